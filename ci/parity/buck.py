@@ -13,23 +13,21 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from ci.parity.mapping import MACROS
 from ci.parity.model import (
-    GeneratingRule,
     Glob,
-    Library,
     NamedItem,
     NotEvaluated,
     Side,
+    Target,
     TreePlace,
     is_buck,
-    is_source,
 )
-from ci.parity.starlark_text import TOKEN, Literal, literals, nearest
+from ci.parity.starlark_text import Literal, literals, loads, nearest, used_as_values
 from ci.parity.tree import Tree, normal
 from provisioning.base.errors import CheckFailed
 
@@ -74,8 +72,6 @@ _GLOBALS = ("glob", "select", "native", "read_config", "package_name", "oncall")
 that.
 """
 
-_LOAD = re.compile(r"""\bload\(\s*(["'])(?P<label>[^"'\n]+)\1(?P<names>[^)]*)\)""")
-_LOADED = re.compile(r"""(?:(?P<own>\w+)\s*=\s*)?["'](?P<name>\w+)["']""")
 _FRAME = re.compile(r"^  \* (?P<file>[^\n]+?):(?P<line>\d+), in ", re.MULTILINE)
 _ERROR_AT = re.compile(r"^\s*--> (?P<file>[^\n]+?):(?P<line>\d+):\d+(?:-[\d:]+)?$", re.MULTILINE)
 _ERROR_SAYS = re.compile(r"^error: (?P<says>.+)$", re.MULTILINE)
@@ -120,51 +116,24 @@ def evaluate(
 ) -> dict[str, list[Side]]:
     """Every library under the roots, by variant, for each of the mapping's builders.
 
-    `constraints` are those that any variant of the mapping names. A package that depends on neither is
-    evaluated once, and each within `seconds`."""
+    `constraints` are those that any variant of the mapping names. A package that depends on neither variant
+    nor builder is evaluated once, and each within `seconds`."""
     evaluation = _Evaluation(tree, rules, constraints, tuple(f"{root}/" for root in roots))
     evaluation.seconds = seconds
     sides = {variant.name: [Side() for _ in rules.builders] for variant in variants}
-    for name in packages(tree, rules, roots):
-        package = _kept(tree, rules, name)
-        for variant in variants:
-            for number, side in enumerate(sides[variant.name]):
-                side.add(package.side(evaluation, variant, number))
+    for package in packages(tree, rules, roots):
+        parts: dict[tuple[str | None, int | None], Side] = {}
+        for variant, number in product(variants, range(len(rules.builders))):
+            name = variant.name
+            keys = ((name, number), (name, None), (None, number), (None, None))
+            part = next((parts[key] for key in keys if key in parts), None)
+            if part is None:
+                part = evaluation.run(package, variant, rules.builders[number])
+                key = name if evaluation.by_variant else None, number if evaluation.by_builder else None
+                parts[key] = part
+            sides[name][number].add(part)
     evaluation.forget()
     return sides
-
-
-@dataclass(slots=True)
-class _Package:
-    """A directory's evaluation, valid as long as its inputs are the same."""
-
-    name: str
-    rules: Buck
-    listing: tuple[str, ...]
-    reads: dict[str, str] = field(default_factory=dict)
-    parts: dict[tuple[str | None, int | None], Side] = field(default_factory=dict)
-
-    def side(self, evaluation: _Evaluation, variant: Variant, builder: int) -> Side:
-        for (name, number), part in self.parts.items():
-            if name in (None, variant.name) and number in (None, builder):
-                return part
-        part = evaluation.run(self.name, variant, self.rules.builders[builder])
-        self.reads |= evaluation.reads
-        key = variant.name if evaluation.by_variant else None
-        self.parts[key, builder if evaluation.by_builder else None] = part
-        return part
-
-
-def _kept(tree: Tree, rules: Buck, name: str) -> _Package:
-    listing = tuple(tree.under(name))
-    kept: list[_Package] = tree.evaluated.setdefault(name, [])
-    for package in kept:
-        same = (path in tree.files and tree.read(path) == text for path, text in package.reads.items())
-        if package.rules is rules and package.listing == listing and all(same):
-            return package
-    del kept[1:]  # The first tree is the one before any change, and later evaluations return to it.
-    kept.append(_Package(name, rules, listing))
-    return kept[-1]
 
 
 def lists(tree: Tree, path: str) -> dict[str, str]:
@@ -173,8 +142,8 @@ def lists(tree: Tree, path: str) -> dict[str, str]:
 
     module, text = starlark.Module(), tree.read(path)
     try:
-        ast = starlark.parse(path, text, starlark.Dialect.extended())
-        starlark.eval(module, ast, starlark.Globals.standard())
+        parsed = starlark.parse(path, text, starlark.Dialect.extended())
+        starlark.eval(module, parsed, starlark.Globals.standard())
     except starlark.StarlarkError as error:
         raise CheckFailed(f"cannot evaluate {path}: {_why(str(error))}", fix=f"correct {path}") from error
     values = {name: module[name] for name in re.findall(r"^(\w+) =", text, re.MULTILINE)}
@@ -189,7 +158,7 @@ def named_by(tree: Tree, rules: Buck) -> Callable[[str], set[str]]:
         paths = {path for path in tree.match("*", package) if is_buck(path)}
         for path in sorted(paths):
             evaluation.open = [path]
-            loaded = [evaluation.path_of(match["label"]) for match in _LOAD.finditer(tree.read(path))]
+            loaded = [evaluation.path_of(label) for label, _ in loads(tree.read(path))]
             paths.update(other for other in loaded if other in tree.files)
         return {literal.value for path in paths for literal in literals(tree.read(path))}
 
@@ -208,10 +177,7 @@ class _Evaluation:
         self.sl = starlark
         self.tree, self.rules, self.constraints, self.roots = tree, rules, constraints, roots
         self.side = Side()
-        self.reads: dict[str, str] = {}
-        """The texts that the current package was evaluated from."""
         self.selected: tuple[str, ...] = ()
-        self.settings: MappingOf[str, str] = {}
         self.builder: MappingOf[str, bool] = {}
         self.by_variant = self.by_builder = False
         """Whether the current package depends on the variant, and on who builds."""
@@ -231,10 +197,9 @@ class _Evaluation:
 
     def run(self, package: str, variant: Variant, builder: MappingOf[str, bool]) -> Side:
         self.package = package
-        self.selected, self.settings, self.builder = variant.select, variant.read_config, builder
+        self.selected, self.builder = variant.select, builder
         self.by_variant = self.by_builder = False
         self.side = Side(packages={package})
-        self.reads = {".buckconfig": self.tree.read(".buckconfig")} if self._has_config else {}
         self.loaded = {}
         self.deadline = time.monotonic() + self.seconds
         own = [name for name in self.rules.files if posixpath.join(package, name) in self.tree.files]
@@ -266,17 +231,16 @@ class _Evaluation:
     def _module(self, path: str, text: str) -> Any:
         module = self.sl.Module()
         self.by_builder = self.by_builder or any(question in text for question in self.builder)
-        if path in self.tree.files:
-            self.reads[path] = self.tree.read(path)
         names = [*_GLOBALS]
         if posixpath.basename(path) in self.rules.files:
             # A .bzl file reaches the rules through `native` alone.
-            names += [name for name in self._rule_names if not re.search(rf"\b{name}\b[\"']", text)]
+            loaded = {name for _, names in loads(text) for name in names}
+            names += [name for name in self._rule_names if name not in loaded]
         first = f"load({', '.join(json.dumps(name) for name in (_PRELUDE, *names))})\n"
-        ast = self.sl.parse(path, first + text, self._dialect)
+        parsed = self.sl.parse(path, first + text, self._dialect)
         self.open.append(path)
         try:
-            self.sl.eval_with(self.options, module, ast, self.globals, self.sl.FileLoader(self._load))
+            self.sl.eval_with(self.options, module, parsed, self.globals, self.sl.FileLoader(self._load))
         finally:
             self.open.pop()
         return module.freeze()
@@ -360,28 +324,24 @@ class _Evaluation:
 
         Raises LookupError if one is used as anything else."""
         text = self.tree.read(self.open[-1])
-        names = " ".join(match["names"] for match in _LOAD.finditer(text) if match["label"] == label)
-        lacking = [match for match in _LOADED.finditer(names) if match["name"] not in known]
-        rest = TOKEN.sub(" ", _LOAD.sub("", text)) if lacking else ""
-        lines = []
-        for match in lacking:
-            name, own = match["name"], match["own"] or match["name"]
-            if re.search(rf"(?<![\w.]){own}\b(?!\s*[(\w])", rest):
-                raise LookupError(f"{own} comes from {label}, {why}")
-            lines.append(f"{name} = make_undefined({', '.join(map(json.dumps, (name, label, why)))})")
-        return lines
+        names = {own: name for loaded, names in loads(text) if loaded == label for own, name in names.items()}
+        lacking = {own: name for own, name in names.items() if name not in known}
+        if values := lacking.keys() & used_as_values(text):
+            raise LookupError(f"{min(values)} comes from {label}, {why}")
+        return [
+            f"{name} = make_undefined({', '.join(map(json.dumps, (name, label, why)))})"
+            for name in lacking.values()
+        ]
 
     def _stand_in(self, label: str, load: Load) -> Any:
         globals_ = dict.fromkeys(load.calls, "calls")
         globals_ |= {name: f"make_answer({_literal(value)})" for name, value in load.answers.items()}
         globals_ |= {name: f"make_answer({_literal(self.builder[name])})" for name in load.asks}
-        globals_ |= {name: f"make_text({json.dumps(name)})" for name in load.texts}
         globals_ |= {name: _literal(value) for name, value in load.values.items()}
         rules = {name: f'make_rule("{name}")' for name in self._rule_names}
         fields = {
             **rules,
             **{name: f'make_text("{name}")' for name in self.rules.texts},
-            **{name: _literal(value) for name, value in self.rules.fields.items()},
             "is_oss": _literal(self.builder["is_oss"]),
         }
         struct = ", ".join(f"{name} = {value}" for name, value in fields.items())
@@ -397,8 +357,8 @@ class _Evaluation:
         if key not in self.stand_ins:
             lines = [f'load("{_PRELUDE}", {", ".join(map(json.dumps, names))})', *lines]
             module = self.sl.Module()
-            ast = self.sl.parse(label, "\n".join(lines) + "\n", self._dialect)
-            self.sl.eval(module, ast, self.globals, self.sl.FileLoader(self._load))
+            parsed = self.sl.parse(label, "\n".join(lines) + "\n", self._dialect)
+            self.sl.eval(module, parsed, self.globals, self.sl.FileLoader(self._load))
             self.stand_ins[key] = module.freeze()
         return self.stand_ins[key]
 
@@ -468,9 +428,6 @@ class _Evaluation:
         return None, unknown
 
     def _read_config(self, section: str, key: str, default: object) -> object:
-        if (value := self.settings.get(f"{section}.{key}")) is not None:
-            self.by_variant = True
-            return value
         return self._config.get(section, key, raw=True, fallback=default)
 
     @cached_property
@@ -495,49 +452,44 @@ class _Evaluation:
         if not isinstance(name, str):
             raise ValueError(f"{kind}() without a name")
         place = self._place(stack, name)
-        library = Library(f"//{self.package}:{name}", kind, place, self.package)
-        declared = {library.name} if arguments.get("define_static_target") is False else twins(library.name)
-        self.side.declared |= declared
+        target = Target(f"//{self.package}:{name}", kind, place, self.package)
+        alone = arguments.get("define_static_target") is False
+        self.side.declared |= {target.name} if alone else twins(target.name)
         namespace = arguments.get("header_namespace")
         if isinstance(namespace, str):
-            library.namespace = self._place_of_attribute(library, "header_namespace")
+            target.namespace = self._place_of_attribute(target, "header_namespace")
         else:
             namespace = self.package
         for attribute in _INCLUDED & arguments.keys():
-            self._name_headers(library, namespace, arguments[attribute], stack)
+            self._name_headers(target, namespace, arguments[attribute], stack)
         for attribute, value in arguments.items():
             for label, text in _labels_within(attribute, value):
                 self.side.labels.append(NamedItem(self._label(label), self._place(stack, text)))
             try:
-                self._attribute(library, attribute, value, stack)
+                self._attribute(target, attribute, value, stack)
             except ValueError as error:
-                self._not_understood(place, attribute, f"{library.name}: {error}")
-        if library.standard is None and kind.startswith("cxx_"):
-            library.standard = self._default_standard
+                self._not_understood(place, attribute, f"{target.name}: {error}")
         if kind in self.rules.other_rules:
-            if kind == "export_file" and not arguments.get("src"):
-                self._add_file(library, name, stack)
-            self.side.exported[library.name] = tuple(library.files)
-            self.side.named += library.files
-            if isinstance(command := arguments.get("cmd"), str):
-                words = command.partition("&&")[0].split()
-                program = re.search(r"[\w.+-]+(?=\)*$)", words[1] if words[:1] == ["$(exe"] else words[0])
-                words = [program[0] if program else "", *words[2 if words[:1] == ["$(exe"] else 1 :]]
-                labels = tuple(
-                    self._label(element)
-                    for element in _elements_of(arguments.get("srcs"))
-                    if _is_label(element)
-                )
-                self.side.generated.append(GeneratingRule(tuple(library.files), tuple(words), place, labels))
+            self._record_rule(target, arguments, stack)
             return
-        known = self.side.libraries.get(library.name)
-        if known is None:
-            self.side.libraries[library.name] = library
-        elif _same(known) != _same(library):
-            why = f"{library.name} is declared again, and otherwise than in {known.place}"
-            self._not_understood(place, library.name, why)
+        if target.standard is None and kind.startswith("cxx_"):
+            target.standard = self._default_standard
+        known = self.side.libraries.setdefault(target.name, target)
+        if _same(known) != _same(target):
+            why = f"{target.name} is declared again, and otherwise than in {known.place}"
+            self._not_understood(place, target.name, why)
 
-    def _attribute(self, library: Library, attribute: str, value: object, stack: str) -> None:
+    def _record_rule(self, rule: Target, arguments: dict[str, object], stack: str) -> None:
+        """A rule that compiles nothing; its dependencies are the targets whose files it reads."""
+        if rule.kind == "export_file" and not arguments.get("src"):
+            self._add_file(rule, rule.name.rpartition(":")[2], stack)
+        if isinstance(command := arguments.get("cmd"), str):
+            words = command.partition("&&")[0].removeprefix("$(exe ").split()
+            program = re.search(r"[\w.+-]+(?=\)*$)", words[0])
+            rule.command = (program[0] if program else "", *words[1:])
+        self.side.rules.append(rule)
+
+    def _attribute(self, library: Target, attribute: str, value: object, stack: str) -> None:
         scope = "PUBLIC" if attribute.startswith("exported_") else "PRIVATE"
         if attribute in FILES:
             for path in self._elements(library, attribute, _files_of(value)):
@@ -552,18 +504,15 @@ class _Evaluation:
                 library.add_flag(flag, self._place(stack, flag), scope)
         elif attribute == "resources":
             if isinstance(value, dict):
-                # The keys of a Python library are the files; those of a C++ library are the names, the values
-                # the files.
+                # The keys of a Python library are the files; of a C++ library the values are.
                 value = list(value if library.kind.startswith("python_") else value.values())
             for path in self._elements(library, attribute, value):
-                self._add_file(library, path, stack, into=self.side.named)
+                self._add_file(library, path, stack, into=self.side.resources)
         elif attribute == "link_whole":
             library.whole = self._place_of_attribute(library, attribute) if value else None
         elif attribute == "platforms":
-            library.platforms = (
-                tuple(str(platform) for platform in value) if isinstance(value, (list, tuple)) else ()
-            )
-            library.platforms = library.platforms or ((value,) if value and isinstance(value, str) else ())
+            names = value if isinstance(value, (list, tuple)) else [value] if value else []
+            library.platforms = tuple(map(str, names))
         elif attribute in _NOT_COMPARED or not value or isinstance(value, (bool, int)):
             return
         elif library.kind in self.rules.other_rules:
@@ -572,14 +521,19 @@ class _Evaluation:
             why = f"{library.name} has {attribute}, which is not understood here"
             self._not_understood(library.place, attribute, why)
 
-    def _name_headers(self, library: Library, namespace: str, value: object, stack: str) -> None:
-        for name, path in _named(value):
+    def _name_headers(self, library: Target, namespace: str, value: object, stack: str) -> None:
+        pairs = value.items() if isinstance(value, dict) else [(path, path) for path in _files_of(value)]
+        for name, path in pairs:
+            if not isinstance(name, str) or not isinstance(path, str):
+                continue
+            if _is_label(path) or path.startswith(_UNKNOWN_BRANCH):
+                continue
             full = normal(posixpath.join(self.package, path))
             included = normal(posixpath.join(namespace, name))
             if included not in (full, posixpath.join(self.rules.namespace, full)):
                 library.included[included] = NamedItem(full, self._place_of_file(stack, path, full))
 
-    def _elements(self, library: Library, attribute: str, value: object) -> Iterator[str]:
+    def _elements(self, library: Target, attribute: str, value: object) -> Iterator[str]:
         for text in _texts(attribute, value):
             if text.startswith(_UNKNOWN_BRANCH):
                 self._not_understood(library.place, f"{library.name} {attribute}", text)
@@ -589,7 +543,7 @@ class _Evaluation:
     def _not_understood(self, place: TreePlace, what: str, why: str) -> None:
         self.side.troubles.append(NotEvaluated(place, what, why))
 
-    def _place_of_attribute(self, library: Library, attribute: str) -> TreePlace:
+    def _place_of_attribute(self, library: Target, attribute: str) -> TreePlace:
         """The first line that names it, from the library's name on."""
         lines = self.tree.read(library.place.file).split("\n")
         at = library.place.line
@@ -608,9 +562,12 @@ class _Evaluation:
         before = self.tree.read(".buckconfig").partition(match[0])[0]
         return NamedItem(match[1], TreePlace(".buckconfig", before.count("\n") + 1))
 
-    def _add_file(self, library: Library, path: str, stack: str, into: list[NamedItem] | None = None) -> None:
+    def _add_file(self, library: Target, path: str, stack: str, into: list[NamedItem] | None = None) -> None:
         if _is_label(path):
-            self.side.labels.append(NamedItem(self._label(path), self._place(stack, path)))
+            item = NamedItem(self._label(path), self._place(stack, path))
+            self.side.labels.append(item)
+            if library.kind in self.rules.other_rules:
+                library.dependencies.append(item)
             return
         full = normal(posixpath.join(self.package, path))
         item = NamedItem(full, self._place_of_file(stack, path, full))
@@ -677,7 +634,7 @@ def _place_at(match: re.Match[str]) -> TreePlace:
     return TreePlace(match["file"], max(int(match["line"]) - 1, 1))
 
 
-def _files_of(value: object) -> object:
+def _files_of(value: object) -> list[object]:
     """The files of `srcs` and of headers: a list, or a dict from name to file. A source may have flags."""
     if isinstance(value, dict):
         return list(cast("MappingOf[str, object]", value).values())
@@ -685,26 +642,8 @@ def _files_of(value: object) -> object:
     return [element[0] if isinstance(element, (list, tuple)) and element else element for element in elements]
 
 
-def _named(value: object) -> Iterator[tuple[str, str]]:
-    """The names and paths of headers: a list, or a dict from name to path."""
-    if isinstance(value, dict):
-        pairs = [*cast("MappingOf[object, object]", value).items()]
-    else:
-        pairs = [(path, path) for path in _elements_of(value)]
-    for name, path in pairs:
-        if not isinstance(name, str) or not isinstance(path, str) or _is_label(path):
-            continue
-        if not path.startswith(_UNKNOWN_BRANCH):
-            yield name, path
-
-
 def _is_label(text: str) -> bool:
     return re.match(r":|@?[\w.-]*//", text) is not None
-
-
-def _elements_of(value: object) -> list[str]:
-    elements = _files_of(value)
-    return [element for element in elements if isinstance(element, str)] if isinstance(elements, list) else []
 
 
 def _labels_within(attribute: str, value: object) -> Iterator[tuple[str, str]]:
@@ -728,7 +667,7 @@ def _texts(attribute: str, value: object) -> Iterator[str]:
         yield element
 
 
-def _same(library: Library) -> object:
+def _same(library: Target) -> object:
     return (
         library.kind,
         sorted(item.name for item in library.files),
@@ -745,14 +684,3 @@ def _literal(value: Value) -> str:
 def twins(label: str) -> set[str]:
     """Buck's wrappers declare a second target with the same files, for static linking."""
     return {label, f"{label}{TWIN}"}
-
-
-def duplicates(library: Library) -> list[NamedItem]:
-    """Sources that a library names more than once, which Buck refuses."""
-    seen: set[str] = set()
-    repeated = []
-    for item in library.files:
-        if item.name in seen and is_source(item.name):
-            repeated.append(item)
-        seen.add(item.name)
-    return repeated

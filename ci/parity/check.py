@@ -1,19 +1,37 @@
-"""From a tree and its mapping to all differences: the whole check, without writing to disk."""
+"""From a tree and its mapping to all differences: the whole check, without writing to disk.
+
+Pairs are compared in `pairs`; here is what needs all variants, or the tree itself."""
 
 from __future__ import annotations
 
+import posixpath
+import re
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
 
-from ci.parity import buck, compare, pins
-from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import ConfigureInput
+from ci.parity import buck, pairs
+from ci.parity.cmake.configure import ConfigureInput
+from ci.parity.cmake.targets import evaluate
 from ci.parity.differences import Difference, Findings, Source
-from ci.parity.mapping import Mapping
-from ci.parity.model import Side
-from ci.parity.tree import Tree
+from ci.parity.mapping import MACROS, Mapping, Pin, PinPlace, any_of
+from ci.parity.model import (
+    SCHEMAS,
+    Side,
+    Target,
+    TreePlace,
+    first_places,
+    is_header,
+    is_python,
+)
+from ci.parity.pairs import has_and_lacks
+from ci.parity.tree import Tree, is_left_out
+
+_TREE = "tree"
+"""Where a difference is that is in no pair, library or file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +44,20 @@ class Checked:
     cmake: MappingOf[str, Side]
 
 
-def check(tree: Tree, mapping: Mapping, source: Source) -> Checked:
-    """`source` is the mapping's file."""
+def check(tree: Tree, mapping: Mapping, source: Source, cmake: MappingOf[str, Side] | None = None) -> Checked:
+    """`source` is the mapping's file; `cmake` has CMake's sides, if its files were evaluated already."""
     constraints = frozenset(key for variant in mapping.variants for key in variant.select)
-    findings = Findings(mapping, source)
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as thread:
         # CMake's processes run while Buck's files are evaluated here.
-        waiting = beside.submit(cmake_sides, tree, mapping)
+        waiting = None if cmake else thread.submit(cmake_sides, tree, mapping)
         bucks = buck.evaluate(tree, mapping.buck, mapping.variants, constraints, mapping.scope.roots)
-        cmakes = waiting.result()
+        cmakes = waiting.result() if waiting else cmake or {}
+    findings = Findings(mapping, source)
     for variant in mapping.variants:
-        compare.variant(findings, variant, bucks[variant.name], cmakes[variant.name])
-    compare.tree(findings, tree, bucks, cmakes)
-    pins.check(findings, tree)
+        pairs.compare(findings, variant, bucks[variant.name], cmakes[variant.name])
+    _Everything(
+        findings, tree, [side for sides in bucks.values() for side in sides], [*cmakes.values()]
+    ).check()
     settled = findings.settled(tree)
     errors = tuple(difference for difference in settled if not difference.note)
     notes = tuple(difference for difference in settled if difference.note)
@@ -46,8 +65,7 @@ def check(tree: Tree, mapping: Mapping, source: Source) -> Checked:
 
 
 def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
-    path = mapping.cmake.lists
-    lists = buck.lists(tree, path) if path in tree.files else {}
+    path, names = mapping.cmake.lists, [variant.name for variant in mapping.variants]
     dependencies = {name for entry in mapping.dependencies for name in entry.cmake}
     projects = [
         ConfigureInput(
@@ -57,9 +75,272 @@ def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
             ignored=mapping.cmake.ignored_commands,
             outside=mapping.cmake.outside,
             targets=frozenset({*dependencies, *mapping.cmake.targets, *variant.targets}),
-            lists=lists,
+            lists=buck.lists(tree, path) if path in tree.files else {},
         )
         for variant in mapping.variants
     ]
-    sides = evaluate(tree, projects)
-    return {variant.name: side for variant, side in zip(mapping.variants, sides, strict=True)}
+    return dict(zip(names, evaluate(tree, projects), strict=True))
+
+
+class _Everything:
+    """All sides of Buck and CMake, and the tree."""
+
+    def __init__(self, findings: Findings, tree: Tree, bucks: Sequence[Side], cmakes: Sequence[Side]) -> None:
+        self.findings, self.tree, self.bucks, self.cmakes = findings, tree, bucks, cmakes
+        self.report, self.mapping, self.scope = findings.report, findings.mapping, findings.mapping.scope
+        self.sides = [*bucks, *cmakes]
+        self.failed = {package for side in self.sides for package in side.failed}
+
+    def check(self) -> None:
+        self._globs()
+        self._alone()
+        self._labels()
+        self._packages()
+        for position, pin in enumerate(self.mapping.pins):
+            self._pin(position, pin)
+        if not any(side.stopped for side in self.sides):
+            self._schemas()
+            self._files()
+
+    # What no build names
+
+    def _files(self) -> None:
+        targets = [target for side in self.sides for target in (*side.libraries.values(), *side.rules)]
+        known = {item.name for target in targets for item in target.files}
+        known |= {item.name for side in self.sides for item in side.resources}
+        unknown = [
+            path
+            for root in self.scope.roots
+            for path in sorted(self.tree.under(root))
+            if path not in known
+            and path.endswith(self.scope.suffixes)
+            and not any(path.startswith(f"{package}/") for package in self.failed)
+        ]
+        self._unknown_modules([path for path in unknown if is_python(path)], known)
+        others = self._other_builds({folder for side in self.sides for folder in side.packages})
+        libraries = [library for side in self.cmakes for library in side.libraries.values()]
+        included = first_places(
+            item for library in libraries for item in library.includes if self.scope.holds(item.name)
+        )
+        for path in unknown:
+            place = next((place for folder, place in included.items() if path.startswith(f"{folder}/")), None)
+            if is_header(path) and place is not None:
+                self.report("parity-missing-in-buck", place, path, _TREE, case="included")
+            elif not is_python(path) and not any(_has(text, folder, path) for folder, text in others.items()):
+                self.report("parity-unknown-file", TreePlace(path, 1), path, _TREE)
+        self._listed(known)
+
+    def _other_builds(self, evaluated: set[str]) -> dict[str, str]:
+        """The texts of build files that nothing evaluated, such as a Makefile of an example, by directory."""
+        paths = [path for root in self.scope.roots for path in self.tree.under(root)]
+        return {
+            folder: re.sub("#.*", "", self.tree.read(path))
+            for path in paths
+            if posixpath.basename(path) in self.scope.other_builds
+            and (folder := posixpath.dirname(path)) not in evaluated
+        }
+
+    def _listed(self, known: set[str]) -> None:
+        for position, entry in enumerate(self.mapping.listed):
+            files = [path for path in self.tree.under(entry.folder) if path.endswith(entry.suffixes)]
+            if not files:
+                self.findings.report_stale("listed", position, entry.folder, "it holds no such file")
+            for path in files:
+                if path not in known and posixpath.basename(path) not in entry.without_code:
+                    place, words = TreePlace(path, 1), {"build": entry.build}
+                    self.report("parity-unknown-file", place, path, _TREE, words, case="listed")
+
+    def _unknown_modules(self, unknown: list[str], known: set[str]) -> None:
+        """Only Buck lists Python files.
+
+        A module that it does not list, in a folder with listed ones, was forgotten. A package with no listed
+        module is one finding."""
+        rule = "parity-unknown-file"
+        modules = [path for path in known if is_python(path)]
+        peopled = {"", *(folder for path in modules for folder in _folders(path))}
+        beside = {posixpath.dirname(path) for path in modules}
+        packages: dict[str, list[str]] = {}
+        for path in unknown:
+            if (
+                posixpath.basename(path) == "__init__.py"
+                and not re.sub("#.*", "", self.tree.read(path)).strip()
+            ):
+                continue  # Buck creates these itself.
+            if posixpath.dirname(path) in beside:
+                self.report(rule, TreePlace(path, 1), path, _TREE, case="module")
+                continue
+            folders = [folder for folder in _folders(path) if folder not in peopled]
+            packages.setdefault(folders[-1] if folders else posixpath.dirname(path), []).append(path)
+        for folder, paths in packages.items():
+            deep = "**/" if any(posixpath.dirname(path) != folder for path in paths) else ""
+            many = f"any of the {len(paths)} Python files of {folder}"
+            words = {"files": paths[0] if len(paths) == 1 else many}
+            place = TreePlace(paths[0], 1)
+            self.report(rule, place, f"{folder}/{deep}*.py", _TREE, words, case="package")
+
+    # Generated code
+
+    def _schemas(self) -> None:
+        """The files that code is generated from, and by which program with which flags."""
+        in_buck, in_cmake = self._by_schema(self.bucks), self._by_schema(self.cmakes)
+
+        def report(rule: Target, what: str, path: str, has: str, how: str) -> None:
+            self.report("parity-schema-differs", rule.place, what, path, {"has": has, "how": how})
+
+        for path in sorted(in_buck.keys() | in_cmake.keys()):
+            one, other = in_buck.get(path), in_cmake.get(path)
+            if not (one and other):
+                sides = has_and_lacks(one is not None)
+                report(
+                    one or other or in_buck[path],
+                    path,
+                    path,
+                    sides["has"],
+                    f", and {sides['lacks']} does not",
+                )
+                continue
+            here, there = _flags(one), _flags(other)
+            for flag in sorted(here ^ there):
+                sides = has_and_lacks(flag in here)
+                how = f" with {flag}, {sides['lacks']} without"
+                report(one if flag in here else other, flag, path, sides["has"], how)
+            if one.command[:1] != other.command[:1]:
+                report(one, path, path, "Buck", f" by {one.command[0]}, and CMake by {other.command[0]}")
+
+    def _by_schema(self, sides: Sequence[Side]) -> dict[str, Target]:
+        suffixes = tuple(suffix for suffix in self.scope.suffixes if suffix in SCHEMAS)
+        rules: dict[str, Target] = {}
+        for side in sides:
+            files = {rule.name: rule.files for rule in side.rules}
+            for rule in side.rules if suffixes else ():
+                read = (item for label in rule.dependencies for item in files.get(label.name, ()))
+                for item in (*rule.files, *read) if rule.command else ():
+                    if item.name.endswith(suffixes):
+                        rules[item.name] = rule
+        return rules
+
+    # Labels, packages and patterns
+
+    def _labels(self) -> None:
+        """Every label of a package in the tree must be declared there."""
+        evaluated = {package for side in self.bucks for package in side.packages}
+        declared = {label for side in self.bucks for label in side.declared}
+        names = self.mapping.buck.names
+        named = cache(buck.named_by(self.tree, self.mapping.buck))
+        build_files = {
+            posixpath.dirname(path) for path in self.tree.files if posixpath.basename(path) in names
+        }
+        tops = {folder.partition("/")[0] for folder in build_files}
+        for item in {
+            (item.name, item.place.file): item for side in self.bucks for item in side.labels
+        }.values():
+            package, _, name = item.name.removeprefix("//").partition(":")
+            if not item.name.startswith("//") or item.name.startswith("//:") or package in self.failed:
+                continue
+            if package in evaluated:
+                missing = item.name not in declared
+            elif package in build_files:
+                missing = not _names_it(named(package), name)
+            else:
+                missing = self.tree.whole and not is_left_out(package) and package.partition("/")[0] in tops
+            if missing:
+                self.report("parity-label-missing", item.place, item.name, item.place.file)
+
+    def _packages(self) -> None:
+        names, entry = self.mapping.buck.files, self.mapping.buck.entry
+        words = {"names": ", ".join(names), "first": names[0], "entry": entry}
+        for package in sorted({package for side in self.bucks for package in side.packages}):
+            if not any(posixpath.join(package, name) in self.tree.files for name in names):
+                path = posixpath.join(package, MACROS)
+                self.report("parity-package-missing", TreePlace(path, 1), path, _TREE, words)
+
+    def _globs(self) -> None:
+        """A pattern of a shared macro may match in one directory and not in the next: it is empty only if it
+        never matches."""
+        uses = [use for side in self.sides for use in side.globs]
+        matching = {(use.place, use.pattern, use.exclude) for use in uses if use.matched}
+        for use in uses:
+            if (use.place, use.pattern, use.exclude) not in matching:
+                rule = "parity-exclude-empty" if use.exclude else "parity-glob-empty"
+                self.report(rule, use.place, use.pattern, use.place.file)
+
+    def _alone(self) -> None:
+        known = {name for side in self.sides for name in side.libraries}
+        for position, alone in enumerate(self.mapping.alone if not self.findings.incomplete else ()):
+            for name in (*alone.buck, *alone.cmake):
+                if not any(fnmatchcase(library, name) for library in known):
+                    self.findings.report_stale("alone", position, name, "no build declares it")
+
+    # Versions that several places repeat
+
+    def _pin(self, position: int, pin: Pin) -> None:
+        mentions: list[_Mention] = []
+        for place in pin.places:
+            here = [*_mentions(self.tree, place)]
+            mentions += here
+            if not here:
+                line, words = self.findings.source.place("pins", position), {"pattern": repr(place.pattern)}
+                self.report("parity-pin-missing", line, place.file, pin.name, words)
+        for mention in mentions[1:]:
+            first = mentions[0]
+            parts = [parts for parts in (first.parts, mention.parts) if parts is not None]
+            one, other = (
+                pin.same.get(value, value).split(".")[: min(parts, default=None)]
+                for value in (first.value, mention.value)
+            )
+            if one != other:
+                words = {"first": first.value, "elsewhere": str(first.place)}
+                self.report("parity-pin-drift", mention.place, mention.value, pin.name, words)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mention:
+    """A version where a file mentions it."""
+
+    value: str
+    place: TreePlace
+    parts: int | None
+
+
+def _mentions(tree: Tree, where: PinPlace) -> Iterable[_Mention]:
+    pattern = re.compile(where.pattern, re.MULTILINE)
+    for path in sorted(tree.match(where.file)):
+        text = tree.read(path)
+        for match in pattern.finditer(text):
+            line = text.count("\n", 0, match.start("value")) + 1
+            yield _Mention(match["value"], TreePlace(path, line), where.parts)
+
+
+def _has(text: str, folder: str, path: str) -> bool:
+    """Whether a build file of this directory names the file, or all of its kind."""
+    name = posixpath.basename(path)
+    kind = re.escape(posixpath.splitext(name)[1])
+    words = rf"(?<![\w.-])(?:{re.escape(name)}|\*{kind})(?![\w.-])"
+    return path.startswith(f"{folder}/") and re.search(words, text) is not None
+
+
+def _folders(path: str) -> list[str]:
+    """The directories that contain a file, the innermost first, without the top."""
+    folders = []
+    while path := posixpath.dirname(path):
+        folders.append(path)
+    return folders
+
+
+def _flags(rule: Target) -> set[str]:
+    """The long flags of a command, each with its value where that is a word and no path."""
+    flags: set[str] = set()
+    for word, after in zip(rule.command, (*rule.command[1:], ""), strict=True):
+        if word.startswith("--"):
+            value = re.fullmatch(r"[\w+]+", after)
+            flags.add(f"{word}={after}" if value else word)
+    return flags
+
+
+def _names_it(known: set[str], name: str) -> bool:
+    """Whether a package outside the scope, which is not evaluated, contains a name that may be the
+    target's."""
+    if not buck.twins(name.removesuffix(buck.TWIN)).isdisjoint(known):
+        return True
+    patterns = [value.replace("{}", "*") for value in known if "{}" in value]
+    return any(name.startswith(f"{value}_") for value in known if value) or any_of(name, patterns)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field
 
-from ci.parity.mapping import Mapping
+from ci.parity.mapping import Mapping, any_of
 from ci.parity.model import TreePlace
 from ci.parity.tree import Tree
 from provisioning.base.documents import Model, load
@@ -23,13 +24,20 @@ ROOTS = ("parity-not-evaluated", "parity-target-missing")
 NEW = ("parity-missing-in-buck", "parity-unknown-file")
 """Rules that find a file that Buck lacks."""
 
+_NO_WORDS: MappingOf[str, object] = MappingProxyType({})
 
-class ParityText(Model):
-    summary: str
+
+class ParityCase(Model):
+    """A finding's words, with {what}, {where}, {variant}, {mapping} and those of the rule's check."""
+
     message: str
-    """Of a finding, with {what}, {where}, {mapping} and words of the rule's own."""
     fix: str
-    """The same, for its fix."""
+
+
+class ParityText(ParityCase):
+    summary: str
+    case: dict[str, ParityCase] = Field(default_factory=dict)
+    """Words in place of the rule's own, where its check says so."""
 
 
 class ParityTexts(Model):
@@ -49,10 +57,10 @@ class Source:
     name: str
     text: str
 
-    def line(self, table: str, position: int) -> int:
+    def place(self, table: str, position: int) -> TreePlace:
         """The line where the given one of `[[table]]` begins."""
         lines = _lines_of(self.text, table)
-        return lines[position] if position < len(lines) else 1
+        return TreePlace(self.name, lines[position] if position < len(lines) else 1)
 
 
 @lru_cache
@@ -75,10 +83,6 @@ class Difference:
     """Whether it is only worth knowing, and no error."""
     variants: list[str] = field(default_factory=list)
 
-    @property
-    def key(self) -> tuple[str, TreePlace, str, str]:
-        return self.rule, self.place, self.what, self.where
-
 
 class Findings:
     """Collects differences, those of several variants once, and leaves out intended ones."""
@@ -86,9 +90,8 @@ class Findings:
     def __init__(self, mapping: Mapping, source: Source) -> None:
         self.mapping, self.source = mapping, source
         self._differences: dict[tuple[str, TreePlace, str, str], Difference] = {}
-        self._seen_dependencies: set[str] = set()
-        self.nodes: dict[str, str] = {}
-        """The dependency of the mapping that a name stands for, by the name."""
+        self._dependencies: dict[str, str | None] = {}
+        """By the names that were asked for, the entry of the mapping that each belongs to."""
         self.incomplete = False
         """Whether something was not evaluated, so that entries may seem unused although they are not."""
 
@@ -98,62 +101,49 @@ class Findings:
         place: TreePlace,
         what: str,
         where: str,
-        variant: str = "",
+        words: MappingOf[str, object] = _NO_WORDS,
         *,
-        message: str = "",
-        fix: str = "",
+        case: str = "",
+        variant: str = "",
         note: bool = False,
-        **words: object,
     ) -> None:
-        """`message` and `fix` replace the rule's own, which `words` complete."""
-        difference = self._difference(rule, place, what, where, message, fix, variant=variant, **words)
-        difference.note = note
-        self.add(difference, variant)
-
-    def add(self, difference: Difference, variant: str = "") -> None:
-        kept = self._differences.setdefault(difference.key, difference)
+        """`words` complete the text of the rule, or of one of its cases."""
+        text = parity_texts()[rule].case[case] if case else parity_texts()[rule]
+        own = {"what": what, "where": where, "variant": variant, "mapping": self.source.name, **words}
+        message, fix = text.message.format(**own), text.fix.format(**own)
+        key = rule, place, what, where
+        kept = self._differences.setdefault(key, Difference(*key, message, fix, note))
         if variant and variant not in kept.variants:
             kept.variants.append(variant)
 
-    def _difference(
-        self,
-        rule: str,
-        place: TreePlace,
-        what: str,
-        where: str,
-        message: str = "",
-        fix: str = "",
-        **words: object,
-    ) -> Difference:
-        text = parity_texts()[rule]
-        words |= {"what": what, "where": where, "mapping": self.source.name}
-        message = message or text.message.format(**words)
-        return Difference(rule, place, what, where, message, fix or text.fix.format(**words))
+    def report_stale(self, table: str, position: int, what: str, why: str) -> None:
+        """An entry of the mapping that nothing needs. Somebody's clean-up is no error."""
+        place = self.source.place(table, position)
+        self.report("parity-stale-entry", place, what, table, {"why": why}, note=True)
 
     def node_of(self, name: str) -> str | None:
         """The `[[dependencies]]` that names it, or has a pattern for it."""
-        self._seen_dependencies.add(name)
-        if name not in self.nodes:
-            for entry in self.mapping.dependencies:
-                if any(fnmatchcase(name, pattern) for pattern in (*entry.buck, *entry.cmake)):
-                    self.nodes[name] = entry.name
-                    break
-        return self.nodes.get(name)
+        if name not in self._dependencies:
+            entries = (
+                entry.name for entry in self.mapping.dependencies if any_of(name, (*entry.buck, *entry.cmake))
+            )
+            self._dependencies[name] = next(entries, None)
+        return self._dependencies[name]
 
     def settled(self, tree: Tree) -> tuple[Difference, ...]:
-        kept = []
         used: set[tuple[int, str]] = set()
-        for row in self._differences.values():
+        for key, row in [*self._differences.items()]:
             covering = {
                 (position, name)
                 for position, entry in enumerate(self.mapping.deliberate)
                 if (name := entry.covering(row.rule, row.what, row.where, row.variants))
             }
             used |= covering
-            if not covering:
-                kept.append(row)
+            if covering:
+                del self._differences[key]
         if not self.incomplete:
-            kept += self._stale(tree, used)
+            self._report_unused(tree, used)
+        kept = [*self._differences.values()]
         for difference in kept:
             if old := renamed_from(difference.what, kept):
                 difference.message += f"; {old} is named and gone: was it renamed?"
@@ -161,24 +151,18 @@ class Findings:
             sorted(kept, key=lambda item: (item.rule not in ROOTS, item.place, item.rule, item.what))
         )
 
-    def _stale(self, tree: Tree, used: set[tuple[int, str]]) -> Iterator[Difference]:
+    def _report_unused(self, tree: Tree, used: set[tuple[int, str]]) -> None:
         for position, entry in enumerate(self.mapping.deliberate):
             if entry.if_exists is None or {entry.if_exists} & (tree.files | tree.directories):
                 for name in entry.names:
                     if (position, name) not in used:
                         what = f"{entry.rule} of {name}"
-                        yield self.stale("deliberate", position, what, "no finding needs it")
+                        self.report_stale("deliberate", position, what, "no finding needs it")
         for position, dependency in enumerate(self.mapping.dependencies):
             patterns = (*dependency.buck, *dependency.cmake)
-            if not any(fnmatchcase(name, each) for name in self._seen_dependencies for each in patterns):
+            if not any(any_of(name, patterns) for name in self._dependencies):
                 why = "no mapped library depends on it"
-                yield self.stale("dependencies", position, dependency.name, why)
-
-    def stale(self, table: str, position: int, what: str, why: str) -> Difference:
-        place = TreePlace(self.source.name, self.source.line(table, position))
-        difference = self._difference("parity-stale-entry", place, what, table, why=why)
-        difference.note = True
-        return difference
+                self.report_stale("dependencies", position, dependency.name, why)
 
 
 def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:

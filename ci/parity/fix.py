@@ -10,11 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 from ci.parity.check import Checked
 from ci.parity.differences import NEW, Difference, kind_of, renamed_from
 from ci.parity.mapping import Mapping
-from ci.parity.model import Library, Side, is_buck, is_python, package_of
+from ci.parity.model import Side, Target, is_buck, is_python, package_of
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
 from ci.parity.tree import Tree
 
@@ -38,13 +39,14 @@ SETTLED_BY_A_FILE = frozenset({*NEW, "parity-glob-empty", "parity-missing-file",
 """Rules whose findings may go when a file is added: of its neighbours, of the name that it replaces, and of
 an entry of the mapping that is about it."""
 
+Identity: TypeAlias = tuple[str, str, str, str]
+
 _EMPTY_LIST = re.compile(r"\[\s*\]")
 
 
-def fix(tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked]) -> dict[str, str]:
-    """The changed texts by path; empty if nothing is certain."""
+def fix(tree: Tree, mapping: Mapping, current: Checked, check: Callable[[Tree], Checked]) -> dict[str, str]:
+    """The changed texts by path; empty if nothing is certain. `current` is what the tree's check found."""
     changed: dict[str, str] = {}
-    current = check(tree)
     given_up: set[tuple[str, str, str]] = set()
     while difference := _next(current, given_up):
         step = _fixed(tree.changed(changed), mapping, check, current, difference)
@@ -57,17 +59,8 @@ def fix(tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked]) -> dict[
 
 
 def with_line_ends_of(original: str, changed: str) -> str:
-    """The changed text (with LF) with the line ends of the original; a new line takes its neighbour's."""
-    ends = [match[0] for match in re.finditer(r"\r\n|\r|\n", original)]
-    if set(ends) <= {"\n"}:
-        return changed
-    old = re.split(r"\r\n|\r|\n", original)
-    new = changed.split("\n")
-    origin: list[int] = []
-    for tag, start, end, low, high in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        origin += range(start, end) if tag == "equal" else [start] * (high - low)
-    last = len(ends) - 1
-    return "".join(line + ends[min(at, last)] for line, at in zip(new[:-1], origin, strict=False)) + new[-1]
+    """The changed text (with LF) with the line ends of the original."""
+    return changed.replace("\n", "\r\n") if "\r\n" in original else changed
 
 
 def patch(tree: Tree, changed: dict[str, str]) -> str:
@@ -93,7 +86,7 @@ def _next(checked: Checked, given_up: set[tuple[str, str, str]]) -> Difference |
     return None
 
 
-def _identity(difference: Difference) -> tuple[str, str, str, str]:
+def _identity(difference: Difference) -> Identity:
     """A difference without its line number, because lines move as files change."""
     return difference.place.file, difference.rule, difference.what, difference.where
 
@@ -108,12 +101,12 @@ def _fixed(
     """The first change that removes all findings about the file, else the first that removes this one.
 
     A file for both halves of a condition belongs in the list before it."""
-    before = _counted(current)
+    before = _problems(current)
     alike = {problem for problem in before if problem[1] == difference.rule and problem[2] == difference.what}
     second: tuple[str, str, Checked] | None = None
     for path, text in _candidates(tree, mapping, current, difference):
         checked = check(tree.changed({path: text}))
-        gone = before.keys() - _counted(checked).keys()
+        gone = before - _problems(checked)
         if not is_confirmed(current, checked):
             continue
         if not all(
@@ -132,17 +125,14 @@ def _fixed(
 
 def is_confirmed(before: Checked, after: Checked) -> bool:
     """Whether no finding is new or holds for one variant more, and no library lost a dependency."""
-    old = _counted(before)
-    return _dependencies(before) <= _dependencies(after) and all(
-        variants <= old.get(problem, frozenset()) for problem, variants in _counted(after).items()
-    )
+    return _dependencies(before) <= _dependencies(after) and _counted(after) <= _counted(before)
 
 
 def _bucks(checked: Checked) -> list[Side]:
     return [side for sides in checked.buck.values() for side in sides]
 
 
-def _libraries(checked: Checked) -> list[Library]:
+def _libraries(checked: Checked) -> list[Target]:
     return [library for side in _bucks(checked) for library in side.libraries.values()]
 
 
@@ -156,14 +146,14 @@ def _dependencies(checked: Checked) -> set[tuple[str, str]]:
     return {(library.name, item.name) for library in _libraries(checked) for item in library.dependencies}
 
 
-def _counted(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
-    """Each finding with the variants that it is for, and how often."""
+def _counted(checked: Checked) -> Counter[tuple[Identity, str]]:
+    """Each finding, with each variant that it is for."""
     found = (*checked.differences, *checked.notes)
-    counted = Counter((_identity(row), name) for row in found for name in row.variants or [""])
-    variants: dict[tuple[str, ...], frozenset[tuple[str, int]]] = {}
-    for (identity, name), times in counted.items():
-        variants[identity] = variants.get(identity, frozenset()) | {(name, number) for number in range(times)}
-    return variants
+    return Counter((_identity(row), name) for row in found for name in row.variants or [""])
+
+
+def _problems(checked: Checked) -> set[Identity]:
+    return {identity for identity, _ in _counted(checked)}
 
 
 def _candidates(
@@ -194,18 +184,12 @@ def _candidates(
 def _swapped(checked: Checked, difference: Difference) -> bool:
     """Whether a file of its directory is missing in Buck, and one of that name in CMake, as when a choice
     between the host's and the device's files is the wrong way round. Adding the file would bring both."""
-    folder = posixpath.dirname(difference.what)
-    names = {
-        posixpath.basename(other.what)
-        for other in checked.differences
-        if other.rule == "parity-missing-in-cmake"
-    }
-    return any(
-        other.rule == "parity-missing-in-buck"
-        and posixpath.dirname(other.what) == folder
-        and posixpath.basename(other.what) in names
-        for other in checked.differences
+    in_buck, in_cmake = (
+        [posixpath.split(other.what) for other in checked.differences if other.rule == rule]
+        for rule in ("parity-missing-in-buck", "parity-missing-in-cmake")
     )
+    names = {name for _, name in in_cmake}
+    return any(folder == posixpath.dirname(difference.what) and name in names for folder, name in in_buck)
 
 
 def _may_be_renamed(tree: Tree, checked: Checked, difference: Difference, text: str) -> bool:

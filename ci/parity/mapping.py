@@ -29,6 +29,10 @@ MACROS = "targets.bzl"
 _OF_PATTERNS = frozenset({"parity-glob-empty", "parity-exclude-empty"})
 
 
+def any_of(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 class Scope(Model):
     """The files of the tree that are checked."""
 
@@ -60,8 +64,6 @@ class Load(Model):
     """Structs of rule functions, such as `runtime`: every call is recorded."""
     calls: tuple[str, ...] = ()
     """Functions that call their `_kind` argument with the other arguments."""
-    texts: tuple[str, ...] = ()
-    """Functions that return text built from their name and arguments, which only dependencies use."""
     answers: dict[str, Value] = Field(default_factory=dict)
     """Functions that always give the same answer."""
     asks: tuple[str, ...] = ()
@@ -82,8 +84,6 @@ class Buck(Model):
     """Rule functions whose files are compiled into no library: they must exist, and labels may name them."""
     namespace: str = ""
     """What includes have before the path of a header in the tree."""
-    fields: dict[str, str | bool] = Field(default_factory=dict)
-    """Constants of the struct of rules."""
     texts: tuple[str, ...] = ()
     """Functions of the struct of rules that only make text."""
     loads: tuple[Load, ...] = ()
@@ -124,8 +124,6 @@ class Variant(Model):
     cmake: dict[str, str]
     select: tuple[str, ...]
     """Buck's constraints that are true; a branch for one that no variant names is reported."""
-    read_config: dict[str, str] = Field(default_factory=dict)
-    """`section.key`, which overrides the tree's .buckconfig."""
     platform: str | None = None
     """The variant's name in Buck's `platforms`; libraries that name only others are not built for it."""
 

@@ -47,9 +47,9 @@ class NotEvaluated:
 
 
 @dataclass(slots=True)
-class Library:
-    """A target of either build. `files` are paths in the tree; generated ones are left out, for neither side
-    has them on disk."""
+class Target:
+    """A target of either build: a library, a program, or a rule that makes files of others. `files` are paths
+    in the tree; generated ones are left out, for neither side has them on disk."""
 
     name: str
     kind: str
@@ -74,6 +74,8 @@ class Library:
     """Directories of the tree in which headers are searched."""
     platforms: tuple[str, ...] = ()
     """Buck's; empty where it names none."""
+    command: tuple[str, ...] = ()
+    """The words of a generating rule, the program first; one that a target builds has that target's name."""
 
     def add_flag(self, flag: str, place: TreePlace, scope: str = "PRIVATE") -> None:
         """A flag of the compiler: a definition, the standard or another option."""
@@ -94,19 +96,6 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratingRule:
-    """A rule that makes files of others: `add_custom_command` or `genrule`."""
-
-    inputs: tuple[NamedItem, ...]
-    """Files of the tree that it reads."""
-    command: tuple[str, ...]
-    """The command's words, the program first; a program that a target builds has that target's name."""
-    place: TreePlace
-    labels: tuple[str, ...] = ()
-    """Buck's targets that it reads."""
-
-
-@dataclass(frozen=True, slots=True)
 class Glob:
     """One pattern of a glob call, and the files that it matched; `exclude` says which list it was in."""
 
@@ -121,14 +110,14 @@ class Glob:
 class Side:
     """One build system's view of the tree for one variant."""
 
-    libraries: dict[str, Library] = field(default_factory=dict)
-    outside: dict[str, Library] = field(default_factory=dict)
+    libraries: dict[str, Target] = field(default_factory=dict)
+    """Those that compile something."""
+    outside: dict[str, Target] = field(default_factory=dict)
     """CMake's libraries of other projects, with what the tree's files say that they hand on."""
-    generated: list[GeneratingRule] = field(default_factory=list)
-    named: list[NamedItem] = field(default_factory=list)
-    """Files in rules that compile nothing: `genrule`, `export_file`, `filegroup`, resources."""
-    exported: dict[str, tuple[NamedItem, ...]] = field(default_factory=dict)
-    """The files among these that a label stands for."""
+    rules: list[Target] = field(default_factory=list)
+    """Those that compile nothing: `genrule`, `export_file`, `filegroup`, `add_custom_command`."""
+    resources: list[NamedItem] = field(default_factory=list)
+    """Files that a library brings along."""
     labels: list[NamedItem] = field(default_factory=list)
     """Targets that Buck's rules name, by label."""
     declared: set[str] = field(default_factory=set)
@@ -146,8 +135,7 @@ class Side:
 
     def add(self, part: Side) -> None:
         self.libraries |= part.libraries
-        self.exported |= part.exported
-        for name in ("generated", "named", "labels", "globs", "troubles", "missing"):
+        for name in ("rules", "resources", "labels", "globs", "troubles", "missing"):
             getattr(self, name).extend(getattr(part, name))
         self.declared |= part.declared
         self.packages |= part.packages

@@ -1,26 +1,19 @@
-"""String literals of a Starlark text with their lines: where a value is written, and where to correct it."""
+"""A Starlark text, read without running it, and corrected: its string literals and loads."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-TOKEN = re.compile(
-    r"""
-    (?P<comment>\#[^\n]*)
-  | (?P<string>(?:\b[rR])?(?:'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"
-      |'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"))
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-"""A comment or a literal."""
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
+    """A string literal of a Starlark text: where a value is written, and where to correct it."""
+
     value: str
     line: int
     begin: int
@@ -28,21 +21,50 @@ class Literal:
 
 
 @lru_cache(maxsize=256)
+def _parsed(text: str) -> ast.Module:
+    """Starlark's syntax is Python's. A text with another is empty here: the interpreter reports it."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+@lru_cache(maxsize=256)
 def literals(text: str) -> Sequence[Literal]:
-    """String literals in the text's order. What cannot be parsed is left out: the interpreter reports it."""
-    strings: list[Literal] = []
-    line, counted = 1, 0
-    for match in TOKEN.finditer(text):
-        if match["string"] is None:
-            continue
-        line += text.count("\n", counted, match.start())
-        counted = match.start()
-        try:
-            value = ast.literal_eval(match["string"])
-        except (SyntaxError, ValueError):
-            continue
-        strings.append(Literal(value, line, match.start(), match.end()))
-    return tuple(strings)
+    """String literals in the text's order."""
+    lines = text.split("\n")
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+
+    def offset(line: int, column: int) -> int:
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    nodes = [*ast.walk(_parsed(text))]
+    within = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    strings = []
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in within:
+            begin = offset(node.lineno, node.col_offset)
+            end = offset(node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
+            strings.append(Literal(node.value, node.lineno, begin, end))
+    return tuple(sorted(strings, key=lambda literal: literal.begin))
+
+
+def loads(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The labels that a text loads from, each with the names: here, and in the file that is loaded."""
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load":
+            words = [(str(word.arg), word.value) for word in node.keywords]
+            renamed = {own: str(name.value) for own, name in words if isinstance(name, ast.Constant)}
+            texts = [str(text.value) for text in node.args if isinstance(text, ast.Constant)]
+            label, *names = texts or [""]
+            yield label, {name: name for name in names} | renamed
+
+
+def used_as_values(text: str) -> set[str]:
+    """Names that a text uses otherwise than to call them."""
+    nodes = [*ast.walk(_parsed(text))]
+    called = {node.func for node in nodes if isinstance(node, ast.Call)}
+    return {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}
 
 
 def nearest(strings: Sequence[Literal], value: str, line: int) -> Literal | None:

@@ -7,9 +7,9 @@ import posixpath
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from provisioning.base.errors import CheckFailed
 
@@ -17,7 +17,6 @@ SKIPPED = frozenset({".git", ".hg", "__pycache__", "node_modules", "cmake-out", 
 """Directories without build files of the tree; build directories have a CMakeCache.txt, and submodules a
 `.git`.
 """
-
 
 MOST_SECONDS = 20
 """The time limit for git to list ignored files, which takes some hundredths of a second."""
@@ -36,17 +35,13 @@ class Tree:
         self.root = root
         self.over = dict(over or {})
         self._listed = frozenset(_walk(root)) if listing is None else listing
+        self._texts: dict[str, str] = {}
 
     def changed(self, over: Mapping[str, str | None]) -> Tree:
         """The same tree with more changes; nothing is read again from disk."""
         tree = Tree(self.root, {**self.over, **over}, listing=self._listed)
-        tree._texts, tree.evaluated = self._texts, self.evaluated
+        tree._texts = self._texts
         return tree
-
-    @cached_property
-    def evaluated(self) -> dict[str, list[Any]]:
-        """The results that evaluations of this tree and of changed ones keep for the next, by directory."""
-        return {}
 
     @cached_property
     def whole(self) -> bool:
@@ -74,10 +69,6 @@ class Tree:
         for path in sorted(self.files):
             by_folder.setdefault(posixpath.dirname(path), []).append(path)
         return by_folder
-
-    @cached_property
-    def _texts(self) -> dict[str, str]:
-        return {}
 
     def read(self, path: str) -> str:
         if (text := self.over.get(path)) is not None:
@@ -117,13 +108,12 @@ class Tree:
             path = normal(posixpath.join(folder, pattern))
             return frozenset({path} if path in self.files else ())
         start = len(folder) + 1 if folder else 0
-        fits = glob_regex(pattern).fullmatch
         head, _, tail = pattern.rpartition("/")
         if tail != "**" and not any(sign in head for sign in "*?["):
             # Most patterns name one directory, and most trees have many.
             paths = self._by_directory.get(normal(posixpath.join(folder, head)), [])
-            return frozenset(path for path in paths if fits(path[start:]))
-        return frozenset(path for path in self.under(folder) if fits(path[start:]))
+            return frozenset(path for path in paths if fits(path[start:], pattern))
+        return frozenset(path for path in self.under(folder) if fits(path[start:], pattern))
 
 
 def normal(path: str) -> str:
@@ -132,37 +122,20 @@ def normal(path: str) -> str:
     return "" if plain == "." else plain
 
 
-@cache
-def glob_regex(pattern: str) -> re.Pattern[str]:
-    parts: list[str] = []
-    pieces = pattern.split("/")
-    for position, piece in enumerate(pieces):
-        last = position == len(pieces) - 1
-        if piece == "**":
-            parts.append(r"(?:[^/.][^/]*/)*" if not last else r"(?:[^/.][^/]*/)*[^/.][^/]*")
-        else:
-            parts.append(_piece_regex(piece) + ("" if last else "/"))
-    return re.compile("".join(parts))
+def fits(path: str, pattern: str) -> bool:
+    """Whether a path matches a pattern of a glob."""
+    return _fit(path.split("/"), pattern.split("/"))
 
 
-def _piece_regex(piece: str) -> str:
-    regex = r"(?!\.)" if piece[:1] in ("*", "?", "[") else ""
-    position = 0
-    while position < len(piece):
-        sign = piece[position]
-        end = piece.find("]", position + 2) if sign == "[" else -1
-        if sign == "*":
-            regex += "[^/]*"
-        elif sign == "?":
-            regex += "[^/]"
-        elif end > 0:
-            body = piece[position + 1 : end].replace("\\", r"\\")
-            regex += "[" + ("^" + body[1:] if body[0] in "!^" else body) + "]"
-            position = end
-        else:
-            regex += re.escape(sign)
-        position += 1
-    return regex
+def _fit(names: list[str], pieces: list[str]) -> bool:
+    if not pieces or not names:
+        return not pieces and not names
+    name, piece = names[0], pieces[0]
+    hidden = name.startswith(".") and not piece.startswith(".")
+    if piece == "**":
+        deeper = not hidden and (names[1:] == [] == pieces[1:] or _fit(names[1:], pieces))
+        return deeper or _fit(names, pieces[1:])
+    return not hidden and fnmatchcase(name, piece) and _fit(names[1:], pieces[1:])
 
 
 def is_left_out(folder: str) -> bool:

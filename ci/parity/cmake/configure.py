@@ -12,7 +12,6 @@ import json
 import os
 import posixpath
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.parity.cmake import words
+from ci.parity.cmake.language import commands
 from ci.parity.model import NotEvaluated, TreePlace, is_python
 from ci.parity.tree import Tree, normal
 from provisioning.base.errors import EnvironmentLacking
@@ -34,7 +33,7 @@ MOST_BYTES = 64 << 20
 """The largest file that CMake may write: a hundred traces of ExecuTorch's."""
 
 MOST_ROUNDS = 8
-"""How often CMake is run again because it looked for a file that was not copied yet."""
+"""How often CMake is run again because it read a file that was not copied yet."""
 
 PROPERTIES = (
     "TYPE",
@@ -69,18 +68,18 @@ _OF_OUTER = ("qnn_ci_", "add_subdirectory", UNKNOWN, _END)
 """What matters of the project around the tree, whose commands are most of a trace."""
 
 _CHECKS = {
-    "CheckCCompilerFlag": 1,
-    "CheckCSourceCompiles": 1,
-    "CheckCXXCompilerFlag": 1,
-    "CheckCXXSourceCompiles": 1,
-    "CheckCXXSymbolExists": 2,
-    "CheckFunctionExists": 1,
-    "CheckIncludeFile": 1,
-    "CheckIncludeFileCXX": 1,
-    "CheckLibraryExists": 3,
-    "CheckSymbolExists": 2,
+    "CheckCCompilerFlag": ("check_c_compiler_flag", 1),
+    "CheckCSourceCompiles": ("check_c_source_compiles", 1),
+    "CheckCXXCompilerFlag": ("check_cxx_compiler_flag", 1),
+    "CheckCXXSourceCompiles": ("check_cxx_source_compiles", 1),
+    "CheckCXXSymbolExists": ("check_cxx_symbol_exists", 2),
+    "CheckFunctionExists": ("check_function_exists", 1),
+    "CheckIncludeFile": ("check_include_file", 1),
+    "CheckIncludeFileCXX": ("check_include_file_cxx", 1),
+    "CheckLibraryExists": ("check_library_exists", 3),
+    "CheckSymbolExists": ("check_symbol_exists", 2),
 }
-"""CMake's modules that try a compiler, and the argument that names the result variable."""
+"""CMake's modules that try a compiler, their function, and its argument that names the result variable."""
 
 _FETCHES = {
     "FetchContent": ("FetchContent_Declare", "FetchContent_MakeAvailable", "FetchContent_Populate"),
@@ -91,9 +90,6 @@ _ERROR = re.compile(
     r"CMake Error(?: \([^)]*\))?"
     r"(?: at (?P<file>[^\n]+?):(?P<line>\d+)(?: \((?P<command>\w+)\))?)?:(?P<text>.*)",
     re.DOTALL,
-)
-_TOO_OLD = re.compile(
-    r"CMake (?P<least>\S+) or higher is required\. You are running version (?P<version>\S+)"
 )
 _EVALUATED = re.compile(r"(.+):(\d+):EVAL")
 _CALLER = re.compile(r"^  (?P<file>[^\n]+?):(?P<line>\d+) \(", re.MULTILINE)
@@ -156,86 +152,54 @@ def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
     if missing:
         trouble = NotEvaluated(TreePlace(missing[0], 1), missing[0], "the file does not exist")
         return tuple(Trace(troubles=[trouble]) for _ in projects)
-    texts = {path for project in projects for path in project.includes if path in tree.files}
-    names: set[str] = set()
-    for folder in {posixpath.dirname(entry) for project in projects for entry in project.entries}:
-        _take(tree, folder, texts, names)
-    _take_named(tree, texts)
+    # Of the rest of the tree CMake gets what it asks for, one round later.
+    tops = {path.split("/")[0] for project in projects for path in (*project.entries, *project.includes)}
+    texts = {path for path in tree.files if path.split("/")[0] in tops and _is_cmake(path)}
+    folders = {posixpath.dirname(entry) for project in projects for entry in project.entries}
+    names = {path for folder in folders for path in _names(tree, folder)}
+    traced: list[set[str]] = [set() for _ in projects]
     done: tuple[Trace, ...] = ()
     for _ in range(MOST_ROUNDS):
-        before = len(texts), len(names)
-        done = _remembered(tree, projects, texts, names)
-        _take_touched(tree, done, texts, names)
-        outside = tuple(f"{folder}/" for project in projects for folder in project.outside)
-        texts -= {path for path in texts if path.startswith(outside)}
-        names -= texts
-        if before == (len(texts), len(names)):
+        before = len(texts), len(names), [*map(len, traced)]
+        done = _configured(tree, projects, texts, names, traced)
+        for trace, targets in zip(done, traced, strict=True):
+            _look(tree, trace, texts, names)
+            targets |= {event.args[0] for event in trace.events if event.args and event.command in DECLARING}
+        if before == (len(texts), len(names), [*map(len, traced)]):
             break
     return done
 
 
-def _take(tree: Tree, folder: str, texts: set[str], names: set[str]) -> None:
-    """The CMake files of a folder, and the names of its other files. CMake does not decide about Python
-    files."""
-    for path in tree.under(folder):
-        if path.endswith((".cmake", "/CMakeLists.txt")) or path == "CMakeLists.txt":
-            texts.add(path)
-        elif not is_python(path):
-            names.add(path)
+def _is_cmake(path: str) -> bool:
+    return path.endswith((".cmake", "/CMakeLists.txt")) or path == "CMakeLists.txt"
 
 
-def _take_named(tree: Tree, texts: set[str]) -> None:
-    """The files that others include by a name as plain as `${ROOT}/cmake/x.cmake`: a guess that saves a
-    round."""
-    pending = list(texts)
-    while pending:
-        file = pending.pop()
-        for command in words.commands(tree.read(file)):
-            for word in command.words[:1] if command.name == "include" else ():
-                name = word.literal.lstrip("/")
-                for path in (name, posixpath.join(posixpath.dirname(file), name)):
-                    if path in tree.files and path not in texts:
-                        texts.add(path)
-                        pending.append(path)
+def _names(tree: Tree, folder: str) -> Iterator[str]:
+    """A folder's files whose names CMake may ask for; it decides nothing by Python's."""
+    return (path for path in tree.under(folder) if not is_python(path))
 
 
-_LOOKING = frozenset({"add_subdirectory", "configure_file", "elseif", "file", "if", "include", "while"})
-"""Commands that look for files."""
-
-
-def _take_touched(tree: Tree, done: Iterable[Trace], texts: set[str], names: set[str]) -> None:
-    """What CMake looked for in the tree, and where: files that it read, or folders."""
-    for event in {event for trace in done for event in trace.events if event.command in _LOOKING}:
+def _look(tree: Tree, trace: Trace, texts: set[str], names: set[str]) -> None:
+    """Add the tree's files that CMake looked for: those that it read, and those of folders."""
+    for event in trace.events:
+        if event.command not in ("add_subdirectory", "configure_file", "file", "if", "elseif", "include"):
+            continue
+        condition = event.command in ("if", "elseif")
         for arg in event.args:
             path = in_tree(re.split(r"[*?\[]", arg)[0], event.folder)
-            condition = event.command in ("if", "elseif", "while")
             if not path or (condition and not arg.startswith(SOURCE)):
                 continue  # A word of a condition is rarely a file.
-            if path in tree.files and not condition and event.args[0] not in ("GLOB", "GLOB_RECURSE"):
-                texts.add(path)
-            elif path in tree.files:
-                names.add(path)
-            elif path in tree.directories:
-                _take(tree, path, texts, names)
-            elif event.command == "file" and posixpath.dirname(path) in tree.directories:
-                _take(tree, posixpath.dirname(path), texts, names)
-
-
-def _remembered(
-    tree: Tree, projects: Sequence[ConfigureInput], texts: set[str], names: set[str]
-) -> tuple[Trace, ...]:
-    """`--fix` and tests change a tree many times, but its CMake files rarely."""
-    key = frozenset((path, tree.read(path)) for path in texts), frozenset(names), repr(projects)
-    [memory] = tree.evaluated.setdefault("CMake's traces", [{}])
-    if key not in memory:
-        memory[key] = _configured(tree, projects, texts, names)
-    done: tuple[Trace, ...] = memory[key]
-    return done
+            folder = path if path in tree.directories else posixpath.dirname(path)
+            if path in tree.files:
+                (names if condition or event.args[0].startswith("GLOB") else texts).add(path)
+            elif folder and folder in tree.directories:
+                names.update(_names(tree, folder))
 
 
 def _configured(
-    tree: Tree, projects: Sequence[ConfigureInput], texts: set[str], names: set[str]
+    tree: Tree, projects: Sequence[ConfigureInput], texts: set[str], names: set[str], traced: list[set[str]]
 ) -> tuple[Trace, ...]:
+    """`traced` are targets that each project declared before, also by functions that get the name."""
     cmake = _cmake()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-cmake-") as temporary:
         work = Path(temporary).resolve()
@@ -246,7 +210,7 @@ def _configured(
         for number, project in enumerate(projects):
             folders = tuple(f"{posixpath.dirname(entry)}/" for entry in project.entries)
             near = [tree.read(path) for path in texts if path.startswith(folders)]
-            declared = _declared(near, _makers(tree.read(path) for path in texts))
+            declared = _declared(near) | traced[number]
             variant = work / f"variant{number}.cmake"
             includes = [path for path in project.includes if path in texts]
             settings = _settings(work, project, declared, includes)
@@ -260,30 +224,28 @@ def _configured(
 
 
 def _cmake() -> Path:
-    """This interpreter's own CMake, else the one on PATH."""
+    """This interpreter's own CMake."""
     spec = importlib.util.find_spec("cmake")
     for folder in spec.submodule_search_locations or () if spec else ():
         program = Path(folder) / "data" / "bin" / "cmake"
         if program.is_file():
             return program
-    if on_path := shutil.which("cmake"):
-        return Path(on_path)
-    raise EnvironmentLacking("CMake is neither beside this Python nor on PATH", fix=_FIX)
+    raise EnvironmentLacking("CMake is not beside this Python", fix=_FIX)
 
 
 def _copy(
     tree: Tree, source: Path, projects: Sequence[ConfigureInput], texts: set[str], names: set[str]
 ) -> None:
     """Copy the texts, and create empty files under the other names."""
-    folders = {posixpath.dirname(path) for path in (*texts, *names)}
-    for folder in sorted({*folders, *(outside for project in projects for outside in project.outside)}):
+    outside = {folder for project in projects for folder in project.outside}
+    for folder in outside | {posixpath.dirname(path) for path in (*texts, *names)}:
         (source / folder).mkdir(parents=True, exist_ok=True)
     for path in names:
         os.close(os.open(source / path, os.O_CREAT | os.O_WRONLY))
     for path in texts:
         (source / path).write_text(tree.read(path), encoding="utf-8")
-    for outside in {outside for project in projects for outside in project.outside}:
-        (source / outside / "CMakeLists.txt").touch()
+    for folder in outside:
+        (source / folder / "CMakeLists.txt").write_text("", encoding="utf-8")
     indent = " " * 4
     values = [f"{indent}get_property(value_{name} TARGET ${{target}} PROPERTY {name})" for name in PROPERTIES]
     outer = _OUTER.read_text(encoding="utf-8")
@@ -292,32 +254,10 @@ def _copy(
     (source / "CMakeLists.txt").write_text(outer.replace("@END@", _END), encoding="utf-8")
 
 
-def _makers(texts: Iterable[str]) -> set[str]:
-    """Functions that declare a target by a name that they get."""
-    makers: set[str] = set()
-    for text in texts:
-        function = ""
-        for command in words.commands(text):
-            if command.name == "function":
-                function = command.words[0].text.lower()
-            elif command.name in DECLARING and "$" in command.words[0].text:
-                makers.add(function)
-    return makers
-
-
-def _declared(texts: Iterable[str], makers: set[str]) -> set[str]:
+def _declared(texts: Iterable[str]) -> set[str]:
     """Names of targets that the tree's own files may declare."""
-    names: set[str] = set()
-    for text in texts:
-        commands = words.commands(text)
-        calls = (command for command in commands if command.name in makers)
-        names.update(word.text for command in calls for word in command.words[:2])
-        own = {word.text for command in commands if command.name in DECLARING for word in command.words[:1]}
-        names |= own
-        if any("$" in name for name in own):
-            lists = (command for command in commands if command.name in ("foreach", "set", "list"))
-            names.update(word.text for command in lists for word in command.words)
-    return names
+    written = (command for text in texts for command in commands(text) if command.name in DECLARING)
+    return {word.text for command in written for word in command.words[:1]}
 
 
 def _settings(
@@ -340,8 +280,7 @@ def _settings(
 def _write_modules(modules: Path) -> None:
     """Replace CMake's modules that try a compiler or download something."""
     modules.mkdir()
-    for module, position in _CHECKS.items():
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=CXX)(?=[A-Z])|(?<=C)(?=Comp|Source)", "_", module).lower()
+    for module, (name, position) in _CHECKS.items():
         text = f'function({name})\n  set(${{ARGV{position}}} {UNKNOWN} CACHE INTERNAL "")\nendfunction()\n'
         (modules / f"{module}.cmake").write_text(text, encoding="utf-8")
     for module, functions in _FETCHES.items():
@@ -403,10 +342,6 @@ def _read(
     process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree, project: ConfigureInput
 ) -> Trace:
     errors = (work / f"errors{number}").read_text(encoding="utf-8", errors="replace")
-    if too_old := _TOO_OLD.search(" ".join(errors.split())):
-        raise EnvironmentLacking(
-            f"CMake is {too_old['version']}, expected {too_old['least']} or newer", fix=_FIX
-        )
     file = work / f"trace{number}"
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     if not lines or '"version"' not in lines[0]:

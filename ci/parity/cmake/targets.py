@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ci.parity.cmake import genex, words
-from ci.parity.cmake.trace import (
+from ci.parity.cmake.configure import (
+    BINARY,
     DECLARING,
     SOURCE,
     UNKNOWN,
@@ -18,9 +18,9 @@ from ci.parity.cmake.trace import (
     plain,
     traces,
 )
-from ci.parity.cmake.unknowns import unknowns
-from ci.parity.model import SCHEMAS, GeneratingRule, Glob, Library, NamedItem, NotEvaluated, Side, TreePlace
-from ci.parity.tree import Tree, glob_regex
+from ci.parity.cmake.language import CMakeCommand, Expressions, Unevaluable, block, by_line, commands, truth
+from ci.parity.model import SCHEMAS, Glob, NamedItem, NotEvaluated, Side, Target, TreePlace
+from ci.parity.tree import Tree, fits
 
 _WHOLE = ("executorch_target_link_options_shared_lib", "target_link_options_shared_lib")
 _OF_CUSTOM_COMMANDS = frozenset(
@@ -31,24 +31,38 @@ _OF_CUSTOM_COMMANDS = frozenset(
     }
 )
 
+_HARMLESS = frozenset(
+    {
+        *("add_custom_target", "add_dependencies", "add_test", "cmake_minimum_required", "cmake_policy"),
+        *("else", "elseif", "enable_testing", "endif", "endwhile", "export", "if", "install", "message"),
+        *("mark_as_advanced", "project", "set_tests_properties", "source_group", "while"),
+    }
+)
+"""Commands that do not change what a target consists of."""
+
+_KEEPING = frozenset({"set", "option", "return"})
+"""Commands that pass a value on unchanged."""
+
+_CONDITIONS = ("if", "elseif", "while")
+
+_CONSTANTS = frozenset({"ON", "OFF", "YES", "NO", "TRUE", "FALSE", "Y", "N", "IGNORE", "NOTFOUND"})
+_COMPARING = re.compile(r"(?:VERSION_|STR|PATH_)?(?:EQUAL|LESS|GREATER)(?:_EQUAL)?|MATCHES|IS_NEWER_THAN")
+_OF_FILES = frozenset({"EXISTS", "IS_DIRECTORY", "IS_SYMLINK", "IS_READABLE", "IS_WRITABLE", "IS_EXECUTABLE"})
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_OF_CALLS = re.compile(r"ARG[CNV]\d*|CMAKE_MATCH_\w+|CMAKE_(?:CURRENT|PARENT)_\w+")
+
 
 def evaluate(tree: Tree, projects: Sequence[ConfigureInput]) -> list[Side]:
-    """CMake's side, for each project. Sides are kept for later trees, so nobody may change them."""
+    """CMake's side, for each project."""
     done = traces(tree, projects)
-    [memory] = tree.evaluated.setdefault("CMake's sides", [{}])
-    key = tuple(map(id, done)), frozenset(tree.files)
-    if key not in memory:
-        sides = [_Reader(tree, project, trace).side() for project, trace in zip(projects, done, strict=True)]
-        memory[key] = done, sides
-    kept: list[Side] = memory[key][1]
-    return kept
+    return [_Reader(tree, project, trace).side() for project, trace in zip(projects, done, strict=True)]
 
 
 class _Reader:
     def __init__(self, tree: Tree, project: ConfigureInput, trace: Trace) -> None:
         self.tree, self.project, self.trace = tree, project, trace
         self.texts = {event.file: tree.read(event.file) for event in trace.events}
-        self.commands = {file: words.by_line(text) for file, text in self.texts.items()}
+        self.commands = {file: by_line(text) for file, text in self.texts.items()}
         self.result = Side(troubles=list(trace.troubles), stopped=not trace.ended)
         self.result.packages = {posixpath.dirname(file) for file in self.texts}
         self.naming: dict[str, list[ExecutedCommand]] = {}
@@ -159,11 +173,11 @@ class _Reader:
 
     # Targets
 
-    def _library(self, target: Mapping[str, str]) -> Library:
+    def _library(self, target: Mapping[str, str]) -> Target:
         name = target["NAME"]
         kind = target["TYPE"].removesuffix("_LIBRARY").lower()
         folder = in_tree(target["SOURCE_DIR"], "") or ""
-        library = Library(name, kind, self._declaration(name), folder)
+        library = Target(name, kind, self._declaration(name), folder)
         files = self._scoped(target, "SOURCES")
         sets = self._elements(target, "HEADERS")
         scope = "PUBLIC" if target["INTERFACE_HEADER_SETS"] else "PRIVATE"
@@ -190,7 +204,7 @@ class _Reader:
                 library.includes.append(NamedItem(path, self._place(name, path, text), scope))
         return library
 
-    def _add_file(self, library: Library, element: str, text: str, scope: str, folder: str) -> None:
+    def _add_file(self, library: Target, element: str, text: str, scope: str, folder: str) -> None:
         path = in_tree(element, folder)
         if path is None:
             return
@@ -254,7 +268,7 @@ class _Reader:
                 continue
             try:
                 values = self._values(whole) if "$<" in whole else split(whole)
-            except genex.Unevaluable as error:
+            except Unevaluable as error:
                 if name.endswith("INCLUDE_DIRECTORIES"):
                     continue  # Those of the tree are plain paths; others are of other projects.
                 place = self._place(target["NAME"], whole, whole)
@@ -271,7 +285,7 @@ class _Reader:
         variables = self.project.variables
         values: dict[str, None] = {}
         for language in sorted(self.languages):
-            expressions = genex.Expressions({**variables, "COMPILE_LANGUAGE": language}, self._is_target)
+            expressions = Expressions({**variables, "COMPILE_LANGUAGE": language}, self._is_target)
             values |= dict.fromkeys(split(expressions.evaluate(text)))
         return list(values)
 
@@ -302,8 +316,7 @@ class _Reader:
                 continue
             if event.args[0] == "GLOB_RECURSE":
                 folder, _, last = path.rpartition("/")
-                fits = glob_regex(last).fullmatch
-                matched = {path for path in self.tree.under(folder) if fits(posixpath.basename(path))}
+                matched = {path for path in self.tree.under(folder) if fits(posixpath.basename(path), last)}
             else:
                 matched = set(self.tree.match(path))
             for file in matched:
@@ -325,13 +338,14 @@ class _Reader:
         self.generated |= {in_tree(name, event.folder) for name in elements_of("OUTPUT", "BYPRODUCTS")}
         working = elements_of("WORKING_DIRECTORY")
         folders = [event.folder, *(in_tree(folder, event.folder) or "" for folder in working)]
-        needed = elements_of("DEPENDS", "IMPLICIT_DEPENDS")
+        needed, name = elements_of("DEPENDS", "IMPLICIT_DEPENDS"), ";".join(elements_of("OUTPUT"))
         for kind, elements in parts:
             if kind == "COMMAND" and elements:
-                inputs = dict(self._inputs([*needed, *elements], folders, event))
+                rule = Target(name, event.command, event.place, event.folder)
+                rule.files = [*dict(self._inputs([*needed, *elements], folders, event)).values()]
                 program = re.sub(r"^\$<TARGET_FILE:([^<>]+)>$", r"\1", elements[0])
-                command = tuple(map(plain, (program, *elements[1:])))
-                self.result.generated.append(GeneratingRule(tuple(inputs.values()), command, event.place))
+                rule.command = tuple(map(plain, (program, *elements[1:])))
+                self.result.rules.append(rule)
 
     def _inputs(
         self, elements: Sequence[str], folders: Sequence[str], event: ExecutedCommand
@@ -368,3 +382,169 @@ def split(value: str) -> list[str]:
             element += sign
         position += 1
     return [*elements, element]
+
+
+def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) -> Iterator[NotEvaluated]:
+    """`texts` are those of the files that ran."""
+    tainted = set(trace.unknown)
+    own_names = _assigned(trace, texts)
+    known = own_names | trace.variables
+    fixed = {name: value for name, value in project.variables.items() if name not in own_names}
+    lines = {file: by_line(text) for file, text in texts.items()}
+    targets = project.targets | {
+        event.args[0] for event in trace.events if event.args and event.command in DECLARING
+    }
+    own = {
+        command.words[0].text.lower()
+        for text in texts.values()
+        for command in commands(text)
+        if command.name in ("function", "macro") and command.words
+    }
+    for event in trace.events:
+        command = lines[event.file].get((event.line, event.command))
+        if command is None or event.command in own:
+            continue
+        condition = event.command in _CONDITIONS
+        if condition and (
+            _decided(command, project, fixed) or not _matters(texts[event.file], event, project)
+        ):
+            continue
+        if any(UNKNOWN in arg for arg in event.args) or _reads_environment(command, project):
+            if _hands_on(event):
+                tainted.update(event.args[:2])
+            elif event.command not in _HARMLESS or condition:
+                yield _trouble(event, command, "it rests on what only a configure step knows")
+            continue
+        if condition:
+            why = next(_unsure(event, command, known, tainted, targets, project), "")
+            if why:
+                yield _trouble(event, command, why)
+        elif event.command.startswith(("add_", "target_")) and event.command not in _HARMLESS:
+            for name in _unset(command, known):
+                what = f"${{{name}}}"
+                why = f"{event.command}() reads {what}, which no file and no variable of the mapping sets"
+                yield NotEvaluated(event.place, what, why)
+        elif event.command == "list" and not tainted.isdisjoint(event.args[1:2]) and not _hands_on(event):
+            yield _trouble(event, command, "it rests on what only a configure step knows")
+
+
+def _trouble(event: ExecutedCommand, command: CMakeCommand, why: str) -> NotEvaluated:
+    return NotEvaluated(
+        event.place, f"{event.command}({' '.join(word.text for word in command.words)[:80]})", why
+    )
+
+
+def _hands_on(event: ExecutedCommand) -> bool:
+    kind = event.args[0] if event.args else ""
+    return (
+        event.command in _KEEPING
+        or (event.command == "list" and kind in ("APPEND", "PREPEND", "INSERT"))
+        or (event.command == "string" and kind in ("APPEND", "PREPEND", "CONCAT", "JOIN"))
+    )
+
+
+def _reads_environment(command: CMakeCommand, project: ConfigureInput) -> bool:
+    return any(
+        f"ENV{{{name}}}" not in project.variables
+        for word in command.words
+        for name in re.findall(r"\$ENV\{(\w+)\}", word.text)
+    )
+
+
+def _assigned(trace: Trace, texts: Mapping[str, str]) -> set[str]:
+    """Every name that any command could set, in whichever branch: a missed name is worse than one too
+    many."""
+    known: set[str] = set()
+    written = [command for text in texts.values() for command in commands(text)]
+    words = [(command.name, tuple(word.text for word in command.words)) for command in written]
+    for name, args in (*((event.command, event.args) for event in trace.events), *words):
+        if name not in _CONDITIONS and not name.startswith(("add_", "target_")):
+            known.update(args)
+        if name == "project" and args:
+            known |= {f"{args[0]}_SOURCE_DIR", f"{args[0]}_BINARY_DIR", "PROJECT_NAME"}
+        elif name == "cmake_parse_arguments":
+            # With or without a value, these are set.
+            known |= {f"{prefix}_" for prefix in (args[2:3] if args[:1] == ("PARSE_ARGV",) else args[:1])}
+    return known
+
+
+def _is_known(name: str, known: set[str]) -> bool:
+    if name in known or _OF_CALLS.fullmatch(name):
+        return True
+    return any(f"{name[:end]}_" in known for end in (at.start() for at in re.finditer("_", name)))
+
+
+def _unset(command: CMakeCommand, known: set[str]) -> list[str]:
+    names = (name for word in command.words for name in word.variables)
+    return list(dict.fromkeys(name for name in names if not _is_known(name, known)))
+
+
+def _unsure(
+    event: ExecutedCommand,
+    command: CMakeCommand,
+    known: set[str],
+    tainted: set[str],
+    targets: Iterable[str],
+    project: ConfigureInput,
+) -> Iterator[str]:
+    """Why the answer of a condition cannot be relied on."""
+    for name in _unset(command, known):
+        yield f"it reads ${{{name}}}, which no file and no variable of the mapping sets"
+    before = ""
+    for position, word in enumerate(command.words):
+        text = word.text
+        after = command.words[position + 1].text if position + 1 < len(command.words) else ""
+        if before == "TARGET":
+            if "$" not in text and text not in targets:
+                yield f"whether there is a target {text}, no file says"
+        elif before == "DEFINED" and (of_machine := re.fullmatch(r"ENV\{(\w+)\}", text)):
+            if text not in project.variables:
+                yield f"{of_machine[1]} is a variable of the machine's environment"
+        elif before in ("COMMAND", "POLICY", "TEST", *_OF_FILES) or _COMPARING.fullmatch(before):
+            pass
+        elif word.plain and _NAME.fullmatch(text) and not _is_word(text) and after != "IN_LIST":
+            if text in tainted:
+                yield f"the value of {text} is for a configure step to find out"
+            elif not _is_known(text, known):
+                yield f"it reads {text}, which no file and no variable of the mapping sets"
+        before = text if word.plain else ""
+    for kind, arg in zip(event.args, event.args[1:], strict=False):
+        if kind in _OF_FILES and posixpath.isabs(arg) and not arg.startswith((SOURCE, BINARY)):
+            yield f"{arg} is outside the tree"
+
+
+def _decided(command: CMakeCommand, project: ConfigureInput, fixed: Mapping[str, str]) -> bool:
+    """Whether the mapping's variables alone make one of several AND-ed terms false, so that the others do not
+    matter."""
+    terms: list[list[str]] = [[]]
+    for word in command.words:
+        if word.plain and word.text in ("OR", "("):
+            return False
+        if word.plain and word.text == "AND":
+            terms.append([])
+        else:
+            terms[-1].append(word.text)
+    return any(_is_false(term, project, fixed) for term in terms)
+
+
+def _is_false(term: list[str], project: ConfigureInput, fixed: Mapping[str, str]) -> bool:
+    if term[:2] == ["NOT", "DEFINED"]:
+        return term[2:] != [] and term[2] in project.variables
+    return len(term) == 1 and (truth(fixed.get(term[0], "1")) == "0" or term[0] in ("FALSE", "OFF", "0"))
+
+
+def _is_word(text: str) -> bool:
+    return (
+        text in ("NOT", "AND", "OR", "DEFINED", "TARGET", "COMMAND", "POLICY", "TEST", "IN_LIST")
+        or text.upper() in _CONSTANTS
+        or text in _OF_FILES
+        or _COMPARING.fullmatch(text) is not None
+    )
+
+
+def _matters(text: str, event: ExecutedCommand, project: ConfigureInput) -> bool:
+    """Whether anything in the block may change what a target consists of."""
+    return any(
+        command.name not in _HARMLESS and command.name not in project.ignored
+        for command in block(text, event.line)
+    )

@@ -1,0 +1,402 @@
+"""Where the two builds of the mapping's pairs differ, and what is wrong within either, for one variant."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from functools import partial
+
+from ci.parity.buck import TWIN
+from ci.parity.differences import Findings
+from ci.parity.mapping import MappedPair, Variant, any_of
+from ci.parity.model import (
+    NamedItem,
+    Side,
+    Target,
+    first_places,
+    is_header,
+    is_native,
+    is_source,
+    package_of,
+)
+
+_OF_THEIR_OWN = frozenset({"module", "executable"})
+"""CMake's kinds of target that are part of no other: a pair's pattern does not match them."""
+
+_PROGRAMS = frozenset({"executable", "shared"})
+"""Kinds of CMake's targets of which no two are linked into one: each may compile a source for itself."""
+
+_FLAGS = {"definitions": "parity-definition-differs", "options": "parity-option-differs"}
+
+
+def linked(side: Side, library: Target) -> Iterator[Target]:
+    """The libraries of which a library gets what they hand on: those it links, and what these hand on."""
+    pending = [item.name for item in library.dependencies if item.scope != "INTERFACE"]
+    seen = {library.name}
+    while pending:
+        name = _twin_of(side, pending.pop())
+        other = side.libraries.get(name) or side.outside.get(name)
+        if name in seen or other is None:
+            continue
+        seen.add(name)
+        yield other
+        pending += [item.name for item in other.dependencies if item.scope != "PRIVATE"]
+
+
+def reached(side: Side, library: Target) -> list[NamedItem]:
+    """Files that a library gets from those it links."""
+    return [item for other in linked(side, library) for item in other.files if item.scope != "PRIVATE"]
+
+
+def compare(findings: Findings, variant: Variant, bucks: Sequence[Side], cmake: Side) -> None:
+    """All findings of one variant. What one of Buck's builders does not declare, another may."""
+    for side in (*bucks, cmake):
+        for trouble in side.troubles:
+            findings.incomplete = True
+            rule, place = "parity-not-evaluated", trouble.place
+            words = {"why": trouble.why}
+            findings.report(rule, place, trouble.what, place.file, words, variant=variant.name)
+        for item in side.missing:
+            rule, name = "parity-missing-file", variant.name
+            findings.report(rule, item.place, item.name, item.place.file, variant=name)
+    if cmake.stopped or any(buck.failed for buck in bucks):
+        findings.incomplete = True
+    declared = {label for buck in bucks for label in buck.libraries}
+    for buck in bucks:
+        _Comparison(findings, variant, buck, cmake, declared).compare()
+
+
+class _Comparison:
+    """One of Buck's builders and CMake; `declared` has what any of the builders declares."""
+
+    def __init__(
+        self, findings: Findings, variant: Variant, buck: Side, cmake: Side, declared: set[str]
+    ) -> None:
+        self.findings, self.variant, self.buck, self.cmake = findings, variant, buck, cmake
+        self.mapping, self.scope = findings.mapping, findings.mapping.scope
+        self.report = partial(findings.report, variant=variant.name)
+        free = [
+            library.name
+            for library in (*buck.libraries.values(), *cmake.libraries.values())
+            if library.kind not in _OF_THEIR_OWN
+            and (library.kind == "cxx_library" or self.scope.part(library.folder) == self.scope.root)
+        ]
+        self.renamed = self._renamed(self.mapping.resolved(free, {}), declared)
+        new_names = {old: library.name for old, library in self.renamed.items()}
+        self.resolved = self.mapping.resolved(free, new_names)
+        self.pairs = [
+            pair
+            for pair in self.resolved
+            if variant.name in pair.variants
+            and all(label in buck.libraries or label not in declared for label in pair.buck)
+        ]
+
+    def compare(self) -> None:
+        if not self.cmake.stopped:
+            self._pairs()
+            self._header_names()
+        self._unmapped()
+        elsewhere = {label for pair in self.resolved for label in pair.buck}
+        here = {label for pair in self.pairs for label in pair.buck}
+        self._compiled_twice(self.buck, leave_out=elsewhere - here)
+        self._compiled_twice(self.cmake, leave_out=set())
+        self._compiled_again()
+        self._dependencies_and_flags_of_buck()
+
+    def _pairs(self) -> None:
+        failed = self.buck.failed
+        evaluated = [
+            pair for pair in self.pairs if failed.isdisjoint(package_of(label) for label in pair.buck)
+        ]
+        for pair in evaluated:
+            self._targets_exist(pair)
+        # What follows from a target that is missing says nothing new.
+        complete = [pair for pair in evaluated if not self._missing_targets(pair)]
+        self.findings.incomplete = self.findings.incomplete or complete != self.pairs
+        nodes = self._nodes(complete)
+        for pair in complete:
+            buck = [self.buck.libraries[name] for name in pair.buck]
+            cmake = [self.cmake.libraries[name] for name in pair.cmake]
+            self._files(pair, buck, cmake)
+            self._dependencies(pair, buck, cmake, nodes)
+            self._dependencies_within(pair, buck, cmake)
+            self._flags(pair, buck, cmake)
+            self._standards(pair, buck, cmake)
+            self._platforms(pair, buck)
+
+    def _nodes(self, complete: Sequence[MappedPair]) -> dict[str, str]:
+        """The pair that a target belongs to; empty for one that cannot be compared."""
+        broken = {
+            pair.node
+            for pair in self.resolved
+            if (self.variant.name in pair.variants and pair not in complete)
+            or not self.buck.failed.isdisjoint(package_of(label) for label in pair.buck)
+        }
+        nodes = {
+            target: "" if pair.node in broken else pair.node
+            for pair in self.resolved
+            for target in (*pair.buck, *pair.cmake)
+        }
+        return nodes | {old: nodes.get(library.name, "") for old, library in self.renamed.items()}
+
+    # Targets
+
+    def _renamed(self, pairs: Sequence[MappedPair], declared: set[str]) -> dict[str, Target]:
+        """By its old name, what a pair's one missing target is now called.
+
+        It is the library that the mapping does not name and that compiles most of what the pair lacks."""
+        renamed: dict[str, Target] = {}
+        named = self.mapping.named
+        for pair in pairs:
+            both = (pair.buck, self.buck), (pair.cmake, self.cmake)
+            for (names, side), (others, other) in (both, both[::-1]):
+                gone = [name for name in names if name not in side.libraries and name not in declared]
+                # A pattern of the pair may have taken the new name already.
+                plain = [name for name in names if name in named]
+                lacking = _compiled(other, others) - _compiled(side, plain)
+                free = [name for name in side.libraries if name not in named]
+                for name in free if len(gone) == 1 else ():
+                    own = _compiled(side, [name])
+                    if 2 * len(own & lacking) > len(own | lacking):
+                        renamed[gone[0]] = side.libraries[name]
+        return renamed
+
+    def _missing_targets(self, pair: MappedPair) -> list[tuple[str, str]]:
+        """Names that a build does not declare, each with the build."""
+        both = ("Buck", pair.buck, self.buck), ("CMake", pair.cmake, self.cmake)
+        return [(name, build) for build, names, side in both for name in names if name not in side.libraries]
+
+    def _targets_exist(self, pair: MappedPair) -> None:
+        rule = "parity-target-missing"
+        position = [mapped.name for mapped in self.mapping.pairs].index(pair.name)
+        mapped = self.mapping.pairs[position]
+        place = self.findings.source.place("pairs", position)
+        for name, build in self._missing_targets(pair):
+            self.report(rule, place, name, pair.name, {"build": build})
+        for name in (*mapped.buck, *mapped.cmake):
+            if library := self.renamed.get(name):
+                build = "Buck" if name.startswith("//") else "CMake"
+                words = {"build": build, "new": library.name, "entry": place}
+                self.report(rule, library.place, name, pair.name, words, case="renamed")
+
+    def _unmapped(self) -> None:
+        mapped = {name for pair in self.resolved for name in (*pair.buck, *pair.cmake)}
+        alone = [name for entry in self.mapping.alone for name in (*entry.buck, *entry.cmake)]
+        for side, build in ((self.buck, "Buck"), (self.cmake, "CMake")):
+            for library in side.libraries.values():
+                known = library.name in mapped or any_of(library.name, alone)
+                if not known and self._native(library):
+                    self.report("parity-unmapped-target", library.place, library.name, build)
+
+    # Files
+
+    def _native(self, library: Target) -> list[NamedItem]:
+        return [item for item in library.files if is_native(item.name) and self.scope.holds(item.name)]
+
+    def _files(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
+        in_buck, in_cmake = (
+            first_places(item for library in libraries for item in self._native(library))
+            for libraries in (buck, cmake)
+        )
+        for path in sorted(in_cmake.keys() - in_buck.keys()):
+            owners = [library for library in buck if path.startswith(f"{library.folder}/")]
+            words = {"lacking": _lack(pair.buck), "file": (owners or buck)[0].place.file}
+            self.report("parity-missing-in-buck", in_cmake[path], path, pair.name, words)
+        reach = [item.name for library in cmake for item in library.includes]
+        for path in sorted(in_buck.keys() - in_cmake.keys()):
+            if is_header(path) and any(not folder or path.startswith(f"{folder}/") for folder in reach):
+                continue
+            owner = next(library.name for library in buck if any(item.name == path for item in library.files))
+            self.report("parity-missing-in-cmake", in_buck[path], path, pair.name, {"library": owner})
+
+    def _compiled_twice(self, side: Side, leave_out: set[str]) -> None:
+        first: dict[str, Target] = {}
+        for library in side.libraries.values():
+            if library.name in leave_out:
+                continue
+            seen: set[str] = set()
+            for item in library.compiled:
+                if item.name in seen and side is self.buck:
+                    self.report("parity-listed-twice", item.place, item.name, library.name)
+                seen.add(item.name)
+            for path, place in first_places(library.compiled).items():
+                other = first.setdefault(path, library)
+                if other is not library:
+                    how = {"how": f"in {other.name} and again in {library.name}"}
+                    note = not _PROGRAMS.isdisjoint((library.kind, other.kind))
+                    self.report("parity-compiled-twice", place, path, library.name, how, note=note)
+
+    def _compiled_again(self) -> None:
+        """Sources that a library passes on to its users are compiled again there."""
+        for library in self.cmake.libraries.values():
+            for item in reached(self.cmake, library) if library.kind != "interface" else ():
+                if is_source(item.name):
+                    how = {"how": f"{item.scope} here, so again in {library.name}"}
+                    self.report("parity-compiled-twice", item.place, item.name, library.name, how)
+
+    def _header_names(self) -> None:
+        """Headers that Buck gives out by a name that none of CMake's include directories gives them."""
+        rule = "parity-header-renamed"
+        folders = {item.name for library in self.cmake.libraries.values() for item in library.includes}
+        for library in self.buck.libraries.values():
+            wrong = {
+                alias: item
+                for alias, item in library.included.items()
+                if not any(posixpath.join(folder, alias) == item.name for folder in folders)
+            }
+            headers = sum(is_header(item.name) for item in library.files)
+            if len(wrong) == headers > 1:
+                # One cause: the namespace, or that there is none.
+                alias, item = next(iter(wrong.items()))
+                place = library.namespace or library.place
+                words = {"alias": alias, "header": item.name, "count": headers}
+                self.report(rule, place, "header_namespace", library.name, words, case="namespace")
+                continue
+            for alias, item in wrong.items():
+                self.report(rule, item.place, item.name, library.name, {"alias": alias})
+
+    # Dependencies
+
+    def _dependencies(
+        self,
+        pair: MappedPair,
+        buck: Sequence[Target],
+        cmake: Sequence[Target],
+        nodes: MappingOf[str, str],
+    ) -> None:
+        left_out = {entry.name for entry in self.mapping.dependencies if not (entry.buck and entry.cmake)}
+        left_out |= {"", pair.node}
+        sides: list[dict[str, NamedItem]] = []
+        for libraries, side, build in ((buck, self.buck, "Buck"), (cmake, self.cmake, "CMake")):
+            linked_nodes: dict[str, NamedItem] = {}
+            for item in (item for library in libraries for item in library.dependencies):
+                known = _twin_of(side, item.name)
+                node = pair.node if known in (*pair.buck, *pair.cmake) else nodes.get(known)
+                node = self.findings.node_of(known) if node is None else node
+                if node is None:
+                    self.report(
+                        "parity-dependency-unmapped", item.place, item.name, pair.name, {"build": build}
+                    )
+                elif node not in left_out:
+                    linked_nodes.setdefault(node, item)
+            sides.append(linked_nodes)
+        in_buck, in_cmake = sides
+        for node in sorted(in_cmake.keys() - in_buck.keys()):
+            item, rule = in_cmake[node], "parity-dependency-missing-in-buck"
+            words = {"name": item.name, "lacking": _lack(pair.buck), "file": buck[0].place.file}
+            self.report(rule, item.place, node, pair.name, words)
+        for node in sorted(in_buck.keys() - in_cmake.keys()):
+            item, rule = in_buck[node], "parity-dependency-missing-in-cmake"
+            self.report(rule, item.place, node, pair.name, {"name": item.name})
+
+    def _dependencies_within(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
+        """Dependencies between the Buck libraries of one pair, by their files: CMake links them where Buck
+        has one library for several of its targets."""
+        owner = {item.name: library.name for library in buck for item in library.compiled}
+        part = {
+            library.name: {owner[item.name] for item in library.compiled if item.name in owner}
+            for library in cmake
+        }
+        depends = {
+            library.name: {_twin_of(self.buck, item.name) for item in library.dependencies}
+            for library in buck
+        }
+        lacking: dict[tuple[str, str], NamedItem] = {}
+        for library in cmake:
+            for item in library.dependencies:
+                for dependent in sorted(part[library.name]):
+                    for dependency in part.get(item.name, set()) - {dependent} - depends[dependent]:
+                        lacking.setdefault((dependent, dependency), item)
+        for (dependent, dependency), item in lacking.items():
+            words = {"name": item.name, "dependent": dependent}
+            rule = "parity-dependency-missing-in-buck"
+            self.report(rule, item.place, dependency, pair.name, words, case="within")
+
+    def _dependencies_and_flags_of_buck(self) -> None:
+        """Dependencies that only a few may have, and directories that -I flags name: these begin wherever the
+        project that builds has its root."""
+        for library in self.buck.libraries.values():
+            for rule in self.mapping.heavy:
+                for item in library.dependencies if not any_of(library.name, rule.allowed) else ():
+                    if any_of(item.name, rule.dependencies):
+                        heavy, words = "parity-heavy-dependency", {"reason": rule.reason}
+                        self.report(heavy, item.place, item.name, library.name, words, note=True)
+            for item in library.options:
+                if item.name.startswith("-I") and "$(" not in item.name:
+                    self.report("parity-include-flag", item.place, item.name, library.name)
+
+    # Flags
+
+    def _flags(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
+        for kind, rule in _FLAGS.items():
+            here, there = (
+                first_places(
+                    item
+                    for library in libraries
+                    for item in (*getattr(library, kind), *self._handed_on(side, library, kind))
+                    if not item.name.startswith("-I")
+                )
+                for side, libraries in ((self.buck, buck), (self.cmake, cmake))
+            )
+            for name in sorted(here.keys() ^ there.keys()):
+                place, note = here.get(name) or there[name], name.startswith("-W")
+                self.report(rule, place, name, pair.name, has_and_lacks(name in here), note=note)
+        ours, theirs = ([library.whole for library in one if library.whole] for one in (buck, cmake))
+        if bool(ours) != bool(theirs):
+            place, words = (ours or theirs)[0], has_and_lacks(bool(ours))
+            self.report("parity-whole-archive-differs", place, "link_whole", pair.name, words)
+
+    def _handed_on(self, side: Side, library: Target, kind: str) -> Iterator[NamedItem]:
+        """The `definitions` or `options` that a library gets from libraries of no pair."""
+        paired = {name for pair in self.pairs for name in (*pair.buck, *pair.cmake)}
+        for other in linked(side, library):
+            for item in getattr(other, kind) if other.name not in paired else ():
+                # What one project says of another's library is for itself alone.
+                near = self.scope.part(item.place.file) == self.scope.part(library.folder)
+                if item.scope != "PRIVATE" and (near or other.name in side.libraries):
+                    yield item
+
+    def _standards(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
+        """The standard that each source of both is compiled by."""
+        ours, theirs = (
+            {
+                item.name: library.standard
+                for library in libraries
+                for item in library.compiled
+                if library.standard
+            }
+            for libraries in (buck, cmake)
+        )
+        for path in sorted(ours.keys() & theirs.keys()):
+            one, other = ours[path], theirs[path]
+            if one.name != other.name:
+                # Where .buckconfig says it for all, the line to look at is CMake's.
+                place = other.place if one.place.file == ".buckconfig" else one.place
+                words = {"buck": one.place, "other": other.name, "cmake": other.place}
+                self.report("parity-standard-differs", place, one.name, pair.name, words)
+
+    def _platforms(self, pair: MappedPair, buck: Sequence[Target]) -> None:
+        platform = self.variant.platform
+        for library in buck:
+            if library.platforms and platform and platform not in library.platforms:
+                words = {"platforms": ", ".join(library.platforms), "pair": pair.name}
+                self.report("parity-platforms-differ", library.place, platform, library.name, words)
+
+
+def _compiled(side: Side, names: Iterable[str]) -> set[str]:
+    libraries = (library for name in names if (library := side.libraries.get(name)))
+    return {item.name for library in libraries for item in library.compiled}
+
+
+def _twin_of(side: Side, name: str) -> str:
+    """The library that a label means: its own, or the one it is a twin of."""
+    return name if name in side.libraries else name.removesuffix(TWIN) if name.startswith("//") else name
+
+
+def has_and_lacks(buck_has_it: bool) -> dict[str, str]:
+    return {"has": "Buck", "lacks": "CMake"} if buck_has_it else {"has": "CMake", "lacks": "Buck"}
+
+
+def _lack(labels: tuple[str, ...]) -> str:
+    return f"{labels[0]} lacks" if len(labels) == 1 else f"{' and '.join(labels)} lack"
