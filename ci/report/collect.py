@@ -12,13 +12,25 @@ from typing import Any
 from ci.report.models import of_one_model
 from provisioning.base.commands import joined, quoted, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import AbsurdNumber, Artifact, Finding, Outcome, Report, Severity, outcome_of
+from provisioning.base.findings import (
+    AbsurdNumber,
+    Artifact,
+    Finding,
+    Metric,
+    Outcome,
+    Report,
+    Severity,
+    outcome_of,
+)
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
 from provisioning.base.stage_run import RUN
 
 GATE = "gate"
 """The gate's own report repeats the stages' reports, so it is left out beside them."""
+
+MERGE = "merge"
+"""The run of all reports of several jobs, and the stage of those that could not be read."""
 
 ONE_DAY = dt.timedelta(days=1)
 """Reports that began this much earlier than the newest do not belong on the same page."""
@@ -47,6 +59,47 @@ def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str]
     if problems:
         rows.append(_stand_in("report", tuple(problems), session("report", "--reports", directory)))
     return rows
+
+
+def merge(folder: Path, into: Path) -> None:
+    """Write one report for each stage into `into`, of those of several jobs in folders below `folder`."""
+    by_stage: dict[str, list[Report]] = {}
+    problems: list[Finding] = []
+    for of_job in sorted([folder, *(path for path in folder.iterdir() if path.is_dir())]):
+        reports, unreadable = _read_all(of_job)
+        problems += unreadable
+        for stage, report in reports.items():
+            by_stage.setdefault(stage, []).append(report)
+    into.mkdir(parents=True, exist_ok=True)
+    for several in by_stage.values():
+        _merged(several).write(into)
+    if problems:
+        _stand_in(MERGE, tuple(problems), session("report", "--merge", folder)).write(into)
+
+
+def _merged(reports: Sequence[Report]) -> Report:
+    """Of shards of one stage. A figure that they do not share is none of all of them."""
+    first = reports[0]
+    metrics: dict[str, Metric] = {}
+    for name in dict.fromkeys(name for report in reports for name in report.metrics):
+        values = [report.metrics[name] for report in reports if name in report.metrics]
+        rows = [value for value in values if isinstance(value, dict)]
+        if len(rows) == len(values):
+            metrics[name] = {key: row for table in rows for key, row in table.items()}
+        elif all(value == values[0] for value in values):
+            metrics[name] = values[0]
+    ranks = list(Outcome)
+    return replace(
+        first,
+        outcome=max((report.outcome for report in reports), key=ranks.index),
+        started=min(report.started for report in reports),
+        seconds=sum(report.seconds for report in reports),
+        findings=tuple(dict.fromkeys(finding for report in reports for finding in report.findings)),
+        artifacts=tuple(artifact for report in reports for artifact in report.artifacts),
+        metrics=metrics,
+        command=first.command if len(reports) == 1 else session(first.stage),
+        run=MERGE,
+    )
 
 
 def did_not_run(stage: str, reason: str, *, asked_for: bool = False) -> Report:

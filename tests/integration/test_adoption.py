@@ -70,12 +70,12 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_re
     assert results(jobs) == {
         "plan": "success",
         "programs": "failure",
-        "changes": "success",
+        "report": "success",
         "verdict": "failure",
     }, failures(jobs)
-    assert "uploaded 1 files as qnn-ci-comment" in jobs["changes"].log
+    assert re.search(r"uploaded 1 files as qnn-ci-comment-reports-wheels-models-\w{8}", jobs["report"].log)
     log = jobs["programs"].log
-    assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ../source/ci/models.toml" in log
+    assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ci/models.toml" in log
     (error,) = [line for line in ANNOTATION.findall(log) if line.startswith("::error")]
     assert "fails-one" in error and "subject" in error
     assert re.search(r"files as reports-wheels-models-\w{8}-programs", log)

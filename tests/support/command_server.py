@@ -33,7 +33,11 @@ LATER = (
     *("provisioning.store", "provisioning.validation.gather", "ci.gate.stage_output"),
     *("ci.pipeline.into_suite", "ci.pipeline.ran", "ci.pipeline.audit_table"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.user_program"),
-    *("ci.pipeline.output", "ci.pipeline.models.other_python", "ci.report.html", "ci.github.release"),
+    *(
+        "ci.pipeline.output",
+        "ci.pipeline.models.other_python",
+        "ci.report.html",
+    ),
     *("provisioning.sources.directory", "provisioning.validation.compiler"),
     *("filelock", "jinja2", "rich.console", "rich.table", "tomlkit"),
 )
