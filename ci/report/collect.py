@@ -9,7 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ci.report.models import of_one_model
+from ci.report.programs import of_one_model
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import joined, quoted, session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import (
@@ -36,25 +37,25 @@ ONE_DAY = dt.timedelta(days=1)
 """Reports that began this much earlier than the newest do not belong on the same page."""
 
 
-def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str] = ()) -> list[Report]:
-    """Every stage's report: the expected stages first and in their order, then the others by name.
+def collect(directory: Path, expected: Sequence[str] = ()) -> list[Report]:
+    """Every stage's report: the expected stages first and in their order, then what was done of single
+    models, then the others by name.
 
     `expected` must have run, in the newest run. When it is empty, those are expected that the last gate was
-    to run, and other stages of the gate are shown as not run. A report of an earlier run says so, and a gate
-    takes its own run alone."""
+    to run. A report of an earlier run says so, and a gate takes its own run alone."""
     reports, problems = _read_all(directory)
     reports, left_out = _one_page(reports, expected)
     gate = reports.get(GATE)
-    others = () if expected else gate_stages
+    models = [stage for stage, report in reports.items() if of_one_model(report)]
     expected = list(dict.fromkeys(expected or _stages_of(gate)))
     rows: list[Report] = []
-    for stage in dict.fromkeys([*expected, *others, *reports, *left_out]):
+    for stage in dict.fromkeys([*expected, *models, *reports, *left_out]):
         if stage in reports:
             rows.append(_agreeing(reports[stage]))
         elif stage in expected:
             rows.append(did_not_run(stage, left_out.get(stage, f"there is no report of {stage}")))
         else:
-            rows.append(_not_asked(stage, left_out.get(stage, "it was not selected")))
+            rows.append(_not_asked(stage, left_out[stage]))
     rows = [report for report in rows if report.stage != GATE]
     if problems:
         rows.append(_stand_in("report", tuple(problems), session("report", "--reports", directory)))
@@ -133,9 +134,10 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
 
 
 def _cleaned(value: Any) -> Any:
-    """A report that anybody may have written, with no text that steers a terminal or a CI runner."""
+    """A report that anybody may have written, with no text that steers a terminal or a CI runner, and with
+    paths as the user would write them."""
     if isinstance(value, str) and not isinstance(value, Enum):
-        return visible(value)
+        return visible(value).replace(f"{Parser.user_folder().absolute()}/", "")
     if isinstance(value, dict):
         return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

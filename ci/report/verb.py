@@ -64,10 +64,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.stage_names import stage_names
     from ci.report.collect import collect, merge
-    from ci.report.html import html
-    from ci.report.publish import FIX, publish
+    from ci.report.html import FIX, html, publish
     from provisioning.base.files import write_named
 
     directory = reports_path(args.reports)
@@ -82,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.against:
         return worse_than(args.against, directory)
-    reports = collect(directory, stage_names(), args.expect or ())
+    reports = collect(directory, args.expect or ())
     output = args.output or (directory / "index.html" if args.format == "html" else None)
     if args.format is None or args.format == "console":
         text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
@@ -146,7 +144,7 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def _github(reports: Sequence[Report]) -> str:
-    return "".join(github_annotations(report) for report in reports if verdict(report) != "not run")
+    return github_annotations(report for report in reports if verdict(report) != "not run")
 
 
 RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {
