@@ -7,6 +7,8 @@ GITHUB_ENV and GITHUB_STEP_SUMMARY name.
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Mapping
 
 EXAMPLES = """\
   python -m ci github plan
@@ -52,6 +54,19 @@ def run(args: argparse.Namespace) -> int:
     except ToolkitError as error:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             text = "\n→ ".join(filter(None, (error.message, error.fix)))
-            sys.stdout.write(command("error", text, title=args.part) + "\n")
+            sys.stdout.write(
+                command("error", text, title=args.part, **_place(error.message, os.environ)) + "\n"
+            )
         raise
     return code
+
+
+def _place(message: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The file and line that a message begins with, if the calling repository has that file."""
+    from pathlib import Path
+
+    top = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
+    found = re.search(r"(\S+):([1-9]\d*): ", message)
+    if found and Path(found[1]).is_relative_to(top):
+        return {"file": Path(found[1]).relative_to(top).as_posix(), "line": found[2]}
+    return {}

@@ -106,10 +106,9 @@ def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[di
     done = captured(typed, cwd=ROOT, env={**environ, "QNN_CI_SOC": caller.socs, STARTED_IN: folder})
     sys.stderr.write(visible(done.stderr))
     if done.returncode:
-        message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
+        message, _, fix = done.stderr.strip().partition("\n  try: ")
         raise UsageError(
-            f"the session matrix ended with exit code {done.returncode}: {message}",
-            fix=session("matrix", *typed[4:]),
+            message.removeprefix("error: ").split("\n")[0], fix=fix or session("matrix", *typed[4:])
         )
     entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
     return entries

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab import release
+from lab.release import files
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.image_archives import archive
 from tests.support.repositories import repository
@@ -31,7 +32,7 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
     releases = []
     for root, kind, name in ((first, "tag", "v1.2"), (tmp_path / "other", "branch", "main")):
         about = {"GITHUB_REF_TYPE": kind, "GITHUB_REF_NAME": name}
-        release.make(about, root)
+        files.make(about, root)
         releases.append({path.name: path.read_bytes() for path in (root / "dist" / "release").iterdir()})
     assert releases[0].pop("notes.md") == b"- Faster.\n"
     sums_with_notes = releases[0].pop("SHA256SUMS").decode().splitlines()
@@ -47,16 +48,16 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
 
 def test_a_tag_that_is_not_the_version_is_refused() -> None:
     with pytest.raises(UsageError, match=r"v9\.9"):
-        release.make({"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v9.9"})
+        files.make({"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v9.9"})
 
 
 @pytest.mark.parametrize(("file", "kept"), [("pyproject.toml", "a/b"), ("docs/page.md", "the example")])
 def test_a_release_names_the_address_of_its_owner(file: str, kept: str, tmp_path: Path) -> None:
-    files = {**RELEASED, "docs/page.md": "uses: the example\n"}
-    release.require_releasable(repository(tmp_path / "owned", files))
-    left = {**files, file: files[file].replace(kept, "OWNER/qnn-ci")}
+    texts = {**RELEASED, "docs/page.md": "uses: the example\n"}
+    files.require_releasable(repository(tmp_path / "owned", texts))
+    left = {**texts, file: texts[file].replace(kept, "OWNER/qnn-ci")}
     with pytest.raises(CheckFailed):
-        release.require_releasable(repository(tmp_path / "left", left))
+        files.require_releasable(repository(tmp_path / "left", left))
 
 
 OURS = {"opt/lib/libexecutorch_backend_qnn.so": b"", "opt/qnn_partitioner.py": b""}
@@ -76,7 +77,7 @@ OURS = {"opt/lib/libexecutorch_backend_qnn.so": b"", "opt/qnn_partitioner.py": b
 def test_an_image_with_a_vendors_files_or_another_one_may_not_be_published(
     tmp_path: Path, bad: bytes
 ) -> None:
-    for name in release.IMAGES:
+    for name in files.IMAGES:
         (tmp_path / f"{name}.tar").write_bytes(archive(name, OURS))
     assert run_here(release, "--images", str(tmp_path)) == 0
     (tmp_path / "executorch.tar").write_bytes(bad)

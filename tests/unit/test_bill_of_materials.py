@@ -16,7 +16,7 @@ from ci.image.contents import installed_items, vendor_items
 from ci.image.engine import ContainerCommand, Engine
 from ci.image.image_plan import load_images, plan_of
 from ci.image.verb import labels
-from lab import release
+from lab.release import files as release
 from provisioning.base.bill_of_materials import Item, document
 from provisioning.base.settings import MANIFESTS
 from tests.support.bills import faults

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ci import github as verb
 from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup, stage
 from provisioning.base.errors import UsageError
@@ -22,6 +23,7 @@ from provisioning.environment import HOST_LIBRARIES
 from tests.support import engine, needs
 from tests.support.environments import write_sdk
 from tests.support.scripts import script
+from tests.support.typed import run_here
 from tests.support.workflows.commands import pairs
 from tests.support.workflows.files import read_workflow
 
@@ -249,6 +251,21 @@ def test_a_suite_that_is_not_in_the_calling_repository_is_an_error(
     (tmp_path / "outside.toml").write_text("schema = 2\n")
     with pytest.raises(UsageError, match=name):
         plan.plan({**adopter, "QNN_CI_SUITE": name})
+
+
+def test_a_misspelt_key_of_a_suite_is_annotated_at_its_line_with_the_right_one(
+    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml")
+    suite = suite.rename(suite.with_name("models.toml"))
+    suite.write_text(suite.read_text().replace('precision = "8a8w"', 'precison = "8a8w"'))
+    for name, value in {**adopter, "QNN_CI_SUITE": "ci/models.toml", "GITHUB_ACTIONS": "true"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as caught:
+        run_here(verb, "plan")
+    assert "precision?" in caught.value.fix
+    line = suite.read_text().splitlines().index('precison = "8a8w"') + 1
+    assert f"::error title=plan,file=ci/models.toml,line={line}::" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stages", ["buck_parity", "validate, build_x86"])

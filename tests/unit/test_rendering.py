@@ -309,6 +309,8 @@ def test_a_finding_is_at_a_line_that_the_users_repository_has_or_nowhere(
     assert place("packages") == "ci/models.toml:1"
     for source in ("net.py:15:9", "ci/net.py:15:9", f"{repository}/ci/net.py:15:9"):
         assert place("net/8a8w/SM8650", source) == "ci/net.py:15:9"
+    raised = Finding("a-rule", ERROR, "net/8a8w/SM8650", "net:f raises ValueError: x (ci/net.py:15)", "")
+    assert str(Places.of(f"nox -s gate -- --suite {suite}").located(raised).place) == "ci/net.py:15"
     for source in ("gone.py:15", f"{tmp_path}/up.py:3", "../up.py:3", "../../up.py:3", "/etc/hosts:1"):
         assert place("net/8a8w/SM8650", source) == "ci/models.toml:2"
         assert place(source, typed="nox -s validate") == place("libQnnHtp.so", typed="") == ""

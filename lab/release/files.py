@@ -1,15 +1,13 @@
-"""`release`: what release.yml publishes: source archive, bill of materials, checksums, images.
+"""What release.yml publishes: source archive, bill of materials, checksums, images.
 
 The bytes are the same wherever and whenever they are made. The workflow's steps attest and publish them.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import gzip
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,7 +19,6 @@ from typing import IO
 
 from ci.image.image_plan import edited
 from provisioning.base.bill_of_materials import Item, document, package_url
-from provisioning.base.command_line import switch, valued
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.project import PLACEHOLDER, project
@@ -41,38 +38,6 @@ IMAGES = ("base", "executorch")
 
 VENDORS = re.compile(r"(?:^|/)(?:lib)?Qnn\w*\.(?:so|dll)\b|(?:^|/)libQnn|hexagon-v\d+/", re.IGNORECASE)
 """Files that Qualcomm's licence does not let anybody distribute alone."""
-
-EXAMPLES = """\
-  nox -s lab -- release
-  nox -s lab -- release --check
-  nox -s lab -- release --images dist/images
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    switch(parser, "--check", "write nothing; say what a release still lacks")
-    valued(
-        parser,
-        "--images",
-        "FOLDER",
-        "write nothing; refuse images, NAME.tar, that may not be published",
-        type=Path,
-    )
-    valued(parser, "--published", "JSON", "record the images' references, by name, in manifests/images.toml")
-
-
-def run(args: argparse.Namespace) -> int:
-    if args.check:
-        require_releasable(ROOT)
-    elif args.images:
-        for name in IMAGES:
-            check_image(args.images / f"{name}.tar", name)
-    elif args.published:
-        with edited() as document:
-            document["published"] = json.loads(args.published)
-    else:
-        make(os.environ)
-    return 0
 
 
 def require_releasable(root: Path) -> None:
@@ -228,3 +193,9 @@ def _member(image: tarfile.TarFile, name: str) -> IO[bytes]:
 def _files(layer: IO[bytes]) -> list[str]:
     with tarfile.open(fileobj=layer) as files:
         return files.getnames()
+
+
+def record(references: str) -> None:
+    """Where the images were published, a JSON object by name, in manifests/images.toml."""
+    with edited() as document:
+        document["published"] = json.loads(references)
