@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ci.report.onnx import onnx_of
-from ci.report.programs import models_of, programs_of
-from ci.report.speakers import FIGURES, speakers_of
+from ci.report.programs import ProgramView, models_of, programs_of
+from ci.report.speakers import FIGURES, SpeakerView, speakers_of
 from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Report, Severity
 from provisioning.base.rendering.job_summary import markdown
@@ -67,7 +67,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     stages = [report for report in reports if verdict(report) != "not run"]
     ranks = {severity: rank for rank, severity in enumerate(Severity)}
     # An error is shown once: at its program, else at the top, else in the table.
-    shown = [*(programs.worst_first if programs else ()), *speakers]
+    shown: list[ProgramView | SpeakerView] = [*(programs.worst_first if programs else ()), *speakers]
     at_programs = {finding for program in shown for finding in program.findings}
     errors = [finding for finding in errors_of(reports) if finding not in at_programs]
     findings = [
