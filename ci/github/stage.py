@@ -16,6 +16,7 @@ from pathlib import Path
 from ci.engine.trouble import how_it_ended
 from ci.gate.supervision import death, log_of, memory_kills, process_of, report_of, supervise
 from ci.github.files import annotate, set_outputs
+from ci.report.collect import cleaned
 from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -84,6 +85,7 @@ def stage(environ: Mapping[str, str]) -> int:
         seconds=round(time.monotonic() - started, 3),
     )
     report = report_from(report_file, code, blank, log, memory_kills() - kills)
+    report = cleaned(report, started_in.absolute())
     if stage not in SILENT:
         report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
         report.write(reports)

@@ -124,7 +124,7 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
             if report.stage != path.stem:
                 raise ValueError(f"{path}: holds the report of {report.stage}")
             _began(report)
-            reports[report.stage] = _cleaned(report)
+            reports[report.stage] = cleaned(report, Parser.user_folder().absolute())
         except (OSError, ValueError) as error:
             fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
             if isinstance(error, AbsurdNumber):
@@ -133,17 +133,18 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
     return reports, problems
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any, folder: Path) -> Any:
     """A report that anybody may have written, with no text that steers a terminal or a CI runner, and with
-    paths as the user would write them."""
+    paths as a user in this folder would write them."""
     if isinstance(value, str) and not isinstance(value, Enum):
-        return visible(value).replace(f"{Parser.user_folder().absolute()}/", "")
+        return visible(value).replace(f"{folder}/", "")
     if isinstance(value, dict):
-        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
+        return {cleaned(name, folder): cleaned(inner, folder) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_cleaned, value))
+        return type(value)(cleaned(inner, folder) for inner in value)
     if isinstance(value, Report | Finding | Artifact):
-        return replace(value, **{part.name: _cleaned(getattr(value, part.name)) for part in fields(value)})
+        parts = {part.name: cleaned(getattr(value, part.name), folder) for part in fields(value)}
+        return replace(value, **parts)
     return value
 
 

@@ -15,8 +15,9 @@ import pytest
 from ci import github as verb
 from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup, stage
+from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Outcome
+from provisioning.base.findings import Outcome, Severity
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
@@ -175,6 +176,9 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of
         {"QNN_CI_TAGS": "pr"},
         {"QNN_CI_STAGES": "lowering"},
         {"QNN_CI_REQUIREMENTS": "requirements.txt"},
+        {"QNN_CI_RUNS_ON": '["self-hosted"]'},
+        {"QNN_CI_PREPARE": "make"},
+        {"QNN_CI_VARIABLES": "SIZE=small"},
         {"QNN_CI_SUITE": "a/models.toml"},
         {"QNN_CI_SUITE": "b/models.toml"},
         {"QNN_CI_SUITE": ",".join(file.name for file in many)},
@@ -420,6 +424,38 @@ def test_a_stage_whose_report_is_missing_or_belied_is_no_pass(
             text = text.replace(outcome.name, report_of(tmp_path, outcome))
     assert run_stage(tmp_path, monkeypatch, text) == code
     assert says in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("folder", "installed"), [("source", True), ("", False)])
+def test_another_repository_is_told_what_to_type_where_only_qnn_ci_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, installed: bool
+) -> None:
+    run_stage(
+        tmp_path,
+        monkeypatch,
+        f"env > {tmp_path}/env",
+        QNN_CI_FOLDER=folder or str(ROOT),
+        HF_TOKEN="",
+        PIP_INDEX_URL="https://somebody@index.example",
+    )
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    assert seen["QNN_CI_STARTED_IN"] == (str(tmp_path / folder) if folder else str(ROOT))
+    assert "HF_TOKEN" not in seen and seen["PIP_INDEX_URL"]
+    monkeypatch.delenv(SPELLED_INSTALLED, raising=False)
+    if spelled := seen.get(SPELLED_INSTALLED):
+        monkeypatch.setenv(SPELLED_INSTALLED, spelled)
+    assert session("validate").startswith("qnn-ci ") == installed
+
+
+def test_a_job_shows_paths_as_its_repository_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = StageRun("validate", "wheels", "x86_64-linux", "")
+    run.add("a-rule", Severity.ERROR, "net", f"{tmp_path}/source/ci/net.py is wrong")
+    report = run.finish().write(tmp_path)
+    copy = f"mkdir -p {tmp_path}/reports; cp {report} {tmp_path}/reports/validate.json; exit 1"
+    assert run_stage(tmp_path, monkeypatch, copy, QNN_CI_FOLDER="source") == 1
+    assert "net: ci/net.py is wrong" in capfd.readouterr().out
 
 
 def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
