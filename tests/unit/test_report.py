@@ -226,9 +226,10 @@ def test_an_error_stands_once_on_the_page_with_a_relative_path(tmp_path: Path) -
     other = Finding("elf", Severity.ERROR, "libQnnHtp.so", said, "")
     of_program.write(tmp_path)
     replace(programs("test_lowering", bert="fail")).write(tmp_path)
-    _report("validate", other, outcome=Outcome.FAIL).write(tmp_path)
+    of_onnx = replace(other, subject="bert/8a8w/SM8650", message="onnx has the same name")
+    _report("validate", other, of_onnx, outcome=Outcome.FAIL).write(tmp_path)
     page = text_of(read_page(html(collect(tmp_path))))
-    assert page.count("bert is too far off") == 1
+    assert page.count("bert is too far off") == page.count("onnx has the same name") == 1
     assert page.count("ci/bert.py is wrong") == 1 and said not in page
 
 
