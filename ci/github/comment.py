@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -22,13 +22,14 @@ from pydantic import ValidationError
 from ci.report.changes import (
     LANES,
     MOST_BYTES,
+    MOST_CHANGES,
+    MOST_PROGRAMS,
     WORSE,
     ChangedFigure,
     Changes,
     changes_of,
     in_words,
-    sparkline,
-    together,
+    rank,
 )
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named
@@ -277,6 +278,25 @@ def read(archive: bytes) -> Changes:
         ) from error
 
 
+def together(several: Sequence[Changes]) -> Changes:
+    """Of several calls of the gate, whose programs are different ones."""
+    since = {changes.since for changes in several}
+    worst_first = sorted((row for changes in several for row in changes.changes), key=rank)
+
+    def total(counts: Iterable[int]) -> int:
+        return min(MOST_PROGRAMS, sum(counts))
+
+    return Changes(
+        schema=1,
+        since=since.pop() if len(since) == 1 else "",
+        compared=total(changes.compared for changes in several),
+        not_compared=total(changes.not_compared for changes in several),
+        worse=total(changes.worse for changes in several),
+        changes=tuple(worst_first[:MOST_CHANGES]),
+        left_out=total([len(worst_first[MOST_CHANGES:]), *(changes.left_out for changes in several)]),
+    )
+
+
 def text_of(found: Changes | None, ended: Ended, place: str) -> str:
     """The comment. Of the file it has numbers, words of ours, and names through `code`."""
     mark = "✅" if ended.conclusion == "success" else "❌"
@@ -308,6 +328,15 @@ def row_of(change: ChangedFigure) -> str:
         sparkline(change.commits),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One sign for each value, by its height between the least and the greatest."""
+    signs = "▁▂▃▄▅▆▇"
+    low, high = min(values, default=0), max(values, default=0)
+    if low == high:
+        return signs[0] * len(values)
+    return "".join(signs[round((value - low) / (high - low) * (len(signs) - 1))] for value in values)
 
 
 def summary_of(changes: Changes) -> str:

@@ -110,7 +110,7 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report] | None = None
             for change in _worse(lane, name, history, tolerances):
                 found[lane, name, change.what] = change
     alone |= {(LANES[stage], one_line(key)[:LONGEST] or "?") for stage, key in lost if stage in LANES}
-    worst_first = sorted(found.values(), key=_rank)
+    worst_first = sorted(found.values(), key=rank)
     changes = Changes(
         schema=1,
         since=since.pop() if len(since) == 1 else "",
@@ -127,26 +127,7 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report] | None = None
     return changes
 
 
-def together(several: Sequence[Changes]) -> Changes:
-    """Of several calls of the gate, whose programs are different ones."""
-    since = {changes.since for changes in several}
-    worst_first = sorted((row for changes in several for row in changes.changes), key=_rank)
-
-    def total(counts: Iterable[int]) -> int:
-        return min(MOST_PROGRAMS, sum(counts))
-
-    return Changes(
-        schema=1,
-        since=since.pop() if len(since) == 1 else "",
-        compared=total(changes.compared for changes in several),
-        not_compared=total(changes.not_compared for changes in several),
-        worse=total(changes.worse for changes in several),
-        changes=tuple(worst_first[:MOST_CHANGES]),
-        left_out=total([len(worst_first[MOST_CHANGES:]), *(changes.left_out for changes in several)]),
-    )
-
-
-def _rank(change: ChangedFigure) -> tuple[int, str, str]:
+def rank(change: ChangedFigure) -> tuple[int, str, str]:
     """The worst first."""
     return list(WORSE).index(change.what), change.lane, change.program
 
@@ -170,15 +151,6 @@ def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> b
     if what in COSTS:
         return now > tolerances.costs[what].most(before)
     return now < before if what == "passed" else now > before
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """One sign for each value, by its height between the least and the greatest."""
-    signs = "▁▂▃▄▅▆▇"
-    low, high = min(values, default=0), max(values, default=0)
-    if low == high:
-        return signs[0] * len(values)
-    return "".join(signs[round((value - low) / (high - low) * (len(signs) - 1))] for value in values)
 
 
 def in_words(what: What, value: float) -> str:

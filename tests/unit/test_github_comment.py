@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 
 from ci.github import comment
 from ci.pipeline.history import add_history
-from ci.report.changes import MOST_BYTES, Changes, changes_of, sparkline
+from ci.report.changes import MOST_BYTES, Changes, changes_of
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
@@ -252,7 +252,7 @@ def test_a_report_that_is_none_is_an_error(tmp_path: Path) -> None:
     ("values", "line"), [([], ""), ([5], "▁"), ([1, 1, 1], "▁▁▁"), ([0, 6, 3], "▁▇▄"), ([9, 0], "▇▁")]
 )
 def test_a_line_of_signs_has_the_least_and_the_greatest_value(values: list[float], line: str) -> None:
-    assert sparkline(values) == line
+    assert comment.sparkline(values) == line
 
 
 def test_the_page_shows_what_is_written(tmp_path: Path) -> None:
