@@ -21,6 +21,7 @@ from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report
+from provisioning.base.places import Places
 from provisioning.base.rendering.text import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import StageRun
@@ -85,6 +86,9 @@ def stage(environ: Mapping[str, str]) -> int:
         seconds=round(time.monotonic() - started, 3),
     )
     report = report_from(report_file, code, blank, log, memory_kills() - kills)
+    if not report_file.exists():
+        places = Places.of(report.command)
+        report = replace(report, findings=tuple(map(places.located, report.findings)))
     report = cleaned(report, started_in.absolute())
     if stage not in SILENT:
         report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))

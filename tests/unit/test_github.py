@@ -458,6 +458,18 @@ def test_a_job_shows_paths_as_its_repository_has_them(
     assert "net: ci/net.py is wrong" in capfd.readouterr().out
 
 
+def test_what_a_stage_says_of_a_line_of_the_suite_is_annotated_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text("schema = 2\n[case.net]\nfactroy = 3\n")
+    monkeypatch.chdir(tmp_path)
+    text = f"echo 'error: {suite}:3: case.net.factroy: expected no such key'; exit 2"
+    typed = {"QNN_CI_STAGE": "test_lowering", "QNN_CI_ARGUMENTS": "--suite models.toml"}
+    assert run_stage(tmp_path, monkeypatch, text, **typed) == 2
+    assert "::error file=models.toml,line=3," in capfd.readouterr().out
+
+
 def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = tmp_path / "reports"
     StageRun("validate", "wheels", "x86_64-linux", "").finish(Outcome.PASS).write(reports)
