@@ -126,10 +126,6 @@ VERBS = {
     "image": Verb("ci.image.verb", "build a container image, or check that it can be rebuilt bit for bit"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
     "github": Verb("ci.github", "run a part of a GitHub workflow: --help names them"),
-    "release": Verb(
-        "ci.github.release_verb",
-        "make a release's files in dist/release; --check lists what is missing",
-    ),
 }
 
 if __name__ == "__main__":

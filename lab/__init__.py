@@ -10,6 +10,7 @@
     nox -s lab -- onnx_operators    the node test of each ONNX operator → onnx_tests.json
     nox -s lab -- upstream_reports  issues to file with ExecuTorch
     nox -s lab -- site              docs/ as a website in dist/site
+    nox -s lab -- release           what release.yml publishes
     nox -s lab -- pins              hand newer pins to the job that proposes them (update-pins.yml)
     nox -s bench -- NAME            a performance claim as a ratio, side by side: bench/NAME.py
     nox -s generate                 schemas and pages that are made from code and tables

@@ -31,7 +31,7 @@ from provisioning.base.settings import CLONE, profile_names  # noqa: E402
 from provisioning.base.units import aligned  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
-SESSIONS_ALONE = ("github", "image", "lock", "release")
+SESSIONS_ALONE = ("github", "image", "lock")
 """They work on our own sources, git history or images: sessions of a clone, and no verbs of `qnn-ci`."""
 
 MAP = {

@@ -324,7 +324,7 @@ def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
 
 def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str], *, whole: bool) -> None:
     """Print what was found and write the renderings; on GitHub also the annotations and the job's summary."""
-    from ci.report.publish import publish
+    from ci.report.html import publish
 
     _print("")
     colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
@@ -335,8 +335,7 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
         text = conclusion(reports, more, colour=colour, width=width, errors=ERRORS_SHOWN)
     write(text, sys.stdout)
     if _on_github(environ):
-        for report in reports:
-            write(github_annotations(report), sys.stdout)
+        write(github_annotations(reports), sys.stdout)
     page, _ = publish(reports, directory, environ)
     _print(f"the whole report: {page}")
 

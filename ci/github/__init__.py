@@ -7,33 +7,36 @@ GITHUB_ENV and GITHUB_STEP_SUMMARY name.
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Mapping
 
 EXAMPLES = """\
   python -m ci github plan
   QNN_CI_TARGETS=x86_64-linux python -m ci github place
   QNN_CI_STAGE=validate python -m ci github stage
-  QNN_CI_RESULT_STAGE=skipped python -m ci github verdict
 """
 
 PARTS = {
-    "plan": "choose the rows of manifests/gate.toml for a change, as the matrix of gate.yml",
-    "place": "print where the store of this selection is, and the key of its cache",
-    "setup": "provision the selection, and export its environment to later steps",
-    "packages": "install system packages that a stage needs and the runner lacks",
-    "stage": "run a session, then annotate the change and summarise the job from its report",
-    "results": "find the results of programs in GitHub's cache, and where to save them",
-    "wheels": "download the locked packages as wheels, for GitHub's cache",
-    "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
-    "changes": "write what became worse in a pull request, from the jobs' reports, for `comment`",
-    "comment": "write it into the one comment of the pull request, after the run that uploaded it",
-    "images": "push a release's images, or record their digests in the manifests",
-    "publish": "publish them as a release on GitHub: drafted, filled, then published",
+    "plan": ("plan", "choose the rows of manifests/gate.toml for a change, as the matrix of gate.yml"),
+    "place": ("setup", "print where the store of this selection is, and the key of its cache"),
+    "setup": ("setup", "provision the selection, and export its environment to later steps"),
+    "wheels": ("setup", "download the locked packages as wheels, for GitHub's cache"),
+    "stage": ("stage", "run a session, then annotate the change and summarise the job from its report"),
+    "changes": (
+        "comment",
+        "write what became worse in a pull request, from the jobs' reports, for `comment`",
+    ),
+    "comment": (
+        "comment",
+        "write it into the one comment of the pull request, after the run that uploaded it",
+    ),
 }
+"""Each a function of its name in this module."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
-    for name, summary in PARTS.items():
+    for name, (_, summary) in PARTS.items():
         parts.add_parser(name, help=summary, description=summary)
 
 
@@ -45,12 +48,25 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.errors import ToolkitError
     from provisioning.base.rendering.workflow_commands import command
 
-    module = importlib.import_module(f"ci.github.{args.part}")
+    module = importlib.import_module(f"ci.github.{PARTS[args.part][0]}")
     try:
-        code: int = module.run(os.environ)
+        code: int = getattr(module, args.part)(os.environ)
     except ToolkitError as error:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             text = "\n→ ".join(filter(None, (error.message, error.fix)))
-            sys.stdout.write(command("error", text, title=args.part) + "\n")
+            sys.stdout.write(
+                command("error", text, title=args.part, **_place(error.message, os.environ)) + "\n"
+            )
         raise
     return code
+
+
+def _place(message: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The file and line that a message begins with, if the calling repository has that file."""
+    from pathlib import Path
+
+    top = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
+    found = re.search(r"(\S+):([1-9]\d*): ", message)
+    if found and Path(found[1]).is_relative_to(top):
+        return {"file": Path(found[1]).relative_to(top).as_posix(), "line": found[2]}
+    return {}

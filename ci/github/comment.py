@@ -1,7 +1,8 @@
-"""The one comment of a pull request, written after its run by a job that may write and runs nothing of it.
+"""What became worse: found by the gate's last job, and later written into the pull request's one comment.
 
-Whoever opens a pull request decides what its jobs upload. So of the run only one small file is taken, which
-has to fit its schema. Which pull request it is, which commit and how the run ended are GitHub's own event.
+The comment is written by a job that may write and runs nothing of the pull request. Whoever opens one decides
+what its jobs upload. So of each call of the gate only one small file is taken, which has to fit its schema.
+Which pull request it is, which commit and how the run ended are GitHub's own event.
 """
 
 from __future__ import annotations
@@ -10,24 +11,41 @@ import json
 import re
 import sys
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from ci.github.changes import FILE
-from ci.report.changes import MOST_BYTES, WORSE, Changes, in_words, sparkline
-from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
+from ci.report.changes import (
+    LANES,
+    MOST_BYTES,
+    MOST_CHANGES,
+    MOST_PROGRAMS,
+    WORSE,
+    ChangedFigure,
+    Changes,
+    changes_of,
+    in_words,
+    rank,
+)
+from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
+from provisioning.base.files import write_named
+from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line
 from provisioning.base.rendering.job_summary import cell, code
 from provisioning.base.rendering.text import plural
 from provisioning.base.rendering.workflow_commands import command
 
+FILE = "comment.json"
 ARTIFACT = "qnn-ci-comment"
+"""Begins the name of each call's artifact."""
+
+MOST_CALLS = 20
+"""Of the gate, in one run."""
+
 AUTHOR = "github-actions[bot]"
 """Whose comments a workflow's token writes. Others may begin like ours."""
 
@@ -62,8 +80,18 @@ class Ended:
         return self.number, self.attempt
 
 
-class Api:
+class GitHubCalls(Protocol):
     """GitHub's API for one repository."""
+
+    def __call__(
+        self, method: str, path: str, body: Mapping[str, str] | None = None, **query: str | int
+    ) -> Any: ...
+
+    def download(self, path: str) -> bytes: ...
+
+
+class Api:
+    """The same by HTTP."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         import requests
@@ -121,26 +149,46 @@ def too_large() -> CheckFailed:
     return CheckFailed(f"the artifact {ARTIFACT} is larger than {MOST_BYTES:,} bytes: it is not read")
 
 
-def run(environ: Mapping[str, str]) -> int:
+def changes(environ: Mapping[str, str]) -> int:
+    """Read QNN_CI_REPORTS, the folder with the jobs' reports. Write comment.json there."""
+    folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", "")).absolute()
+    files = sorted(file for stage in LANES for file in folder.rglob(f"{stage}.json"))
+    try:
+        found = changes_of(map(Report.read, files))
+    except ValueError as error:
+        raise CheckFailed(str(error), fix="read the log of the job that uploaded it") from error
+    write_named(folder / FILE, found.as_json(), fix="name another folder with QNN_CI_REPORTS")
+    sys.stdout.write(
+        f"{found.worse} of {found.compared} programs became worse, {found.not_compared} not compared\n"
+    )
+    return 0
+
+
+def comment(environ: Mapping[str, str], api: GitHubCalls | None = None) -> int:
     """Read GITHUB_EVENT_PATH, the event `workflow_run`, and GH_TOKEN, which may write comments."""
     ended = ended_of(environ)
     if ended is None:
         sys.stdout.write("the run was not of a pull request: there is nothing to comment on\n")
         return 0
-    api = Api(environ)
+    api = api or Api(environ)
     pulls = [pull for pull in pulls_of(ended, api) if is_of(ended, pull)]
     if len(pulls) != 1:
         sys.stdout.write(
             f"{len(pulls)} open pull requests have {ended.commit[:12]} as their head: nothing is written\n"
         )
         return 0
-    changes = uploaded(ended, api)
-    if changes is None:
+    pull = int(pulls[0]["number"])
+    place = f"{environ.get('GITHUB_SERVER_URL', '')}/{environ['GITHUB_REPOSITORY']}/actions/runs/{ended.run}"
+    try:
+        found = uploaded(ended, api)
+    except ToolkitError:
+        write(pull, ended, text_of(None, ended, place), api, begin=False)
+        raise
+    if found is None:
         message = f"the run has no artifact {ARTIFACT}: give its call of gate.yml `comment: true`"
         sys.stdout.write(command("warning", message, title="comment") + "\n")
-        return 0
-    place = f"{environ.get('GITHUB_SERVER_URL', '')}/{environ['GITHUB_REPOSITORY']}/actions/runs/{ended.run}"
-    write(pulls[0]["number"], ended, text_of(changes, ended, place), api)
+    # What an earlier run said of another commit does not stay beside a run that says nothing.
+    write(pull, ended, text_of(found, ended, place), api, begin=found is not None)
     return 0
 
 
@@ -175,7 +223,7 @@ def ended_of(environ: Mapping[str, str]) -> Ended | None:
         raise UsageError(f"GITHUB_EVENT_PATH: no event of a run that has ended ({error!r})") from error
 
 
-def pulls_of(ended: Ended, api: Api) -> Iterator[Any]:
+def pulls_of(ended: Ended, api: GitHubCalls) -> Iterator[Any]:
     """Those that the event names; else the open ones of the fork's branch."""
     if ended.pulls:
         yield from (api("GET", f"pulls/{number}") for number in ended.pulls)
@@ -190,14 +238,18 @@ def is_of(ended: Ended, pull: Any) -> bool:
     return bool(at and pull["state"] == "open")
 
 
-def uploaded(ended: Ended, api: Api) -> Changes | None:
+def uploaded(ended: Ended, api: GitHubCalls) -> Changes | None:
     """What the run says; None if it says nothing. Raises CheckFailed for anything but our own form."""
-    listed = api("GET", f"actions/runs/{ended.run}/artifacts", name=ARTIFACT, per_page=100)["artifacts"]
-    # Not by GitHub's filter alone. Of an earlier attempt of the run there may be one too.
-    mine = sorted((row for row in listed if row["name"] == ARTIFACT), key=lambda row: int(row["id"]))
-    if not mine:
-        return None
-    return read(api.download(f"actions/artifacts/{int(mine[-1]['id'])}/zip"))
+    newest: dict[str, int] = {}
+    for row in pages(f"actions/runs/{ended.run}/artifacts", api, "artifacts"):
+        name, number = str(row["name"]), int(row["id"])
+        if name == ARTIFACT or name.startswith(f"{ARTIFACT}-"):
+            # Of an earlier attempt of the run there may be one of this name too.
+            newest[name] = max(number, newest.get(name, 0))
+    if len(newest) > MOST_CALLS:
+        raise CheckFailed(f"the run has {len(newest)} artifacts {ARTIFACT}: at most {MOST_CALLS} are read")
+    found = [read(api.download(f"actions/artifacts/{newest[name]}/zip")) for name in sorted(newest)]
+    return together(found) if found else None
 
 
 def read(archive: bytes) -> Changes:
@@ -210,7 +262,7 @@ def read(archive: bytes) -> Changes:
                 raise ValueError(f"its file is {in_line(info.filename)[:80]}")
             with files.open(info) as stream:
                 text = stream.read(MOST_BYTES + 1)
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # zipfile raises whatever its parts do for an archive that is none
         message = f"the artifact {ARTIFACT} is not one archive with {FILE} alone: {error}"
         raise CheckFailed(in_line(message)[:300]) from error
     if len(text) > MOST_BYTES:
@@ -226,33 +278,68 @@ def read(archive: bytes) -> Changes:
         ) from error
 
 
-def text_of(changes: Changes, ended: Ended, place: str) -> str:
+def together(several: Sequence[Changes]) -> Changes:
+    """Of several calls of the gate, whose programs are different ones."""
+    since = {changes.since for changes in several}
+    worst_first = sorted((row for changes in several for row in changes.changes), key=rank)
+
+    def total(counts: Iterable[int]) -> int:
+        return min(MOST_PROGRAMS, sum(counts))
+
+    return Changes(
+        schema=1,
+        since=since.pop() if len(since) == 1 else "",
+        compared=total(changes.compared for changes in several),
+        not_compared=total(changes.not_compared for changes in several),
+        worse=total(changes.worse for changes in several),
+        changes=tuple(worst_first[:MOST_CHANGES]),
+        left_out=total([len(worst_first[MOST_CHANGES:]), *(changes.left_out for changes in several)]),
+    )
+
+
+def text_of(found: Changes | None, ended: Ended, place: str) -> str:
     """The comment. Of the file it has numbers, words of ours, and names through `code`."""
     mark = "✅" if ended.conclusion == "success" else "❌"
+    said = summary_of(found) if found else "It says nothing of programs."
     lines = [
         f"<!-- qnn-ci run={ended.number} attempt={ended.attempt} -->",
         "### QNN: what became worse",
         "",
-        f"{mark} [The run]({place}) of {code(ended.commit[:12])} ended with {cell(ended.conclusion)}."
-        f" {_summary(changes)}",
+        f"{mark} [The run]({place}) of {code(ended.commit[:12])} ended with {cell(ended.conclusion)}. {said}",
     ]
-    head = ["", "| program | what | before | now | commits |", "| --- | --- | ---: | ---: | --- |"]
-    rows = [
-        f"| {code(change.lane)} {code(change.program)} | {WORSE[change.what]}"
-        f" | {in_words(change.what, change.before)} | {in_words(change.what, change.now)}"
-        f" | {sparkline(change.commits)} |"
-        for change in changes.changes
-    ]
-    room = LONGEST - sum(len(line) + 1 for line in (*lines, *head))
+    rows = list(map(row_of, found.changes)) if found else []
+    if not rows:
+        return "\n".join(lines) + "\n"
+    lines += ["", "| program | what | before | now | commits |", "| --- | --- | ---: | ---: | --- |"]
+    room = LONGEST - sum(len(line) + 1 for line in lines)
     shown = 0
     while shown < len(rows) and (room := room - len(rows[shown]) - 1) > 0:
         shown += 1
-    more = changes.left_out + len(rows) - shown
-    table = [*head, *rows[:shown]] if rows else []
-    return "\n".join([*lines, *table, *(["", f"And {more:,} more."] if more else [])]) + "\n"
+    more = len(rows) - shown + (found.left_out if found else 0)
+    return "\n".join([*lines, *rows[:shown], *(["", f"And {more:,} more."] if more else [])]) + "\n"
 
 
-def _summary(changes: Changes) -> str:
+def row_of(change: ChangedFigure) -> str:
+    cells = (
+        f"{code(change.lane)} {code(change.program)}",
+        WORSE[change.what],
+        in_words(change.what, change.before),
+        in_words(change.what, change.now),
+        sparkline(change.commits),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One sign for each value, by its height between the least and the greatest."""
+    signs = "▁▂▃▄▅▆▇"
+    low, high = min(values, default=0), max(values, default=0)
+    if low == high:
+        return signs[0] * len(values)
+    return "".join(signs[round((value - low) / (high - low) * (len(signs) - 1))] for value in values)
+
+
+def summary_of(changes: Changes) -> str:
     alone = f"{plural(changes.not_compared, 'program')} could not be compared."
     if not changes.compared:
         return alone
@@ -261,10 +348,12 @@ def _summary(changes: Changes) -> str:
     return f"{sentence} {alone}" if changes.not_compared else sentence
 
 
-def write(pull: int, ended: Ended, text: str, api: Api) -> None:
-    """Write the comment, unless a later run has. Of several, which two runs at once can make, the latest
-    stays."""
+def write(pull: int, ended: Ended, text: str, api: GitHubCalls, *, begin: bool) -> None:
+    """Write the comment, unless a later run has; `begin` one where there is none. Of several, which two runs
+    at once can make, the latest stays."""
     if not ours(pull, api):
+        if not begin:
+            return
         api("POST", f"issues/{pull}/comments", {"body": text})
     # Read again: another run may have written since.
     found = sorted(ours(pull, api), reverse=True)
@@ -280,15 +369,21 @@ def write(pull: int, ended: Ended, text: str, api: Api) -> None:
         api("DELETE", f"issues/comments/{number}")
 
 
-def ours(pull: int, api: Api) -> list[tuple[tuple[int, int], int]]:
+def ours(pull: int, api: GitHubCalls) -> Sequence[tuple[tuple[int, int], int]]:
     """The age of the run that wrote it, and the comment's number."""
     found = []
-    for page in range(1, MOST_PAGES + 1):
-        comments = api("GET", f"issues/{pull}/comments", per_page=100, page=page)
-        for comment in comments:
-            mark = MARK.match(comment["body"] or "")
-            if mark and (comment["user"] or {}).get("login") == AUTHOR:
-                found.append(((int(mark[1]), int(mark[2])), int(comment["id"])))
-        if len(comments) < 100:
-            break
+    for row in pages(f"issues/{pull}/comments", api):
+        mark = MARK.match(row["body"] or "")
+        if mark and (row["user"] or {}).get("login") == AUTHOR:
+            found.append(((int(mark[1]), int(mark[2])), int(row["id"])))
     return found
+
+
+def pages(path: str, api: GitHubCalls, key: str = "") -> Iterator[Any]:
+    """The rows of all pages of a list, which is below `key` of each answer."""
+    for page in range(1, MOST_PAGES + 1):
+        answer = api("GET", path, per_page=100, page=page)
+        rows = answer[key] if key else answer
+        yield from rows
+        if len(rows) < 100:
+            return

@@ -31,7 +31,7 @@ def summarise(markdown: str, environ: Mapping[str, str]) -> None:
 
 def annotate(report: Report, environ: Mapping[str, str]) -> None:
     """Show a stage's findings beside the change, and in the job's summary."""
-    sys.stdout.write(github_annotations(report))
+    sys.stdout.write(github_annotations([report]))
     summarise(markdown([report]), environ)
 
 

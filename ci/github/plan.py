@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ci.__main__ import VERBS
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.files import set_outputs, summarise
-from ci.github.place import SetupInputs, may_be_cached
+from ci.github.setup import SetupInputs, may_be_cached
 from ci.pipeline.stage_names import GATE_TABLE
 from ci.pipeline.suite_file import lanes, lanes_of
+from provisioning.base.command_line import STARTED_IN
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.foreign import in_line, visible
@@ -41,12 +43,13 @@ class Caller:
     is_self: bool = True
     """Whether it is this one."""
     suites: tuple[str, ...] = ()
-    """The caller's suites of that lane, as paths that the stages understand."""
+    """The caller's suites of that lane, as paths from its root."""
+    source: Path = ROOT
+    """Where it is checked out."""
     others: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The caller's suites of other lanes, by stage."""
     tags: tuple[str, ...] = ()
     socs: str = ""
-    """Whether it wants the programs that passed."""
     shards: int = 0
     """At most so many jobs for a stage of its suite, in place of the table's number."""
     minutes: int = 0
@@ -66,24 +69,20 @@ class Caller:
             return f"the profile {' or '.join(row.profiles)}"
         return ""
 
-    def skip_reason(self, row: CiJob) -> str:
-        """Why another repository does not run the row unless it names it."""
+    def has(self, row: CiJob) -> bool:
+        """Whether the row is about this repository: another one has those of its suites and of its tree."""
         if self.is_self:
-            return ""
-        if row.suite and not self.suites:
-            return "there is no suite, and it is not named in stages"
-        if self.suites_of(row):
-            return ""
-        return "it is about the toolkit, and not named in stages" if row.own else ""
+            return True
+        if row.executorch or row.suite:
+            return self.executorch if row.executorch else bool(self.suites)
+        return bool(self.suites_of(row)) or not row.own
 
 
 INPUTS = (
     *("QNN_CI_OCCASION", "QNN_CI_STAGES", "QNN_CI_PROFILE", "QNN_CI_SOC", "QNN_CI_SUITE", "QNN_CI_TAGS"),
-    *("QNN_CI_REQUIREMENTS", "QNN_CI_EXECUTORCH"),
+    *("QNN_CI_REQUIREMENTS", "QNN_CI_EXECUTORCH", "QNN_CI_RUNS_ON", "QNN_CI_PREPARE", "QNN_CI_VARIABLES"),
 )
 """What a call of gate.yml says of its work."""
-
-"""The stages that keep the programs that passed."""
 
 MOST_MINUTES = 6 * 60
 """GitHub ends a job of its own runners then."""
@@ -91,31 +90,31 @@ MOST_MINUTES = 6 * 60
 READABLE = 60
 """At most so many characters of a call's name are for people."""
 
-Matrix = Callable[[int, tuple[str, ...], str], list[dict[str, Any]]]
-"""`nox -s matrix`: at most so many shards, its other flags and the chips give its entries."""
+Matrix = Callable[[int, Sequence[str], Caller], list[dict[str, Any]]]
+"""`nox -s matrix`: at most so many shards, its other flags and who calls give its entries."""
 
 Shards = Callable[[int], Sequence[Mapping[str, Any]]]
 """The entries of the suite, in at most so many shards and in as few as are worth a job."""
 
 
-def matrix_entries(shards: int, flags: tuple[str, ...], socs: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
+def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[dict[str, Any]]:
+    typed = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
     # In the environment, as in the jobs: as flags they would get into the jobs' arguments. The requirements
     # are named from the calling repository's root here, and nothing is installed.
     environ = {name: value for name, value in os.environ.items() if name != "QNN_CI_REQUIREMENTS"}
-    done = captured(command, cwd=ROOT, env={**environ, "QNN_CI_SOC": socs})
+    folder = str(caller.source if caller.suites else ROOT)
+    done = captured(typed, cwd=ROOT, env={**environ, "QNN_CI_SOC": caller.socs, STARTED_IN: folder})
     sys.stderr.write(visible(done.stderr))
     if done.returncode:
-        message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
+        message, _, fix = done.stderr.strip().partition("\n  try: ")
         raise UsageError(
-            f"the session matrix ended with exit code {done.returncode}: {message}",
-            fix=session("matrix", *command[4:]),
+            message.removeprefix("error: ").split("\n")[0], fix=fix or session("matrix", *typed[4:])
         )
     entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
     return entries
 
 
-def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matrix = matrix_entries) -> int:
+def plan(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matrix = matrix_entries) -> int:
     """Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_STAGES, and what
     `caller_of` reads."""
     table = table or gate_table()
@@ -129,15 +128,15 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     caller = caller_of(environ)
     chosen, reasons = choose(table, rows, occasion, changed, caller, named=bool(stages.strip()))
     flags = suite_flags(occasion, caller)
-    shards = functools.cache(lambda most: matrix(most, tuple(flags), caller.socs))
+    shards = functools.cache(lambda most: matrix(most, flags, caller))
     if not stages.strip():
         merge(chosen, reasons, lambda most: shards(caller.shards or most))
     jobs = []
     for name, row in chosen.items():
-        mine = list(jobs_of(name, row, occasion, caller, flags, shards))
-        if not mine:
+        of_row = list(jobs_of(name, row, occasion, caller, flags, shards))
+        if not of_row:
             reasons[name] = "left out: the suite has no program for it"
-        jobs += mine
+        jobs += of_row
     for name, why in reasons.items():
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
     begin = artifact_name("reports", caller.call)
@@ -169,15 +168,15 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
                 f"the suite {name}: there is no such file in the calling repository",
                 fix="give gate.yml's input suite a path that begins at the repository's root",
             )
-        # Relative, because the job that runs it may have another workspace.
         for lane in lanes_of(file):
-            suites.setdefault(lane, []).append(os.path.relpath(file, ROOT))
+            suites.setdefault(lane, []).append(name)
     own = tuple(suites.pop(EXECUTORCH, ()))
     return Caller(
         profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
         executorch=environ.get("QNN_CI_EXECUTORCH") == "true",
         is_self=environ.get("QNN_CI_OWN", "true") == "true",
         suites=own,
+        source=source,
         others={stage: files for lane, files in suites.items() for stage in lanes()[lane].stages},
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
@@ -244,13 +243,15 @@ def choose(
     *,
     named: bool = False,
 ) -> tuple[dict[str, CiJob], dict[str, str]]:
-    """The rows to run, and for every row the reason why it runs or not.
+    """The rows to run, and for every row about this repository the reason why it runs or not.
 
     `changed` is None if it is not known. A row that the caller names runs on any occasion and in any
     repository; if it cannot, that is an error."""
     chosen: dict[str, CiJob] = {}
     reasons: dict[str, str] = {}
     for name, row in rows.items():
+        if not named and not caller.has(row):
+            continue
         lacking = caller.missing_input(row)
         if named and lacking:
             raise UsageError(
@@ -267,9 +268,6 @@ def choose(
             continue
         if row.replaces and (named or caller.is_self):
             reasons[name] = f"left out: it stands for {', '.join(row.replaces)}"
-            continue
-        if not named and (why := caller.skip_reason(row)):
-            reasons[name] = f"left out: {why}"
             continue
         ignored = table.ignored_by(row)
         cause = next((file for file in changed or () if not matches(file, ignored)), "")
@@ -332,6 +330,8 @@ def jobs_of(
             "minutes": (caller.minutes if theirs else 0) or row.minutes,
             "provision": row.provision,
             "targets": row.targets,
+            "environment": VERBS[row.stage].environment if row.stage in VERBS else "",
+            "theirs": theirs,
             "runner": row.runner,
             "submodules": "recursive" if row.submodules else "false",
             "packages": " ".join(row.packages),

@@ -1,35 +1,119 @@
-"""Provision a selection in a job, and export its environment to later steps."""
+"""The parts of setup-qnn: where the store is, with its cache's key; then what it lacks, and its environment.
+
+And the locked packages of a stage as wheels, which travel between runs by GitHub's cache.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ci.github.files import annotate, append, export, set_outputs
-from ci.github.place import SetupInputs, store_of
+from provisioning import pip_settings
+from provisioning.base.commands import captured
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import plural
 from provisioning.base.rendering.workflow_commands import command
 from provisioning.base.settings import (
+    DEFAULT_PROFILE,
     DEFAULT_SOC,
     DEFAULT_TARGET,
+    MANIFESTS,
     ROOT,
     Selection,
     dist_path,
     reports_path,
+    store_path,
 )
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
+from provisioning.lock_files import LOCKS, cpu_wheel
+from provisioning.python_environments import KEPT_WHEELS, TORCH
+
+SCHEMA = 2
+"""Raise it when older stores must not be reused."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
 
 
-def run(environ: Mapping[str, str]) -> int:
+@dataclass(frozen=True, slots=True)
+class SetupInputs:
+    """The inputs of setup-qnn and setup-ndk, from the environment."""
+
+    profile: str
+    components: tuple[str, ...]
+    targets: tuple[str, ...]
+    socs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> SetupInputs:
+        def several(name: str) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(environ.get(name, "").replace(",", " ").split()))
+
+        return cls(
+            environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
+            several("QNN_CI_COMPONENTS"),
+            several("QNN_CI_TARGETS"),
+            several("QNN_CI_SOC"),
+        )
+
+    def flags(self) -> list[str]:
+        """The flags for `provision`, which reads profile, SoCs and licences from the environment itself."""
+        flags = [part for name in self.components for part in ("--component", name)]
+        return flags + [part for name in self.targets for part in ("--target", name)]
+
+
+def place(environ: Mapping[str, str]) -> int:
+    """Tell later steps the store, the key of its cache, and whether it may be cached: a store of the
+    machine's own needs no cache, and nothing of a cache may come into it."""
+    wanted = SetupInputs.of(environ)
+    store = store_of(environ)
+    export({"QNN_CI_STORE": str(store)}, environ)
+    cacheable = may_be_cached(wanted) and not (store / "trees").exists()
+    outputs = {"store": str(store), "key": cache_key(wanted), "cacheable": str(cacheable).lower()}
+    set_outputs(outputs, environ)
+    return 0
+
+
+def store_of(environ: Mapping[str, str]) -> Path:
+    """QNN_CI_STORE, else a folder of the job; caches need the same path in every job."""
+    if not environ.get("QNN_CI_STORE") and (temp := environ.get("RUNNER_TEMP")):
+        return Path(temp) / "qnn-ci-store"
+    return store_path(None, environ)
+
+
+def cache_key(wanted: SetupInputs, manifests: Path = MANIFESTS) -> str:
+    digest = hashlib.sha256()
+    selection = [sorted(names) for names in (wanted.components, wanted.targets, wanted.socs)]
+    digest.update(json.dumps(selection).encode())
+    for name in (f"profiles/{wanted.profile}.toml", "socs.toml"):
+        digest.update(hashlib.sha256((manifests / name).read_bytes()).digest())
+    machine = f"{platform.system()}-{platform.machine()}".lower()
+    return f"qnn-ci-store-{SCHEMA}-{machine}-{wanted.profile}-{digest.hexdigest()[:32]}"
+
+
+def may_be_cached(wanted: SetupInputs) -> bool:
+    """False if a component has a licence: everybody who can open a pull request can read the cache."""
+    from provisioning.manifest import load_profile
+
+    components = load_profile(wanted.profile).components
+    return not any(
+        component.licence
+        for name, component in components.items()
+        if not wanted.components or str(name) in wanted.components
+    )
+
+
+def setup(environ: Mapping[str, str]) -> int:
     wanted = SetupInputs.of(environ)
     environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(wanted.socs)}
     if environ.get("QNN_CI_RESTORED"):
@@ -107,6 +191,39 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
         root, version = str(tree.root), tree.version
     export(dict.fromkeys(ALIASES.get(component, (variable,)), root), environ)
     return {"ndk-root": root, "version": version} if component == ANDROID_NDK else {}
+
+
+def wheels(environ: Mapping[str, str], locks: Path = LOCKS) -> int:
+    """Download the packages of QNN_CI_ENVIRONMENT as wheels into its folder of QNN_CI_WHEELS.
+
+    uv's own cache does not travel: it has packages unpacked, and nobody compares those with a hash again. A
+    wheel is installed by the hash that the lock file has. What cannot be had fails no job: the next run asks
+    the index, as this one did."""
+    name = environ["QNN_CI_ENVIRONMENT"]
+    folder, lock = Path(environ[KEPT_WHEELS], name), locks / f"{name}.txt"
+    if not _downloaded(["-r", str(lock)], folder, environ):
+        return 0
+    if "\n# torch: " in lock.read_text(encoding="utf-8"):
+        cpu = TORCH / "cpu.txt"
+        python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+        # As in an environment: of the user's index, else PyTorch's. Without it, each run asks them.
+        if not _downloaded(["-r", str(cpu)], folder, environ) and (url := cpu_wheel(python, cpu)):
+            _downloaded([f"torch @ {url}"], folder, environ)
+    for file in folder.iterdir():
+        if file.suffix != ".whl":  # the index has only its source, which is built where it is installed
+            file.unlink()
+    sys.stdout.write(f"{len(list(folder.iterdir()))} wheels of the environment {name}\n")
+    set_outputs({"new": "true"}, environ)
+    return 0
+
+
+def _downloaded(wanted: list[str], folder: Path, environ: Mapping[str, str]) -> bool:
+    typed = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    done = captured(
+        [*typed, "--dest", str(folder), *wanted], env={**environ, **pip_settings.pip_variables(environ)}
+    )
+    sys.stdout.write(visible(done.stdout + done.stderr))
+    return done.returncode == 0
 
 
 def _verb(arguments: list[str], environ: Mapping[str, str]) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,12 @@ from pathlib import Path
 from ci.engine.trouble import how_it_ended
 from ci.gate.supervision import death, log_of, memory_kills, process_of, report_of, supervise
 from ci.github.files import annotate, set_outputs
-from ci.github.packages import as_root
+from ci.report.collect import cleaned
 from provisioning.base.command_line import STARTED_IN, Parser
-from provisioning.base.commands import session
+from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report
+from provisioning.base.places import Places
 from provisioning.base.rendering.text import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import StageRun
@@ -33,15 +35,18 @@ OF_A_VERB = frozenset({"lab"})
 OF_THE_JOB = ("GITHUB_", "RUNNER_")
 """Variables of the job that would change what the tests see."""
 
+SECRETS = ("HF_TOKEN", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+"""Of gate.yml: empty in a pull request of a fork, which is no value."""
+
 ANNOTATE_THEMSELVES = frozenset({"gate", "report"})
 """Sessions that write annotations and a summary themselves."""
 
 SILENT = WITHOUT_REPORT | ANNOTATE_THEMSELVES
 
 
-def run(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_STAGE, QNN_CI_AS_ROOT (`true`), QNN_CI_ARGUMENTS and QNN_CI_VARIABLES. The last two are
-    split as a shell would, but never run by one."""
+def stage(environ: Mapping[str, str]) -> int:
+    """Read QNN_CI_STAGE, QNN_CI_AS_ROOT (`true`), QNN_CI_FOLDER (of the workspace, in which paths begin),
+    QNN_CI_ARGUMENTS and QNN_CI_VARIABLES. The last two are split as a shell would, but never run by one."""
     stage = environ.get("QNN_CI_STAGE", "")
     if not stage.replace("_", "").isalnum():
         raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", fix="`nox -l` lists them")
@@ -59,9 +64,13 @@ def run(environ: Mapping[str, str]) -> int:
         inner = {name: value for name, value in environ.items() if not name.startswith(OF_THE_JOB)}
     elif stage not in WITHOUT_REPORT:
         inner["QNN_CI_REPORTS"] = str(reports)
-    if not environ.get("QNN_CI_TOOLKIT"):
-        # Paths are of the job's workspace; in the gate's own jobs they are of the toolkit's folder.
-        inner[STARTED_IN] = str(Parser.user_folder())
+    # Paths are of the job's workspace; in jobs of gate.yml of one of the two repositories there.
+    folder = environ.get("QNN_CI_FOLDER")
+    started_in = Path(environ.get("GITHUB_WORKSPACE", ""), folder) if folder else Parser.user_folder()
+    inner[STARTED_IN] = str(started_in.absolute())
+    if started_in.resolve() != ROOT:
+        inner[SPELLED_INSTALLED] = "true"
+    inner = {name: value for name, value in inner.items() if value or name not in SECRETS}
     if source := environ.get("QNN_CI_EXECUTORCH"):
         inner["EXECUTORCH_ROOT"] = str(Path(environ.get("GITHUB_WORKSPACE", "")).absolute() / source)
     if stage not in ANNOTATE_THEMSELVES:
@@ -77,6 +86,10 @@ def run(environ: Mapping[str, str]) -> int:
         seconds=round(time.monotonic() - started, 3),
     )
     report = report_from(report_file, code, blank, log, memory_kills() - kills)
+    if not report_file.exists():
+        places = Places.of(report.command)
+        report = replace(report, findings=tuple(map(places.located, report.findings)))
+    report = cleaned(report, started_in.absolute())
     if stage not in SILENT:
         report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
         report.write(reports)
@@ -86,6 +99,19 @@ def run(environ: Mapping[str, str]) -> int:
     artifact = f"reports-{name}-{secrets.token_hex(4)}"
     set_outputs({"outcome": report.outcome.value, "report": str(report_file), "artifact": artifact}, environ)
     return code or (0 if report.outcome is Outcome.PASS else 1)
+
+
+def as_root(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The command for root, with these variables: sudo passes on none."""
+    with_variables = ["env", *(f"{name}={value}" for name, value in environ.items()), *command]
+    if os.geteuid() == 0:
+        return with_variables
+    if shutil.which("sudo") is None:
+        raise EnvironmentLacking(
+            f"{command[0]} needs root here, and there is no sudo",
+            fix="run the job as root, in a container",
+        )
+    return ["sudo", "--non-interactive", *with_variables]
 
 
 def split(text: str) -> list[str]:

@@ -17,6 +17,7 @@ from provisioning.base.foreign import one_line
 
 MOST_BYTES = 256_000
 MOST_CHANGES = 300
+MOST_PROGRAMS = 1_000_000
 LONGEST = 200
 SHARE = 0.01
 """A share of equal elements that is less by so much is less exact."""
@@ -65,13 +66,13 @@ class Changes(Model):
     schema_: Literal[1] = Field(alias="schema")
     since: Annotated[str, Field(pattern=COMMIT)]
     """The commit that was compared with; empty if there is none, or several."""
-    compared: Annotated[int, Field(ge=0, le=1_000_000)]
-    not_compared: Annotated[int, Field(ge=0, le=1_000_000)]
+    compared: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
+    not_compared: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     """Programs without figures of now or of an earlier commit."""
-    worse: Annotated[int, Field(ge=0, le=1_000_000)]
+    worse: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     """How many programs."""
     changes: Annotated[tuple[ChangedFigure, ...], Field(max_length=MOST_CHANGES)]
-    left_out: Annotated[int, Field(ge=0, le=1_000_000)]
+    left_out: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     """For which there was no room."""
 
     def as_json(self) -> str:
@@ -109,22 +110,26 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report] | None = None
             for change in _worse(lane, name, history, tolerances):
                 found[lane, name, change.what] = change
     alone |= {(LANES[stage], one_line(key)[:LONGEST] or "?") for stage, key in lost if stage in LANES}
-    order = list(WORSE)
-    every = sorted(found.values(), key=lambda change: (order.index(change.what), change.lane, change.program))
+    worst_first = sorted(found.values(), key=rank)
     changes = Changes(
         schema=1,
         since=since.pop() if len(since) == 1 else "",
         compared=len(compared),
         not_compared=len(alone - compared),
-        worse=len({(change.lane, change.program) for change in every}),
-        changes=tuple(every[:MOST_CHANGES]),
-        left_out=len(every[MOST_CHANGES:]),
+        worse=len({(change.lane, change.program) for change in worst_first}),
+        changes=tuple(worst_first[:MOST_CHANGES]),
+        left_out=len(worst_first[MOST_CHANGES:]),
     )
     while len(changes.as_json().encode()) > MOST_BYTES:
         kept = changes.changes[: len(changes.changes) * 3 // 4]
         out = changes.left_out + len(changes.changes) - len(kept)
         changes = changes.model_copy(update={"changes": kept, "left_out": out})
     return changes
+
+
+def rank(change: ChangedFigure) -> tuple[int, str, str]:
+    """The worst first."""
+    return list(WORSE).index(change.what), change.lane, change.program
 
 
 def _judged(row: Row) -> Row:
@@ -146,15 +151,6 @@ def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> b
     if what in COSTS:
         return now > tolerances.costs[what].most(before)
     return now < before if what == "passed" else now > before
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """One sign for each value, by its height between the least and the greatest."""
-    signs = "▁▂▃▄▅▆▇"
-    low, high = min(values, default=0), max(values, default=0)
-    if low == high:
-        return signs[0] * len(values)
-    return "".join(signs[round((value - low) / (high - low) * (len(signs) - 1))] for value in values)
 
 
 def in_words(what: What, value: float) -> str:

@@ -9,10 +9,20 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ci.report.models import of_one_model
+from ci.report.programs import of_one_model
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import joined, quoted, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import AbsurdNumber, Artifact, Finding, Outcome, Report, Severity, outcome_of
+from provisioning.base.findings import (
+    AbsurdNumber,
+    Artifact,
+    Finding,
+    Metric,
+    Outcome,
+    Report,
+    Severity,
+    outcome_of,
+)
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
 from provisioning.base.stage_run import RUN
@@ -20,33 +30,77 @@ from provisioning.base.stage_run import RUN
 GATE = "gate"
 """The gate's own report repeats the stages' reports, so it is left out beside them."""
 
+MERGE = "merge"
+"""The run of all reports of several jobs, and the stage of those that could not be read."""
+
 ONE_DAY = dt.timedelta(days=1)
 """Reports that began this much earlier than the newest do not belong on the same page."""
 
 
-def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str] = ()) -> list[Report]:
-    """Every stage's report: the expected stages first and in their order, then the others by name.
+def collect(directory: Path, expected: Sequence[str] = ()) -> list[Report]:
+    """Every stage's report: the expected stages first and in their order, then what was done of single
+    models, then the others by name.
 
     `expected` must have run, in the newest run. When it is empty, those are expected that the last gate was
-    to run, and other stages of the gate are shown as not run. A report of an earlier run says so, and a gate
-    takes its own run alone."""
+    to run. A report of an earlier run says so, and a gate takes its own run alone."""
     reports, problems = _read_all(directory)
     reports, left_out = _one_page(reports, expected)
     gate = reports.get(GATE)
-    others = () if expected else gate_stages
+    models = [stage for stage, report in reports.items() if of_one_model(report)]
     expected = list(dict.fromkeys(expected or _stages_of(gate)))
     rows: list[Report] = []
-    for stage in dict.fromkeys([*expected, *others, *reports, *left_out]):
+    for stage in dict.fromkeys([*expected, *models, *reports, *left_out]):
         if stage in reports:
             rows.append(_agreeing(reports[stage]))
         elif stage in expected:
             rows.append(did_not_run(stage, left_out.get(stage, f"there is no report of {stage}")))
         else:
-            rows.append(_not_asked(stage, left_out.get(stage, "it was not selected")))
+            rows.append(_not_asked(stage, left_out[stage]))
     rows = [report for report in rows if report.stage != GATE]
     if problems:
         rows.append(_stand_in("report", tuple(problems), session("report", "--reports", directory)))
     return rows
+
+
+def merge(folder: Path, into: Path) -> None:
+    """Write one report for each stage into `into`, of those of several jobs in folders below `folder`."""
+    by_stage: dict[str, list[Report]] = {}
+    problems: list[Finding] = []
+    for of_job in sorted([folder, *(path for path in folder.iterdir() if path.is_dir())]):
+        reports, unreadable = _read_all(of_job)
+        problems += unreadable
+        for stage, report in reports.items():
+            by_stage.setdefault(stage, []).append(report)
+    into.mkdir(parents=True, exist_ok=True)
+    for several in by_stage.values():
+        _merged(several).write(into)
+    if problems:
+        _stand_in(MERGE, tuple(problems), session("report", "--merge", folder)).write(into)
+
+
+def _merged(reports: Sequence[Report]) -> Report:
+    """Of shards of one stage. A figure that they do not share is none of all of them."""
+    first = reports[0]
+    metrics: dict[str, Metric] = {}
+    for name in dict.fromkeys(name for report in reports for name in report.metrics):
+        values = [report.metrics[name] for report in reports if name in report.metrics]
+        rows = [value for value in values if isinstance(value, dict)]
+        if len(rows) == len(values):
+            metrics[name] = {key: row for table in rows for key, row in table.items()}
+        elif all(value == values[0] for value in values):
+            metrics[name] = values[0]
+    ranks = list(Outcome)
+    return replace(
+        first,
+        outcome=max((report.outcome for report in reports), key=ranks.index),
+        started=min(report.started for report in reports),
+        seconds=sum(report.seconds for report in reports),
+        findings=tuple(dict.fromkeys(finding for report in reports for finding in report.findings)),
+        artifacts=tuple(artifact for report in reports for artifact in report.artifacts),
+        metrics=metrics,
+        command=first.command if len(reports) == 1 else session(first.stage),
+        run=MERGE,
+    )
 
 
 def did_not_run(stage: str, reason: str, *, asked_for: bool = False) -> Report:
@@ -70,7 +124,7 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
             if report.stage != path.stem:
                 raise ValueError(f"{path}: holds the report of {report.stage}")
             _began(report)
-            reports[report.stage] = _cleaned(report)
+            reports[report.stage] = cleaned(report, Parser.user_folder().absolute())
         except (OSError, ValueError) as error:
             fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
             if isinstance(error, AbsurdNumber):
@@ -79,16 +133,18 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
     return reports, problems
 
 
-def _cleaned(value: Any) -> Any:
-    """A report that anybody may have written, with no text that steers a terminal or a CI runner."""
+def cleaned(value: Any, folder: Path) -> Any:
+    """A report that anybody may have written, with no text that steers a terminal or a CI runner, and with
+    paths as a user in this folder would write them."""
     if isinstance(value, str) and not isinstance(value, Enum):
-        return visible(value)
+        return visible(value).replace(f"{folder}/", "")
     if isinstance(value, dict):
-        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
+        return {cleaned(name, folder): cleaned(inner, folder) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_cleaned, value))
+        return type(value)(cleaned(inner, folder) for inner in value)
     if isinstance(value, Report | Finding | Artifact):
-        return replace(value, **{part.name: _cleaned(getattr(value, part.name)) for part in fields(value)})
+        parts = {part.name: cleaned(getattr(value, part.name), folder) for part in fields(value)}
+        return replace(value, **parts)
     return value
 
 

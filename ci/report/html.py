@@ -1,19 +1,21 @@
-"""The page of all reports: what its templates show."""
+"""The page of all reports, whose templates show what is here; and the renderings beside the reports."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ci.report.lanes import onnx_of
-from ci.report.models import models_of
-from ci.report.programs import programs_of
-from ci.report.speakers import FIGURES, speakers_of
+from ci.report.onnx import onnx_of
+from ci.report.programs import ProgramView, models_of, programs_of
+from ci.report.speakers import FIGURES, SpeakerView, speakers_of
+from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Report, Severity
+from provisioning.base.rendering.job_summary import markdown
+from provisioning.base.rendering.junit_xml import junit
 from provisioning.base.rendering.pages import render
 from provisioning.base.rendering.text import (
     LOG,
@@ -28,6 +30,10 @@ from provisioning.base.rendering.text import (
     verdict,
     worst,
 )
+
+FIX = "choose another with -o or --reports"
+SHOWN_ERRORS = 8
+"""At the top; the others are in the table of findings."""
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -57,9 +63,19 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     started = min((report.started for report in reports if report.started), default="")
     programs, speakers = programs_of(reports), speakers_of(reports)
     anchors = {program.name: program.anchor for program in programs.worst_first} if programs else {}
+    anchors |= {speaker.name: speaker.anchor for speaker in speakers}
     stages = [report for report in reports if verdict(report) != "not run"]
     ranks = {severity: rank for rank, severity in enumerate(Severity)}
-    findings = [(report.stage, finding) for report in stages for finding in report.findings]
+    # An error is shown once: at its program, else at the top, else in the table.
+    shown: list[ProgramView | SpeakerView] = [*(programs.worst_first if programs else ()), *speakers]
+    at_programs = {finding for program in shown for finding in program.findings}
+    errors = [finding for finding in errors_of(reports) if finding not in at_programs]
+    findings = [
+        (report.stage, finding)
+        for report in stages
+        for finding in report.findings
+        if finding.severity is not Severity.ERROR or any(finding is error for error in errors[SHOWN_ERRORS:])
+    ]
     every = (finding for _, finding in findings)
     return render(
         TEMPLATES / "report.html.j2",
@@ -67,14 +83,15 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         script="page.js",
         title=f"{outcome.upper()}: {head}",
         outcome=outcome,
-        headline=f"{head[:1].upper()}{head[1:]}",
+        headline=head,
         started=started,
         when=re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d\+00:00$", r"\1 \2 UTC", started),
         profiles=", ".join(sorted({report.profile for report in reports if report.profile})),
         stages=[_stage(report, folder) for report in reports],
-        errors=errors_of(reports),
+        errors=errors[:SHOWN_ERRORS],
+        more_errors=len(errors[SHOWN_ERRORS:]),
         models=models_of(reports),
-        anchors=anchors | {speaker.name: speaker.anchor for speaker in speakers},
+        anchors=anchors,
         programs=programs,
         speakers=speakers,
         figure_names=list(FIGURES.values()),
@@ -105,3 +122,13 @@ def _href(file: str, folder: Path | None) -> str:
     """A relative link from a page in `folder` to a file below it; empty for a file elsewhere."""
     relative = ".." if folder is None else os.path.relpath(Path(file).absolute(), folder.absolute())
     return "" if relative.startswith("..") else quote(relative, errors="replace")
+
+
+def publish(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Write the page and JUnit beside the reports, and in a job on GitHub its summary."""
+    written = {directory / "index.html": html(reports, directory), directory / "junit.xml": junit(reports)}
+    for path, text in written.items():
+        write_named(path, text, fix=FIX)
+    if summary := environ.get("GITHUB_STEP_SUMMARY"):
+        write_named(Path(summary), markdown(reports), append=True)
+    return list(written)

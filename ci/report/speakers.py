@@ -6,9 +6,20 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ci.report.bars import Bar, bar_of, longest_of
 from ci.report.programs import anchor_of
-from ci.report.values import ORDER, Row, entries, mapping, number, rows_of, verdict_of, word
+from ci.report.values import (
+    ORDER,
+    Bar,
+    Row,
+    bar_of,
+    entries,
+    longest_of,
+    mapping,
+    number,
+    rows_of,
+    verdict_of,
+    word,
+)
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import size

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch, valued
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.commands import leave_out
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import SCHEMA, Outcome, Report
 from provisioning.base.rendering.code_scanning import code_quality, sarif
 from provisioning.base.rendering.job_summary import markdown
@@ -44,6 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the file to write [stdout; html: index.html in --reports]",
     )
     parser.add_argument("--reports", type=Path, help="where reports are [QNN_CI_REPORTS, reports/]")
+    valued(
+        parser,
+        "--merge",
+        "FOLDER",
+        "first make --reports of the reports of several jobs, each in a folder below this one",
+        type=Path,
+    )
     repeatable(parser, "--expect", "STAGE", "a stage that must have run")
     valued(
         parser,
@@ -56,13 +64,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.stage_names import stage_names
-    from ci.report.collect import collect
-    from ci.report.html import html
-    from ci.report.publish import FIX, publish
+    from ci.report.collect import collect, merge
+    from ci.report.html import FIX, html, publish
     from provisioning.base.files import write_named
 
     directory = reports_path(args.reports)
+    if args.merge:
+        if not args.merge.is_dir():
+            raise UsageError(f"--merge {args.merge}: there is no such folder", fix=leave_out("--merge"))
+        merge(args.merge, directory)
     if not directory.is_dir():
         raise EnvironmentLacking(
             f"there is no directory of reports at {directory}",
@@ -70,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.against:
         return worse_than(args.against, directory)
-    reports = collect(directory, stage_names(), args.expect or ())
+    reports = collect(directory, args.expect or ())
     output = args.output or (directory / "index.html" if args.format == "html" else None)
     if args.format is None or args.format == "console":
         text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
@@ -134,7 +144,7 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def _github(reports: Sequence[Report]) -> str:
-    return "".join(github_annotations(report) for report in reports if verdict(report) != "not run")
+    return github_annotations(report for report in reports if verdict(report) != "not run")
 
 
 RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 
 Command: TypeAlias = tuple[str, ...]
+
+SPELLED_INSTALLED = "QNN_CI_SPELLED_INSTALLED"
+"""Set in jobs of a repository that has no clone of ours: commands are printed for `qnn-ci`."""
 
 
 def quoted(*words: str | Path) -> str:
@@ -47,7 +51,8 @@ class Fix(str):
             else:
                 whole.append(tuple(map(str, part)))
             whole.append(following)
-        self = super().__new__(cls, _spelled(whole, CLONE))
+        clone = CLONE and not os.environ.get(SPELLED_INSTALLED)
+        self = super().__new__(cls, _spelled(whole, clone))
         self.parts = tuple(part for part in whole if part)
         return self
 

@@ -59,10 +59,13 @@ class UnknownName(UsageError):
 class ManifestError(UsageError):
     """A manifest that cannot be taken: names file, key, what was expected and what was found."""
 
-    def __init__(self, file: Path, key: str, *, expected: str, found: str, fix: str = "") -> None:
+    def __init__(
+        self, file: Path, key: str, *, expected: str, found: str, fix: str = "", line: int = 0
+    ) -> None:
+        place = f"{file}:{line}" if line else str(file)
         super().__init__(
-            f"{file}: {key}: expected {expected}, found {found}",
-            fix=fix or (f"correct {file}" if key.startswith("(") else f"correct {key} in {file}"),
+            f"{place}: {key}: expected {expected}, found {found}",
+            fix=fix or (f"correct {file}" if key.startswith("(") else f"correct {key} in {place}"),
         )
         self.file = file
         self.key = key

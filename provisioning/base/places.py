@@ -17,6 +17,9 @@ from provisioning.base.findings import Finding, Place
 
 _CASE = re.compile(r"""\s*\[+\s*case\s*\.\s*(?:"([^"]*)"|'([^']*)'|([\w-]+))\s*[.\]]""")
 
+_SAID = re.compile(r"(?:(?<=\()|(?<![^\s(]))[^\s()]+:[1-9]\d*(?=\)|: )")
+"""`(ci/net.py:5)`, or `ci/models.toml:7: …`, in a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -49,7 +52,8 @@ class Places:
         return replace(finding, place=next(filter(None, self._candidates(finding)), None))
 
     def _candidates(self, finding: Finding) -> Iterator[Place | None]:
-        for place in (finding.place, Place.read(finding.subject), Place(finding.subject)):
+        said = map(Place.read, _SAID.findall(finding.message))
+        for place in (finding.place, Place.read(finding.subject), Place(finding.subject), *said):
             for folder in self.folders if place else ():
                 yield place and self._in_repository(folder / place.file, place)
         case = finding.subject.partition("/")[0]

@@ -35,8 +35,9 @@ thresholds = { cosine = 0.99 }
 
 
 def adopter(folder: Path) -> Path:
-    """A repository with a suite, and the README's workflow, with one line more."""
-    workflow = example(ROOT / "README.md", "name: QNN\n") + "      comment: true\n"
+    """A repository with a suite, and the README's workflow, with a few lines more."""
+    more = "      comment: true\n      variables: SIZE=small\n      prepare: echo prepared ci/*\n"
+    workflow = example(ROOT / "README.md", "name: QNN\n") + more
     return repository(folder, {".github/workflows/qnn.yml": workflow, "ci/models.toml": SUITE})
 
 
@@ -45,6 +46,7 @@ case "$*" in
   "-m ci gate "*)
     shift 3
     echo "the gate of $QNN_CI_SOC: $*"
+    echo "a model of size $SIZE"
     exec "{python}" -m tests.support.gate_stage gate {stages} --reports "$QNN_CI_REPORTS" "$@" ;;
 esac
 exec "{python}" "$@"
@@ -70,12 +72,13 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_re
     assert results(jobs) == {
         "plan": "success",
         "programs": "failure",
-        "changes": "success",
+        "report": "success",
         "verdict": "failure",
     }, failures(jobs)
-    assert "uploaded 1 files as qnn-ci-comment" in jobs["changes"].log
+    assert re.search(r"uploaded 1 files as qnn-ci-comment-reports-wheels-models-\w{8}", jobs["report"].log)
     log = jobs["programs"].log
-    assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ../source/ci/models.toml" in log
+    assert "prepared ci/models.toml" in log and "a model of size small" in log
+    assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ci/models.toml" in log
     (error,) = [line for line in ANNOTATION.findall(log) if line.startswith("::error")]
     assert "fails-one" in error and "subject" in error
     assert re.search(r"files as reports-wheels-models-\w{8}-programs", log)

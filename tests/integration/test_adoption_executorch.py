@@ -18,7 +18,7 @@ on: [pull_request]
 permissions: {{}}
 jobs:
   qnn:
-    permissions: {{contents: read, actions: read}}
+    permissions: {{contents: read}}
     uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT # VERSION
     with:
       executorch: true
@@ -64,7 +64,7 @@ def test_its_buck_and_cmake_files_are_compared(tmp_path: Path, forgotten: bool) 
         files[targets] = files[targets].replace('"backends/lpai/*.cpp",', "")
     with machine(tmp_path / "run", repository(tmp_path / "my-executorch", files)) as github:
         jobs = run_gate(github)
-    expected = dict.fromkeys(("plan", "buck-parity", "verdict"), "success")
+    expected = dict.fromkeys(("plan", "buck-parity", "report", "verdict"), "success")
     if forgotten:
         expected |= dict.fromkeys(("buck-parity", "verdict"), "failure")
         assert any("lpai" in line for line in ANNOTATION.findall(jobs["buck-parity"].log))

@@ -28,12 +28,16 @@ MOST_BYTES = 1 << 17
 
 LATER = (
     *("ci.lanes.executorch.stage", "ci.lanes.onnx.stage", "ci.lanes.upstream.stage"),
-    *("ci.builds.emulator_runner", "ci.device.bundle.assemble", "ci.parity.fix", "ci.report.publish"),
+    *("ci.builds.emulator_runner", "ci.device.bundle.assemble", "ci.parity.fix"),
     *("ci.inspect.package", "ci.inspect.libraries", "ci.signing.lpai.sign", "ci.gate.table"),
     *("provisioning.store", "provisioning.validation.gather", "ci.gate.stage_output"),
     *("ci.pipeline.into_suite", "ci.pipeline.ran", "ci.pipeline.audit_table"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.user_program"),
-    *("ci.pipeline.output", "ci.pipeline.models.other_python", "ci.report.html", "ci.github.release"),
+    *(
+        "ci.pipeline.output",
+        "ci.pipeline.models.other_python",
+        "ci.report.html",
+    ),
     *("provisioning.sources.directory", "provisioning.validation.compiler"),
     *("filelock", "jinja2", "rich.console", "rich.table", "tomlkit"),
 )

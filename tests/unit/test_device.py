@@ -155,7 +155,7 @@ def test_device_stage_page_and_annotations_give_the_answers_of_diagnose(tmp_path
     assert [finding.fix for finding in reports[1].findings[1:]] == [answer.fix for answer in answers]
     died = death("test_delegate", "it ended", log, "qnn-ci test_delegate", 0)
     for report in reports:
-        for shown in (github_annotations(report), html([report])):
+        for shown in (github_annotations([report]), html([report])):
             assert all(answer.cause[:40] in shown for answer in answers)
     assert all(answer.cause in died.message for answer in answers) and answers[0].fix in died.fix
 

@@ -151,7 +151,7 @@ def test_a_module_is_named_in_full() -> None:
         if isinstance(first := node.values[0], ast.Constant) and re.match(_BEGINS, str(first.value))
     }
     assert built == {
-        "ci/github/__init__.py: f'ci.github.{args.part}'",
+        "ci/github/__init__.py: f'ci.github.{PARTS[args.part][0]}'",
         "provisioning/validation/__init__.py: f'provisioning.validation.{name}'",
     }
 

@@ -84,7 +84,7 @@ def test_a_finding_and_an_error_are_no_commands(capsys: pytest.CaptureFixture[st
     finding = Finding("lowering-factory", Severity.ERROR, EVIL, EVIL, EVIL)
     report = Report(EVIL, "wheels", "x86_64-linux", Outcome.FAIL, "", 1.0, (finding,), (), {"a": EVIL}, EVIL)
     assert steers(console(report, colour=False, width=100)) == []
-    annotations = github_annotations(report).splitlines()
+    annotations = github_annotations([report]).splitlines()
     assert len(annotations) == 1 and "##[" not in annotations[0] and "\x1b" not in annotations[0]
     show_error(CheckFailed(EVIL, fix=EVIL))
     assert steers(capsys.readouterr().err) == []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
 import shutil
-import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,15 @@ import pytest
 
 from ci import github as verb
 from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
-from ci.github import place, plan, publish, release, setup, stage, verdict
-from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
-from provisioning.base.findings import Outcome
+from ci.github import plan, setup, stage
+from provisioning.base.commands import SPELLED_INSTALLED, session
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Outcome, Severity
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
 from tests.support import engine, needs
 from tests.support.environments import write_sdk
-from tests.support.repositories import repository
 from tests.support.scripts import script
 from tests.support.typed import run_here
 from tests.support.workflows.commands import pairs
@@ -87,13 +85,13 @@ def adopter(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def in_one(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, Any]]:
+def in_one(most: int, flags: Sequence[str], caller: plan.Caller) -> list[dict[str, Any]]:
     """What `matrix` says of a small suite; it takes a process."""
     return [{"shard": "1/1", "arguments": "--shard 1/1"}]
 
 
 def planned(environ: dict[str, str], matrix: plan.Matrix = in_one) -> list[dict[str, str]]:
-    assert plan.run(environ, matrix=matrix) == 0
+    assert plan.plan(environ, matrix=matrix) == 0
     jobs: list[dict[str, str]] = json.loads(pairs(Path(environ["GITHUB_OUTPUT"]))["jobs"])
     return jobs
 
@@ -103,11 +101,26 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
 ) -> None:
     (job,) = planned(adopter, plan.matrix_entries)
     assert (job["name"], job["stage"]) == ("programs", "gate")
-    relative = os.path.relpath(Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml"), ROOT)
     assert shlex.split(job["arguments"]) == [
         *("--target", "x86_64-linux"),
-        *("--suite", relative),
+        *("--suite", "ci/my models.toml"),
     ]
+
+
+@pytest.mark.parametrize("occasion", ["gate", "nightly"])
+@pytest.mark.parametrize("suite", ["ci/my models.toml", "ci/onnx.toml", ""])
+def test_the_plan_of_another_repository_names_no_job_about_the_toolkit(
+    adopter: dict[str, str], tmp_path: Path, occasion: str, suite: str
+) -> None:
+    file = Path(adopter["GITHUB_WORKSPACE"], "source/ci/onnx.toml")
+    file.write_text('schema = 2\n[case.net]\nmodel = "net.onnx"\n[[case.net.run]]\nlane = "onnx"\n')
+    summary = tmp_path / "summary"
+    about = {"GITHUB_STEP_SUMMARY": str(summary), "QNN_CI_OCCASION": occasion, "QNN_CI_SUITE": suite}
+    jobs = planned({**adopter, **about})
+    rows = {line.split(" | ")[0].strip("| ") for line in summary.read_text().splitlines()[4:] if line}
+    known = {"validate"} | ({"lowering", "emulator", "programs"} if "my" in suite else set())
+    known |= {"onnx"} if "onnx" in suite else set()
+    assert rows == known and jobs and {job["name"] for job in jobs} <= known
 
 
 def test_requirements_of_the_calling_repository_are_not_looked_for_in_the_toolkit(
@@ -125,7 +138,7 @@ def test_an_onnx_suite_of_another_repository_goes_to_the_job_that_runs_onnx_mode
     suite.write_text('schema = 2\n[case.net]\nmodel = "net.onnx"\n[[case.net.run]]\nlane = "onnx"\n')
     both = planned({**adopter, "QNN_CI_SUITE": "ci/my models.toml, ci/onnx.toml"})
     assert [job["name"] for job in both] == ["programs", "onnx"]
-    assert shlex.split(both[1]["arguments"]) == ["--suite", os.path.relpath(suite, ROOT)]
+    assert shlex.split(both[1]["arguments"]) == ["--suite", "ci/onnx.toml"]
     assert "onnx.toml" not in both[0]["arguments"]
     alone = planned({**adopter, "QNN_CI_SUITE": "ci/onnx.toml"})
     assert [job["name"] for job in alone] == ["validate", "onnx"]
@@ -143,7 +156,7 @@ def test_a_suite_of_two_lanes_goes_to_the_jobs_of_both_and_each_runs_its_lane(
     programs, onnx = planned(adopter)
     assert (programs["name"], onnx["name"]) == ("programs", "onnx")
     assert programs["arguments"].endswith("--skip test_onnx")
-    assert shlex.split(onnx["arguments"]) == ["--suite", os.path.relpath(suite, ROOT)]
+    assert shlex.split(onnx["arguments"]) == ["--suite", "ci/my models.toml"]
 
 
 def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of_their_own(
@@ -163,6 +176,9 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of
         {"QNN_CI_TAGS": "pr"},
         {"QNN_CI_STAGES": "lowering"},
         {"QNN_CI_REQUIREMENTS": "requirements.txt"},
+        {"QNN_CI_RUNS_ON": '["self-hosted"]'},
+        {"QNN_CI_PREPARE": "make"},
+        {"QNN_CI_VARIABLES": "SIZE=small"},
         {"QNN_CI_SUITE": "a/models.toml"},
         {"QNN_CI_SUITE": "b/models.toml"},
         {"QNN_CI_SUITE": ",".join(file.name for file in many)},
@@ -176,7 +192,7 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of
 
 
 def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: dict[str, str]) -> None:
-    def entries(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, str]]:
+    def entries(most: int, flags: Sequence[str], caller: plan.Caller) -> list[dict[str, str]]:
         return [{"shard": f"{n}/{most}", "arguments": f"--shard {n}/{most}"} for n in range(1, most + 1)]
 
     large = {**adopter, "QNN_CI_SHARDS": "20", "QNN_CI_MINUTES": "240"}
@@ -228,7 +244,7 @@ def test_only_what_jobs_share_and_a_cache_may_hold_is_provisioned_for_them(
     tmp_path: Path, stages: str, profile: str, targets: str
 ) -> None:
     output = tmp_path / "output"
-    plan.run({"GITHUB_OUTPUT": str(output), "QNN_CI_STAGES": stages, "QNN_CI_PROFILE": profile})
+    plan.plan({"GITHUB_OUTPUT": str(output), "QNN_CI_STAGES": stages, "QNN_CI_PROFILE": profile})
     assert pairs(output)["targets"] == targets
 
 
@@ -238,7 +254,22 @@ def test_a_suite_that_is_not_in_the_calling_repository_is_an_error(
 ) -> None:
     (tmp_path / "outside.toml").write_text("schema = 2\n")
     with pytest.raises(UsageError, match=name):
-        plan.run({**adopter, "QNN_CI_SUITE": name})
+        plan.plan({**adopter, "QNN_CI_SUITE": name})
+
+
+def test_a_misspelt_key_of_a_suite_is_annotated_at_its_line_with_the_right_one(
+    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml")
+    suite = suite.rename(suite.with_name("models.toml"))
+    suite.write_text(suite.read_text().replace('precision = "8a8w"', 'precison = "8a8w"'))
+    for name, value in {**adopter, "QNN_CI_SUITE": "ci/models.toml", "GITHUB_ACTIONS": "true"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as caught:
+        run_here(verb, "plan")
+    assert "precision?" in caught.value.fix
+    line = suite.read_text().splitlines().index('precison = "8a8w"') + 1
+    assert f"::error title=plan,file=ci/models.toml,line={line}::" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stages", ["buck_parity", "validate, build_x86"])
@@ -246,7 +277,7 @@ def test_a_named_job_that_cannot_run_is_an_error_and_no_job_less(
     adopter: dict[str, str], stages: str
 ) -> None:
     with pytest.raises(UsageError, match="executorch"):
-        plan.run({**adopter, "QNN_CI_STAGES": stages})
+        plan.plan({**adopter, "QNN_CI_STAGES": stages})
 
 
 @pytest.mark.parametrize(
@@ -268,7 +299,7 @@ def test_what_changed_since_an_unknown_commit_is_not_known(base: str) -> None:
     assert plan.changed_files(base) is None
 
 
-WANTED = place.SetupInputs("wheels", (), ("x86_64-linux",), ("SM8650",))
+WANTED = setup.SetupInputs("wheels", (), ("x86_64-linux",), ("SM8650",))
 
 
 @pytest.mark.parametrize("changed", ["profiles/wheels.toml", "socs.toml"])
@@ -276,10 +307,10 @@ def test_the_caches_key_follows_the_manifests(tmp_path: Path, changed: str) -> N
     for name in ("profiles/wheels.toml", "socs.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((MANIFESTS / name).read_bytes())
-    assert place.cache_key(WANTED, tmp_path) == place.cache_key(WANTED)
+    assert setup.cache_key(WANTED, tmp_path) == setup.cache_key(WANTED)
     with (tmp_path / changed).open("a") as stream:
         stream.write("# changed\n")
-    assert place.cache_key(WANTED, tmp_path) != place.cache_key(WANTED)
+    assert setup.cache_key(WANTED, tmp_path) != setup.cache_key(WANTED)
 
 
 @pytest.mark.parametrize(
@@ -294,11 +325,10 @@ def test_what_a_licence_was_accepted_for_is_never_cached(
     tmp_path: Path, profile: str, components: str, cached: str
 ) -> None:
     environ = {"QNN_CI_PROFILE": profile, "QNN_CI_COMPONENTS": components, "RUNNER_TEMP": str(tmp_path)}
-    assert place.run({**environ, "GITHUB_OUTPUT": str(tmp_path / "output")}) == 0
+    assert setup.place({**environ, "GITHUB_OUTPUT": str(tmp_path / "output")}) == 0
     outputs = pairs(tmp_path / "output")
     assert outputs["cacheable"] == cached
-    assert outputs["key"] == place.cache_key(place.SetupInputs.of(environ))
-    assert outputs["save"].startswith(f"{outputs['key']}-"), "what one run saves, a later one may replace"
+    assert outputs["key"] == setup.cache_key(setup.SetupInputs.of(environ))
 
 
 @pytest.mark.parametrize(("chosen", "exported"), [("", ""), ("SM8750, SM8650", "SM8750,SM8650")])
@@ -311,7 +341,7 @@ def test_later_steps_have_the_chips_that_were_chosen_and_no_other(
     paths = {"GITHUB_ENV": "env", "GITHUB_PATH": "path", "QNN_SDK_ROOT": "sdk", "QNN_CI_STORE": "store"}
     places = {name: str(tmp_path / path) for name, path in paths.items()}
     assert (
-        setup.run({**os.environ, **places, "QNN_CI_SOC": chosen, "QNN_CI_REPORTS": places["QNN_CI_STORE"]})
+        setup.setup({**os.environ, **places, "QNN_CI_SOC": chosen, "QNN_CI_REPORTS": places["QNN_CI_STORE"]})
         == 0
     )
     variables = pairs(tmp_path / "env")
@@ -325,7 +355,7 @@ def test_no_verdict_comes_with_a_restored_store(tmp_path: Path, restored: str) -
     entry.parent.mkdir(parents=True)
     entry.touch()
     environ = {"RUNNER_TEMP": str(tmp_path), "QNN_CI_PROFILE": "none", "QNN_CI_RESTORED": restored}
-    assert setup.run({**os.environ, **environ, "QNN_CI_STORE": ""}) == 2
+    assert setup.setup({**os.environ, **environ, "QNN_CI_STORE": ""}) == 2
     assert entry.exists() == (not restored)
 
 
@@ -338,7 +368,7 @@ def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(
         "QNN_CI_STORE": str(tmp_path / "store"),
         "QNN_CI_REPORTS": str(tmp_path / "reports"),
     }
-    assert setup.run(environ) == 3
+    assert setup.setup(environ) == 3
     assert "::error title=provision" in capfd.readouterr().out
 
 
@@ -354,7 +384,7 @@ def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, **more
         "QNN_CI_STAGE": "validate",
         **more,
     }
-    return stage.run(environ)
+    return stage.stage(environ)
 
 
 def report_of(tmp_path: Path, outcome: Outcome) -> str:
@@ -394,6 +424,50 @@ def test_a_stage_whose_report_is_missing_or_belied_is_no_pass(
             text = text.replace(outcome.name, report_of(tmp_path, outcome))
     assert run_stage(tmp_path, monkeypatch, text) == code
     assert says in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("folder", "installed"), [("source", True), ("", False)])
+def test_another_repository_is_told_what_to_type_where_only_qnn_ci_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, installed: bool
+) -> None:
+    run_stage(
+        tmp_path,
+        monkeypatch,
+        f"env > {tmp_path}/env",
+        QNN_CI_FOLDER=folder or str(ROOT),
+        HF_TOKEN="",
+        PIP_INDEX_URL="https://somebody@index.example",
+    )
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    assert seen["QNN_CI_STARTED_IN"] == (str(tmp_path / folder) if folder else str(ROOT))
+    assert "HF_TOKEN" not in seen and seen["PIP_INDEX_URL"]
+    monkeypatch.delenv(SPELLED_INSTALLED, raising=False)
+    if spelled := seen.get(SPELLED_INSTALLED):
+        monkeypatch.setenv(SPELLED_INSTALLED, spelled)
+    assert session("validate").startswith("qnn-ci ") == installed
+
+
+def test_a_job_shows_paths_as_its_repository_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = StageRun("validate", "wheels", "x86_64-linux", "")
+    run.add("a-rule", Severity.ERROR, "net", f"{tmp_path}/source/ci/net.py is wrong")
+    report = run.finish().write(tmp_path)
+    copy = f"mkdir -p {tmp_path}/reports; cp {report} {tmp_path}/reports/validate.json; exit 1"
+    assert run_stage(tmp_path, monkeypatch, copy, QNN_CI_FOLDER="source") == 1
+    assert "net: ci/net.py is wrong" in capfd.readouterr().out
+
+
+def test_what_a_stage_says_of_a_line_of_the_suite_is_annotated_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text("schema = 2\n[case.net]\nfactroy = 3\n")
+    monkeypatch.chdir(tmp_path)
+    text = f"echo 'error: {suite}:3: case.net.factroy: expected no such key'; exit 2"
+    typed = {"QNN_CI_STAGE": "test_lowering", "QNN_CI_ARGUMENTS": "--suite models.toml"}
+    assert run_stage(tmp_path, monkeypatch, text, **typed) == 2
+    assert "::error file=models.toml,line=3," in capfd.readouterr().out
 
 
 def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,145 +520,14 @@ def test_checks_that_a_row_of_integration_tests_cannot_run_make_it_red() -> None
         assert {*needs.PACKAGES.values(), *engine.PROGRAMS.values()} <= {*row.packages, *on_the_runner}
 
 
-@pytest.mark.parametrize(
-    ("results", "code"),
-    [
-        (["success", "success"], 0),
-        (["success", "failure"], 1),
-        (["cancelled", "success"], 1),
-        (["success", "left out"], 1),
-    ],
-)
-def test_only_success_is_success(
-    results: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    environ = {f"{verdict.RESULT}JOB{n}": result for n, result in enumerate(results)}
-    environ["GITHUB_STEP_SUMMARY"] = str(tmp_path / "s")
-    assert verdict.run(environ) == code
-    assert capsys.readouterr().out.count("::error") == sum(r != "success" for r in results)
-
-
-def test_a_verdict_on_nothing_is_an_error() -> None:
-    with pytest.raises(UsageError):
-        verdict.run({"QNN_CI_RESULTS": "success"})
-
-
-RELEASED = {
-    "pyproject.toml": '[project]\nname = "x"\nversion = "1.2"\n'
-    '[project.urls]\nRepository = "https://github.com/a/b"\n',
-    "CHANGELOG.md": "## 1.2.1\n\n- Not yet.\n\n## 1.2 (2026-01-02)\n\n- Faster.\n\n## 1.1\n\n- Old.\n",
-}
-
-
-def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksums_are_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05+0000")
-    first = repository(tmp_path / "one", RELEASED)
-    subprocess.run(["git", "clone", "-q", first, tmp_path / "other"], check=True)
-    releases = []
-    for root, kind, name in ((first, "tag", "v1.2"), (tmp_path / "other", "branch", "main")):
-        about = {"GITHUB_REF_TYPE": kind, "GITHUB_REF_NAME": name, "GITHUB_OUTPUT": str(tmp_path / kind)}
-        release.make(about, root)
-        releases.append({path.name: path.read_bytes() for path in (root / "dist" / "release").iterdir()})
-    assert releases[0] == releases[1]
-    sums = releases[0].pop("SHA256SUMS").decode().splitlines()
-    assert sorted(sums) == sorted(
-        f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in releases[0].items()
-    )
-    assert pairs(tmp_path / "tag") == {"archive": "qnn-ci-1.2.tar.gz", "sbom": "qnn-ci-1.2.cdx.json"}
-    bill = json.loads(releases[0]["qnn-ci-1.2.cdx.json"])
-    assert bill["metadata"]["timestamp"] == "2026-01-02T03:04:05+00:00"
-    assert releases[0]["qnn-ci-1.2.tar.gz"][4:8] == bytes(4)  # where gzip would say when
-
-
-def test_a_tag_that_is_not_the_version_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"v9\.9"):
-        release.make({"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v9.9"})
-
-
-@pytest.mark.parametrize(("file", "kept"), [("pyproject.toml", "a/b"), ("docs/page.md", "the example")])
-def test_a_release_names_the_address_of_its_owner(file: str, kept: str, tmp_path: Path) -> None:
-    files = {**RELEASED, "docs/page.md": "uses: the example\n"}
-    release.require_releasable(repository(tmp_path / "owned", files))
-    left = {**files, file: files[file].replace(kept, "OWNER/qnn-ci")}
-    with pytest.raises(CheckFailed):
-        release.require_releasable(repository(tmp_path / "left", left))
-
-
-@dataclass
-class GitHubCli:
-    """A program gh that writes down how it is called, and fails at what it is told to."""
-
-    root: Path
-    log: Path
-
-    def publish(self) -> int:
-        about = {"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v1.2", "QNN_CI_RELEASE": "dist/release"}
-        return publish.run({**about, "GITHUB_WORKSPACE": str(self.root)}, self.root)
-
-    def calls(self) -> list[str]:
-        return self.log.read_text().splitlines() if self.log.exists() else []
-
-
-@pytest.fixture
-def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHubCli:
-    root = repository(tmp_path / "released", RELEASED)
-    text = f"""
-if [ "$2" = view ]; then
-  echo "$GH_VIEW"
-  [ -n "$GH_VIEW" ] || echo 'release not found' >&2
-  [ -n "$GH_VIEW" ]
-  exit
-fi
-echo "$@" >> {tmp_path}/calls
-[ "$2" != "$GH_FAILS" ]"""
-    program = script(tmp_path / "bin" / "gh", text)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    release.make({}, root)
-    return GitHubCli(root, tmp_path / "calls")
-
-
-def test_a_release_that_could_not_be_filled_stays_a_draft_and_the_next_try_fills_it(
-    gh: GitHubCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GH_FAILS", "upload")
-    with pytest.raises(UpstreamError):
-        gh.publish()
-    assert [line.split()[1] for line in gh.calls()] == ["create", "upload"]
-    monkeypatch.setenv("GH_FAILS", "")
-    monkeypatch.setenv("GH_VIEW", '{"isDraft": true}')
-    assert gh.publish() == 0
-    assert [line.split()[1] for line in gh.calls()[2:]] == ["edit", "upload", "edit"]
-
-
-def test_nothing_is_published_twice_or_with_other_bytes_than_were_attested(
-    gh: GitHubCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GH_VIEW", '{"isDraft": false}')
-    with pytest.raises(CheckFailed, match=r"v1\.2"):
-        gh.publish()
-    monkeypatch.setenv("GH_VIEW", "")
-    (gh.root / "dist" / "release" / "more").touch()
-    with pytest.raises(CheckFailed, match="more"):
-        gh.publish()
-    assert gh.calls() == []
-
-
 def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
     assert list(plan.named_only(ROWS, "tests, always")) == ["always", "some"]
     with pytest.raises(UsageError, match="nonsense"):
         plan.named_only(ROWS, "nonsense")
 
 
-@pytest.mark.parametrize(("result", "code"), [("success", 0), ("skipped", 1)])
-def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, result: str, code: int) -> None:
-    monkeypatch.setenv(f"{verdict.RESULT}STAGE", result)
-    assert run_here(verb, "verdict") == code
-
-
 def test_inputs_become_flags_whatever_separates_them() -> None:
-    wanted = place.SetupInputs.of(
+    wanted = setup.SetupInputs.of(
         {"QNN_CI_TARGETS": "x86_64-linux, aarch64-android", "QNN_CI_COMPONENTS": "qnn-sdk"}
     )
     assert wanted.flags() == [

@@ -5,47 +5,132 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+import threading
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
 
-from ci.github import changes, comment
+from ci.github import comment
 from ci.pipeline.history import add_history
-from ci.report.changes import MOST_BYTES, Changes, changes_of, sparkline
+from ci.report.changes import MOST_BYTES, Changes, changes_of
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
-from tests.support.comment_api import FORK, NAME, OWNER, TOKEN, GitHub, event, github
 from tests.support.program_reports import report_of
 from tests.support.repositories import IDENTITY, repository
 
 SHA, NEWER = "3c4d5e6f" * 5, "deadbeef" * 5
 
 
+OWNER, NAME = "somebody", "models"
+REPOSITORY, FORK = 11, 22
+"""Numbers of the repository, and of a fork of it."""
+
+
+@dataclass
+class GitHub:
+    """What GitHub has of one repository, for the job that comments."""
+
+    pulls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    artifacts: dict[int, tuple[int, str, bytes]] = field(default_factory=dict)
+    """By number: of which run, its name and its archive."""
+    comments: dict[int, dict[str, Any]] = field(default_factory=dict)
+    before: Callable[[str], None] = lambda method: None
+    """Called before each request is answered: what others do meanwhile."""
+
+    def pull(self, number: int, sha: str, repository: int = REPOSITORY, branch: str = "change") -> None:
+        head = {"sha": sha, "ref": branch, "repo": {"id": repository}}
+        self.pulls[number] = {"number": number, "state": "open", "head": head}
+
+    def upload(self, run: int, text: bytes, name: str = comment.ARTIFACT) -> None:
+        self.artifacts[len(self.artifacts) + 1] = (run, name, archive(comment__json=text))
+
+    def comment(self, body: str, author: str = comment.AUTHOR) -> None:
+        number = len(self.comments) + 1
+        self.comments[number] = {"id": number, "body": body, "user": {"login": author}}
+
+    @property
+    def bodies(self) -> list[str]:
+        return [row["body"] for row in self.comments.values()]
+
+    def download(self, path: str) -> bytes:
+        return self.artifacts[int(path.split("/")[2])][2]
+
+    def __call__(
+        self, method: str, path: str, body: Mapping[str, str] | None = None, **query: str | int
+    ) -> Any:
+        self.before(method)
+        kind, last = path.split("/")[0], path.split("/")[-1]
+        first = (int(query.get("page", 1)) - 1) * int(query.get("per_page", 30))
+        if kind == "actions":
+            run = int(path.split("/")[2])
+            rows = [{"id": n, "name": name} for n, (of, name, _) in self.artifacts.items() if of == run]
+            return {"artifacts": rows[first : first + 100]}
+        if kind == "pulls":
+            return self.pulls[int(last)] if last.isdecimal() else list(self.pulls.values())
+        if method == "GET":
+            return list(self.comments.values())[first : first + 100]
+        if method == "DELETE":
+            return self.comments.pop(int(last)) and None
+        text = (body or {})["body"]
+        assert 0 < len(text) <= 65_536, "GitHub refuses more"
+        if method == "PATCH":
+            self.comments[int(last)]["body"] = text
+        else:
+            self.comment(text)
+        return None
+
+
+def event(folder: Path, sha: str, **of_run: Any) -> dict[str, str]:
+    """The environment of the job after a run of a pull request from this repository."""
+    run = {
+        "id": 7,
+        "run_number": 3,
+        "run_attempt": 1,
+        "event": "pull_request",
+        "conclusion": "success",
+        "head_sha": sha,
+        "head_branch": "change",
+        "head_repository": {"id": REPOSITORY, "owner": {"login": OWNER}},
+        "pull_requests": [{"number": 5, "base": {"repo": {"id": REPOSITORY}}}],
+        **of_run,
+    }
+    file = folder / "event.json"
+    file.write_text(json.dumps({"workflow_run": run, "repository": {"id": REPOSITORY}}), encoding="utf-8")
+    return {
+        "GITHUB_EVENT_NAME": "workflow_run",
+        "GITHUB_EVENT_PATH": str(file),
+        "GITHUB_SERVER_URL": "https://github.com",
+        "GITHUB_REPOSITORY": f"{OWNER}/{NAME}",
+    }
+
+
 @pytest.fixture
-def hub() -> Iterator[GitHub]:
-    with github() as state:
-        state.pull(5, SHA)
-        yield state
+def hub() -> GitHub:
+    state = GitHub()
+    state.pull(5, SHA)
+    return state
 
 
-def write(hub: GitHub, folder: Path, sha: str = SHA, *, token: str = TOKEN, **of_run: Any) -> int:
+def write(hub: GitHub, folder: Path, sha: str = SHA, **of_run: Any) -> int:
     """What the job does after a run."""
-    return comment.run(
-        {
-            "GITHUB_EVENT_NAME": "workflow_run",
-            "GITHUB_EVENT_PATH": str(event(folder / "event.json", sha, **of_run)),
-            "GITHUB_API_URL": hub.base,
-            "GITHUB_SERVER_URL": "https://github.com",
-            "GITHUB_REPOSITORY": f"{OWNER}/{NAME}",
-            "GH_TOKEN": token,
-        }
-    )
+    return comment.comment(event(folder, sha, **of_run), hub)
+
+
+def archive(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for name, text in files.items():
+            out.writestr(name.replace("__", "."), text)
+    return packed.getvalue()
 
 
 def change(program: str = "net/8a8w/SM8650", what: str = "ddr_read", **more: Any) -> dict[str, Any]:
@@ -146,13 +231,13 @@ def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Pa
     for job, name in (("reports-a-1", "one"), ("reports-a-2", "two")):
         (tmp_path / job).mkdir()
         report("test_lowering", **{name: grown}).write(tmp_path / job)
-    assert changes.run({"QNN_CI_REPORTS": str(tmp_path)}) == 0
+    assert comment.changes({"QNN_CI_REPORTS": str(tmp_path)}) == 0
     found = Changes.model_validate_json((tmp_path / "comment.json").read_bytes())
     assert [entry.program for entry in found.changes] == ["one", "two"]
 
 
 def test_a_gate_without_reports_has_nothing_to_compare(tmp_path: Path) -> None:
-    assert changes.run({"QNN_CI_REPORTS": str(tmp_path / "reports")}) == 0
+    assert comment.changes({"QNN_CI_REPORTS": str(tmp_path / "reports")}) == 0
     found = Changes.model_validate_json((tmp_path / "reports/comment.json").read_bytes())
     assert (found.compared, found.not_compared, found.changes) == (0, 0, ())
 
@@ -160,14 +245,14 @@ def test_a_gate_without_reports_has_nothing_to_compare(tmp_path: Path) -> None:
 def test_a_report_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_onnx.json").write_text("{}")
     with pytest.raises(CheckFailed):
-        changes.run({"QNN_CI_REPORTS": str(tmp_path)})
+        comment.changes({"QNN_CI_REPORTS": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
     ("values", "line"), [([], ""), ([5], "▁"), ([1, 1, 1], "▁▁▁"), ([0, 6, 3], "▁▇▄"), ([9, 0], "▇▁")]
 )
 def test_a_line_of_signs_has_the_least_and_the_greatest_value(values: list[float], line: str) -> None:
-    assert sparkline(values) == line
+    assert comment.sparkline(values) == line
 
 
 def test_the_page_shows_what_is_written(tmp_path: Path) -> None:
@@ -177,12 +262,10 @@ def test_the_page_shows_what_is_written(tmp_path: Path) -> None:
         change(net, "sqnr_db", lane="onnx", before=35, now=28.1, commits=[35, 34, 35, 28.1]),
         change(net, before=2_400_000, now=2_850_000, commits=[2_400_000, 2_400_000, 2_400_000, 2_850_000]),
     )
-    told = Changes.model_validate_json(content(*rows, worse=2, not_compared=1))
-    ended = comment.ended_of(
-        {"GITHUB_EVENT_NAME": "workflow_run", "GITHUB_EVENT_PATH": str(event(tmp_path / "event", SHA))}
-    )
+    found = Changes.model_validate_json(content(*rows, worse=2, not_compared=1))
+    ended = comment.ended_of(event(tmp_path, SHA))
     assert ended
-    text = comment.text_of(told, ended, "https://github.com/OWNER/models/actions/runs/7")
+    text = comment.text_of(found, ended, "https://github.com/OWNER/models/actions/runs/7")
     page = (ROOT / "docs/github.md").read_text(encoding="utf-8").splitlines()
     shown_there = [line[1:].strip() for line in page if line.startswith(">")]
     assert shown_there == text.strip().splitlines()[1:]
@@ -192,92 +275,92 @@ def test_the_page_shows_what_is_written(tmp_path: Path) -> None:
 
 
 def test_a_pull_request_has_one_comment_that_later_runs_write_anew(hub: GitHub, tmp_path: Path) -> None:
-    hub.comment(5, "nice", author="somebody")
+    for number in range(150):
+        hub.comment(f"{number}", author="somebody")
+    hub.comment("<!-- qnn-ci run=999 attempt=9 -->\nforged", author="mallory[bot]")
     hub.upload(7, content(change()))
     assert write(hub, tmp_path) == 0
-    (body,) = hub.bodies(5)[1:]
-    row = "| slower: DDR read | 2 MB | 3 MB | ▁▁▇ |"
-    assert row in body and "1 of 7 programs" in body, body
+    (body,) = hub.bodies[151:]
+    assert "| slower: DDR read | 2 MB | 3 MB | ▁▁▇ |" in body and "✅" in body
     hub.pull(5, NEWER)
     hub.upload(8, content())
     write(hub, tmp_path, NEWER, id=8, run_number=4, conclusion="failure")
-    assert len(hub.bodies(5)) == 2 and "None of 7 programs" in hub.bodies(5)[1] and "❌" in hub.bodies(5)[1]
+    (body,) = hub.bodies[151:]
+    assert "2 MB" not in body and "❌" in body
 
 
-def test_of_a_fork_the_pull_request_is_found_by_its_repository_branch_and_commit(
+def test_calls_of_the_gate_in_one_run_have_one_comment(hub: GitHub, tmp_path: Path) -> None:
+    hub.upload(7, content(change("one/8a8w")), name=f"{comment.ARTIFACT}-wheels-one")
+    hub.upload(7, content(change("two/8a8w"), compared=3), name=f"{comment.ARTIFACT}-wheels-two")
+    hub.upload(7, b"no concern of ours", name="reports-wheels-two")
+    write(hub, tmp_path)
+    (body,) = hub.bodies
+    assert "one&#47;8a8w" in body and "two&#47;8a8w" in body and "2 of 10 programs" in body
+
+
+def test_of_several_attempts_the_last_file_is_taken(hub: GitHub, tmp_path: Path) -> None:
+    for name in ("earlier", "later"):
+        hub.upload(7, content(change(name)))
+    write(hub, tmp_path)
+    (body,) = hub.bodies
+    assert "later" in body and "earlier" not in body
+
+
+@pytest.mark.parametrize("upload", [None, b"no JSON"])
+def test_no_older_check_mark_stays_beside_a_run_that_says_nothing(
+    hub: GitHub, tmp_path: Path, upload: bytes | None
+) -> None:
+    hub.upload(7, content(change()))
+    write(hub, tmp_path)
+    if upload is not None:
+        hub.upload(8, upload)
+    with pytest.raises(CheckFailed) if upload else nullcontext():
+        write(hub, tmp_path, id=8, run_number=4, conclusion="failure")
+    (body,) = hub.bodies
+    assert "✅" not in body and "❌" in body and "DDR" not in body
+
+
+def test_a_run_that_says_nothing_begins_no_comment(hub: GitHub, tmp_path: Path) -> None:
+    assert write(hub, tmp_path) == 0 and hub.comments == {}
+
+
+STRANGER: dict[str, Any] = {
+    "head_repository": {"id": FORK, "owner": {"login": "stranger"}},
+    "pull_requests": [],
+}
+
+
+def test_of_a_fork_the_pull_request_is_found_by_its_repository_and_commit(
     hub: GitHub, tmp_path: Path
 ) -> None:
-    stranger: dict[str, Any] = {
-        "head_repository": {"id": FORK, "owner": {"login": "stranger"}},
-        "pull_requests": [],
-    }
-    hub.pull(6, SHA, repository=FORK)
-    hub.pull(8, NEWER, repository=FORK, branch="other")
     hub.upload(7, content(change()))
-    assert write(hub, tmp_path, **stranger) == 0
-    assert [len(hub.bodies(number)) for number in (5, 6, 8)] == [0, 1, 0]
+    hub.pull(6, SHA, repository=FORK)
+    assert write(hub, tmp_path, **STRANGER) == 0 and len(hub.bodies) == 1
 
 
 @pytest.mark.parametrize(
     "of_run",
     [
+        {"event": "push"},
         {"head_sha": NEWER},
-        {"head_repository": {"id": FORK, "owner": {"login": "stranger"}}},
-        {"head_repository": {"id": FORK, "owner": {"login": "stranger"}}, "pull_requests": []},
-        {"pull_requests": [{"number": 5, "base": {"repo": {"id": 99}}}], "head_branch": "other"},
+        STRANGER,
+        {**STRANGER, "pull_requests": [{"number": 5, "base": {"repo": {"id": REPOSITORY}}}]},
+        {"pull_requests": [{"number": number, "base": {"repo": {"id": REPOSITORY}}} for number in (5, 9)]},
     ],
 )
-def test_a_run_of_another_commit_or_repository_writes_nothing(
+def test_a_run_of_no_or_several_pull_requests_writes_nothing(
     hub: GitHub, tmp_path: Path, of_run: dict[str, Any]
 ) -> None:
     hub.upload(7, content(change()))
+    hub.pull(9, SHA)
+    hub.pulls[9]["state"] = "open" if "event" not in of_run and len(of_run) == 1 else "closed"
     assert write(hub, tmp_path, **of_run) == 0 and hub.comments == {}
 
 
-def test_a_closed_pull_request_and_a_run_of_a_push_get_no_comment(hub: GitHub, tmp_path: Path) -> None:
+def test_a_closed_pull_request_gets_no_comment(hub: GitHub, tmp_path: Path) -> None:
     hub.upload(7, content(change()))
-    assert write(hub, tmp_path, event="push") == 0 and hub.requests == []
     hub.pulls[5]["state"] = "closed"
     assert write(hub, tmp_path) == 0 and hub.comments == {}
-
-
-def test_two_pull_requests_of_one_commit_are_not_guessed_between(hub: GitHub, tmp_path: Path) -> None:
-    hub.pull(9, SHA)
-    hub.upload(7, content(change()))
-    pulls = [{"number": number, "base": {"repo": {"id": 11}}} for number in (5, 9)]
-    assert write(hub, tmp_path, pull_requests=pulls) == 0 and hub.comments == {}
-
-
-def test_a_run_that_uploaded_nothing_is_a_warning_that_says_what_to_write(
-    hub: GitHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hub.upload(8, content(change()))
-    hub.upload(7, content(change()), name="qnn-ci-comment-2")
-    assert write(hub, tmp_path) == 0 and hub.comments == {}
-    assert "::warning" in (out := capsys.readouterr().out) and "comment: true" in out
-
-
-@pytest.mark.parametrize("author", ["mallory", "mallory[bot]"])
-def test_a_comment_of_somebody_else_that_looks_like_ours_is_left(
-    hub: GitHub, tmp_path: Path, author: str
-) -> None:
-    forged = "<!-- qnn-ci run=999 attempt=9 -->\n### QNN: all is well"
-    hub.comment(5, forged, author=author)
-    hub.upload(7, content(change()))
-    write(hub, tmp_path)
-    assert hub.bodies(5)[0] == forged and len(hub.bodies(5)) == 2
-
-
-def test_ours_is_found_behind_a_hundred_others(hub: GitHub, tmp_path: Path) -> None:
-    for number in range(150):
-        hub.comment(5, f"{number}", author="somebody")
-    hub.upload(7, content(change()))
-    write(hub, tmp_path)
-    write(hub, tmp_path, run_attempt=2)
-    assert len(hub.bodies(5)) == 151 and "run=3 attempt=2" in hub.bodies(5)[-1]
-
-
-# Two runs at once
 
 
 @pytest.mark.parametrize("later", [{"run_number": 4}, {"run_attempt": 2}])
@@ -288,7 +371,7 @@ def test_an_older_run_that_ends_last_leaves_the_newer_ones_comment(
     hub.upload(8, content(change("newer")))
     write(hub, tmp_path, id=8, **later)
     write(hub, tmp_path, id=7)
-    (body,) = hub.bodies(5)
+    (body,) = hub.bodies
     assert "newer" in body and "older" not in body
 
 
@@ -300,14 +383,14 @@ def test_two_runs_that_both_find_no_comment_leave_the_newer_ones(
     hub.upload(3, content(change("run-3")))
     hub.upload(4, content(change("run-4")))
 
-    def meanwhile(method: str, path: str) -> None:
+    def meanwhile(method: str) -> None:
         if method == "POST":
-            hub.before = lambda method, path: None
+            hub.before = lambda method: None
             write(hub, tmp_path, id=second, run_number=second)
 
     hub.before = meanwhile
     write(hub, tmp_path, id=first, run_number=first)
-    (body,) = hub.bodies(5)
+    (body,) = hub.bodies
     assert "run&#45;4" in body and "attempt=1" in body
 
 
@@ -368,7 +451,7 @@ def test_a_name_is_shown_and_is_nothing_else(
 ) -> None:
     hub.upload(7, content(change(), change(name), change()))
     write(hub, tmp_path)
-    (body,) = hub.bodies(5)
+    (body,) = hub.bodies
     page = shown(body)
     plain = {"h3", "p", "a", "code", "table", "thead", "tbody", "tr", "th", "td"}
     assert set(page.tags) == plain and page.tags.count("table") == 1
@@ -416,23 +499,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_does_not_fit_its_schema_is_refused_and_nothing_is_written(
-    hub: GitHub, tmp_path: Path, kind: str
-) -> None:
-    hub.comment(5, "<!-- qnn-ci run=1 attempt=1 -->\nbefore")
+def test_what_does_not_fit_its_schema_is_refused(hub: GitHub, tmp_path: Path, kind: str) -> None:
     hub.upload(7, REFUSED[kind])
     with pytest.raises(CheckFailed) as caught:
         write(hub, tmp_path)
-    assert hub.bodies(5) == ["<!-- qnn-ci run=1 attempt=1 -->\nbefore"]
+    assert hub.comments == {}
     assert caught.value.message.isprintable() and len(caught.value.message) < 400
-
-
-def archive(**files: bytes) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
-        for name, text in files.items():
-            out.writestr(name.replace("__", "."), text)
-    return packed.getvalue()
 
 
 ARCHIVES = {
@@ -448,54 +520,63 @@ ARCHIVES = {
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-def test_what_is_no_archive_with_the_one_small_file_is_refused(
-    hub: GitHub, tmp_path: Path, kind: str
-) -> None:
-    hub.upload_archive(7, ARCHIVES[kind])
+def test_what_is_no_archive_with_the_one_small_file_is_refused(kind: str) -> None:
     with pytest.raises(CheckFailed) as caught:
-        write(hub, tmp_path)
-    assert hub.comments == {} and caught.value.message.isprintable()
-    assert ("larger" in caught.value.message) == (kind in ("too large", "a bomb"))
+        comment.read(ARCHIVES[kind])
+    assert caught.value.message.isprintable()
 
 
-def test_of_several_attempts_and_names_the_last_file_of_ours_is_taken(
-    hub: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = hub.answer
-
-    def without_filters(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
-        return answer(method, path, {} if "artifacts" in path else query, body)
-
-    monkeypatch.setattr(hub, "answer", without_filters)
-    hub.upload(7, content(change("earlier")))
-    hub.upload(7, content(change("later")))
-    hub.upload(7, content(change("other")), name="reports-qnn-ci-comment")
-    write(hub, tmp_path)
-    (body,) = hub.bodies(5)
-    assert "later" in body and "earlier" not in body and "other" not in body
+def test_any_archive_ends_in_a_message() -> None:
+    """Each byte changed, in archives of each method that zipfile knows."""
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", method) as out:
+            out.writestr("comment.json", content(change()))
+        good = packed.getvalue()
+        for place in range(len(good)):
+            for flipped in (0x01, 0x80, 0xFF):
+                damaged = good[:place] + bytes([good[place] ^ flipped]) + good[place + 1 :]
+                with suppress(CheckFailed):
+                    comment.read(damaged)
 
 
 def test_the_longest_comment_is_one_that_github_takes(hub: GitHub, tmp_path: Path) -> None:
     rows = [change(f"{index}" + "|" * 150, commits=[1.0]) for index in range(300)]
-    hub.upload(7, content(*rows, left_out=11))
+    for name in ("one", "two"):
+        hub.upload(7, content(*rows, left_out=11), name=f"{comment.ARTIFACT}-{name}")
     assert write(hub, tmp_path) == 0
-    (body,) = hub.bodies(5)
-    assert len(body) <= 65_536 and "more." in body
+    (body,) = hub.bodies
+    assert "more." in body
 
 
-# Rights
-
-
-def test_a_token_without_rights_is_told_what_to_write(hub: GitHub, tmp_path: Path) -> None:
-    hub.upload(7, content(change()))
-    hub.may_write = False
-    with pytest.raises(UpstreamError) as caught:
-        write(hub, tmp_path)
-    assert "pull-requests: write" in caught.value.fix
-    with pytest.raises(UpstreamError):
-        write(hub, tmp_path, token="another")
-
-
-def test_it_runs_on_no_other_event(tmp_path: Path) -> None:
+def test_it_runs_on_no_other_event() -> None:
     with pytest.raises(UsageError):
-        comment.run({"GITHUB_EVENT_NAME": "pull_request_target"})
+        comment.comment({"GITHUB_EVENT_NAME": "pull_request_target"})
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Of the API: it takes no token, and sends archives without end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if "artifacts" in self.path else 403)
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(200 if "artifacts" in self.path else 0):
+                self.wfile.write(bytes(1 << 16))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_token_without_rights_is_told_what_to_write_and_no_archive_is_read_without_end() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, args=(0.002,), daemon=True).start()
+        api = comment.Api(
+            {"GITHUB_API_URL": f"http://127.0.0.1:{server.server_port}", "GITHUB_REPOSITORY": "a/b"}
+        )
+        with pytest.raises(UpstreamError) as refused:
+            api("GET", "pulls/5")
+        assert "pull-requests: write" in refused.value.fix
+        with pytest.raises(CheckFailed):
+            api.download("actions/artifacts/1/zip")
+        server.shutdown()

@@ -94,8 +94,40 @@ def test_junit_is_well_formed_and_counts_its_cases(reports: list[Report]) -> Non
     assert len(top.findall("testsuite")) == len(reports)
     for element in (top, *top):
         assert int(element.get("tests", "")) == len(element.findall(".//testcase"))
-        for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        for attribute, tag in (("failures", "failure"), ("errors", "error")):
             assert int(element.get(attribute, "")) == len(element.findall(f".//{tag}"))
+    for suite in top:
+        assert int(suite.get("skipped", "")) == len(suite.findall(".//skipped"))
+
+
+RESULT = ("failure", "error", "skipped")
+OUTPUT = ("system-out", "system-err")
+JENKINS: dict[str, tuple[set[str], set[str], set[str]]] = {
+    "testsuites": (set(), {"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {"name", "tests", "failures", "errors"},
+        {"time", "skipped", "timestamp", "hostname", "id", "package"},
+        {"testsuite", "properties", "testcase", *OUTPUT},
+    ),
+    "testcase": ({"name"}, {"time", "classname"}, {*RESULT, *OUTPUT}),
+    "properties": (set(), set(), {"property"}),
+    "property": ({"name", "value"}, set(), set()),
+    **dict.fromkeys(RESULT, (set(), {"type", "message"}, set())),
+    **dict.fromkeys(OUTPUT, (set(), set(), set())),
+}
+"""By element: the attributes that it must and may have, and its children, as Jenkins' xUnit plugin says."""
+
+
+@given(st.lists(REPORTS, max_size=3))
+def test_jenkins_takes_junit(reports: list[Report]) -> None:
+    for element in _suites([*reports, at("net.py:15:9")]).iter():
+        must, may, children = JENKINS[element.tag]
+        assert must <= {*element.keys()} <= must | may, element.tag
+        assert {child.tag for child in element} <= children, element.tag
+        if element.tag in ("testsuites", "testsuite"):
+            assert re.fullmatch(r"[0-9]*(\.[0-9]*)?", element.get("time", ""))
+        if element.tag != "testsuites" and children:
+            assert not (element.text or "").strip(), "text beside elements"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +219,32 @@ def at(subject: str, message: str = "message") -> Report:
     return _report(Finding("parity-missing-in-buck", ERROR, subject, message, "fix", place))
 
 
+def test_a_job_has_its_ten_worst_findings_as_annotations_and_says_how_many_more_there_are() -> None:
+    notes = tuple(Finding("a-note", NOTE, f"{number}", "fine", "") for number in range(20))
+    errors = tuple(Finding("an-error", ERROR, f"{number}", "bad", "") for number in range(3))
+    lines = github_annotations([_report(*notes, *errors), _report(*errors)]).splitlines()
+    assert [line.replace("::", " ").split()[0] for line in lines] == ["error"] * 3 + ["notice"] * 7
+    assert "14 more" in lines[-1]
+
+
+def test_a_job_s_summary_begins_with_the_models_their_figures_and_what_changed() -> None:
+    row: dict[str, Any] = {
+        "verdict": "fail",
+        "figures": {"sqnr_db": 20.5},
+        "cpu_operators": 2,
+        "history": [{"commit": "a", "sqnr_db": 30.0}, {"commit": "b", "sqnr_db": 20.5}],
+    }
+    good = {"verdict": "pass", "figures": "odd", "history": [3]}
+    rows: dict[str, Any] = {"good/8a8w/SM8650": good, "net/8a8w/SM8650": row}
+    text = markdown([replace(_report(outcome=Outcome.FAIL), metrics={"programs": rows})])
+    shown = re.sub(r"&#(\d+);", lambda code: chr(int(code[1])), text).splitlines()
+    assert shown[0] == "## ❌ net 8a8w failed, 1 passed"
+    assert (
+        shown[4] == "| ❌ | net/8a8w/SM8650 | SQNR 20.5 dB, operators on the CPU 2 | SQNR 30.0 dB → 20.5 dB |"
+    )
+    assert shown[5].startswith("| ✅ | good/8a8w/SM8650 |")
+
+
 def test_sarif_has_the_file_and_the_line() -> None:
     result = json.loads(sarif([at("backends/qualcomm/runtime/targets.bzl:44")]))["runs"][0]["results"][0]
     location = result["locations"][0]["physicalLocation"]
@@ -213,12 +271,13 @@ def test_code_quality_has_a_path_a_line_and_a_fingerprint_of_its_own_each() -> N
 
 def test_every_rendering_for_a_machine_has_the_place() -> None:
     report = at("net.py:15:9")
-    assert "file=net.py,line=15,col=9," in github_annotations(report)
-    (case,) = _suites([report]).findall(".//testcase[@file]")
-    assert (case.get("file"), case.get("line")) == ("net.py", "15")
+    assert "file=net.py,line=15,col=9," in github_annotations([report])
+    beside = replace(report, findings=(replace(report.findings[0], subject="net"),))
+    (failure,) = _suites([beside]).findall(".//testcase[@name='net']/failure")
+    assert (failure.text or "").startswith("net.py:15:9\n")
     result = json.loads(sarif([report]))["runs"][0]["results"][0]
     assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 15, "startColumn": 9}
-    assert "file=" not in github_annotations(at("nowhere"))
+    assert "file=" not in github_annotations([at("nowhere")])
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["own repository", "beside the toolkit"])
@@ -250,6 +309,8 @@ def test_a_finding_is_at_a_line_that_the_users_repository_has_or_nowhere(
     assert place("packages") == "ci/models.toml:1"
     for source in ("net.py:15:9", "ci/net.py:15:9", f"{repository}/ci/net.py:15:9"):
         assert place("net/8a8w/SM8650", source) == "ci/net.py:15:9"
+    raised = Finding("a-rule", ERROR, "net/8a8w/SM8650", "net:f raises ValueError: x (ci/net.py:15)", "")
+    assert str(Places.of(f"nox -s gate -- --suite {suite}").located(raised).place) == "ci/net.py:15"
     for source in ("gone.py:15", f"{tmp_path}/up.py:3", "../up.py:3", "../../up.py:3", "/etc/hosts:1"):
         assert place("net/8a8w/SM8650", source) == "ci/models.toml:2"
         assert place(source, typed="nox -s validate") == place("libQnnHtp.so", typed="") == ""

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.options import OneModel, WorkOptions
 from ci.report import verb
-from ci.report.bars import Bar
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.programs import accuracy_of
+from ci.report.values import Bar
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
@@ -60,7 +60,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_file_that_is_no_report_is_named_and_never_a_pass(reports: Path, name: str, content: bytes) -> None:
     (reports / name).write_bytes(content)
-    about = collect(reports, [])[-1]
+    about = collect(reports)[-1]
     assert (about.stage, about.outcome) == ("report", Outcome.ERROR)
     assert [finding.subject for finding in about.findings] == [name]
 
@@ -72,7 +72,7 @@ def test_a_report_with_an_absurd_number_is_refused(reports: Path, seconds: str) 
     (written,) = [line for line in text.splitlines() if '"seconds"' in line]
     file.write_text(text.replace(written, f'  "seconds": {seconds},'), encoding="utf-8")
     with pytest.raises(UsageError, match="number"):
-        collect(reports, [])
+        collect(reports)
 
 
 def test_a_figure_that_is_no_number_leaves_a_report_that_can_be_read(reports: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_figure_that_is_no_number_leaves_a_report_that_can_be_read(reports: Pa
 def test_no_text_of_a_report_reaches_a_renderer_as_it_is(reports: Path) -> None:
     text = "::error::\x1b[2J##[error]"
     _report("validate", Finding(text, Severity.ERROR, text, text, text), outcome=Outcome.FAIL).write(reports)
-    rendered = verb.RENDERINGS["sarif"](collect(reports, []))
+    rendered = verb.RENDERINGS["sarif"](collect(reports))
     assert "##[" not in rendered and '"::' not in rendered and "\\u001b" not in rendered
 
 
@@ -101,7 +101,7 @@ GATE = ["provision", "validate", "test_lowering", "test_emulator"]
 
 
 def verdicts(reports: Path, expected: Sequence[str] = ()) -> dict[str, str]:
-    return {report.stage: verdict(report) for report in collect(reports, GATE, expected)}
+    return {report.stage: verdict(report) for report in collect(reports, expected)}
 
 
 def model_of(reports: Path, typed: str, precision: str = "8a8w") -> OneModel:
@@ -135,10 +135,10 @@ def test_the_page_has_what_was_done_of_every_model_in_this_folder(
     command(tmp_path, "compile", "a.py:make", prints("12.0 dB in another precision"), precision="4a4w")
     command(tmp_path, "audit", "c.onnx", prints("3 htp"))
     assert "30.0 dB of a" in capsys.readouterr().out
-    page = text_of(read_page(html(collect(tmp_path, GATE))))
+    page = text_of(read_page(html(collect(tmp_path))))
     for said in ("30.0 dB of a", "12.0 dB in", "3 htp", "c.onnx 8a8w SM8650", "it does not compile"):
         assert said in page
-    assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "not run"), "compile": "fail", "audit": "pass"}
+    assert verdicts(tmp_path) == {"compile": "fail", "audit": "pass"}
 
 
 def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path:
     with pytest.raises(CheckFailed):
         command(tmp_path, "compile", "b.py:make", refused)
     command(tmp_path, "compile", "b.py:make", prints("second"))
-    page = text_of(read_page(html(collect(tmp_path, GATE))))
+    page = text_of(read_page(html(collect(tmp_path))))
     assert "first" in page and "second" in page and "it does not compile" not in page
     assert verdicts(tmp_path)["compile"] == "pass"
 
@@ -170,14 +170,10 @@ def test_a_wrong_command_line_is_no_work(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json"))
 
 
-def test_what_nobody_asked_for_is_not_run_and_does_not_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_nobody_asked_for_is_not_on_the_page(tmp_path: Path) -> None:
     _report("test_emulator").write(tmp_path)
-    assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "not run"), "test_emulator": "pass"}
-    assert headline(collect(tmp_path, GATE)) == "1 stage passed, 3 not run"
+    assert verdicts(tmp_path) == {"test_emulator": "pass"}
     assert _run(tmp_path, "--check") == 0
-    assert "not run" in capsys.readouterr().out
     (tmp_path / "test_emulator.json").unlink()
     assert _run(tmp_path, "--check") == 1
 
@@ -188,6 +184,53 @@ def test_what_the_gate_was_to_run_is_expected_though_it_was_killed(tmp_path: Pat
     _report("provision").write(tmp_path)
     assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "did not run"), "provision": "pass"}
     assert _run(tmp_path, "--check") == 1
+
+
+def programs(stage: str, **verdicts: str) -> Report:
+    rows: dict[str, Metric] = {f"{name}/8a8w/SM8650": {"verdict": word} for name, word in verdicts.items()}
+    findings = tuple(
+        Finding("accuracy", Severity.ERROR, f"{name}/8a8w/SM8650", f"{name} is too far off", "")
+        for name, word in verdicts.items()
+        if word == "fail"
+    )
+    outcome = Outcome.FAIL if findings else Outcome.PASS
+    return replace(_report(stage, *findings, outcome=outcome), metrics={"programs": rows, "count": 3})
+
+
+def test_shards_are_one_report_for_each_stage(tmp_path: Path) -> None:
+    for number, shard in enumerate(({"one": "pass", "bert": "fail"}, {"two": "pass"})):
+        report = replace(programs("test_emulator", **shard), run=f"run {number}", seconds=2.0)
+        (tmp_path / f"jobs/{number}").mkdir(parents=True)
+        report.write(tmp_path / f"jobs/{number}")
+    _report("validate").write(tmp_path / "jobs/1")
+    (tmp_path / "jobs/1/test_onnx.json").write_text("{}")
+    assert _run(tmp_path / "reports", "--merge", str(tmp_path / "jobs"), "--check") == 1
+    found = {report.stage: report for report in collect(tmp_path / "reports")}
+    assert {*found} == {"test_emulator", "validate", "merge"}, "what cannot be read is no report less"
+    emulator = found["test_emulator"]
+    assert (emulator.outcome, emulator.seconds, len(emulator.findings)) == (Outcome.FAIL, 4.0, 1)
+    rows = emulator.metrics["programs"]
+    assert isinstance(rows, dict) and {*rows} == {f"{name}/8a8w/SM8650" for name in ("one", "bert", "two")}
+    assert (tmp_path / "reports/junit.xml").is_file()
+
+
+def test_the_headline_names_models(tmp_path: Path) -> None:
+    assert headline([programs("test_emulator", one="pass", bert="fail")]) == "bert 8a8w failed, 1 passed"
+    both = [programs("test_emulator", bert="fail"), _report("validate", BAD, outcome=Outcome.FAIL)]
+    assert "bert 8a8w failed" in headline(both) and "validate" in headline(both)
+
+
+def test_an_error_stands_once_on_the_page_with_a_relative_path(tmp_path: Path) -> None:
+    of_program = programs("test_emulator", bert="fail")
+    said = f"{Path.cwd()}/ci/bert.py is wrong"
+    other = Finding("elf", Severity.ERROR, "libQnnHtp.so", said, "")
+    of_program.write(tmp_path)
+    replace(programs("test_lowering", bert="fail")).write(tmp_path)
+    of_onnx = replace(other, subject="bert/8a8w/SM8650", message="onnx has the same name")
+    _report("validate", other, of_onnx, outcome=Outcome.FAIL).write(tmp_path)
+    page = text_of(read_page(html(collect(tmp_path))))
+    assert page.count("bert is too far off") == page.count("onnx has the same name") == 1
+    assert page.count("ci/bert.py is wrong") == 1 and said not in page
 
 
 OLD = "2025-11-20T08:00:00+00:00"
@@ -251,13 +294,13 @@ def test_reports_of_another_run_or_profile_are_left_out_and_named(
     replace(_report("validate"), started="2026-11-20T09:00:00+00:00").write(reports)
     for stage in ("provision", "bench"):
         replace(_report(stage), **other).write(reports)  # type: ignore[arg-type]
-    assert verdicts(reports) == {**dict.fromkeys(GATE, "not run"), "validate": "pass", "bench": "not run"}
+    assert verdicts(reports) == {"validate": "pass", "provision": "not run", "bench": "not run"}
     assert verdicts(reports, ["provision", "validate"]) == {
         "provision": "did not run",
         "validate": "pass",
         "bench": "not run",
     }
-    provision = next(report for report in collect(reports, GATE) if report.stage == "provision")
+    provision = next(report for report in collect(reports) if report.stage == "provision")
     assert words in provision.findings[0].message
 
 
@@ -265,7 +308,7 @@ def test_an_earlier_gates_stand_ins_go_with_it(tmp_path: Path) -> None:
     replace(_report("gate"), started=OLD).write(tmp_path)
     did_not_run("validate", "left out by --skip").write(tmp_path)
     _report("test_emulator").write(tmp_path)
-    assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "not run"), "test_emulator": "pass"}
+    assert verdicts(tmp_path) == {"validate": "not run", "test_emulator": "pass"}
 
 
 @pytest.mark.parametrize(("finding", "outcome"), [(BAD, Outcome.PASS), (FACT, Outcome.FAIL)])
@@ -273,7 +316,7 @@ def test_an_outcome_that_the_findings_contradict_is_a_failure(
     reports: Path, finding: Finding, outcome: Outcome
 ) -> None:
     _report("validate", finding, outcome=outcome).write(reports)
-    validate = next(report for report in collect(reports, GATE) if report.stage == "validate")
+    validate = next(report for report in collect(reports) if report.stage == "validate")
     assert (validate.outcome, validate.findings[0].rule) == (Outcome.FAIL, "report-contradiction")
     assert _run(reports, *EXPECT, "--check") == 1
 

@@ -24,7 +24,7 @@ def test_findings_link_to_the_site_that_the_user_named(
     stage.add("lowering-cpu-operator", Severity.ERROR, "net", "stays on the CPU")
     report, place = stage.finish(), f"{SITE}/{RULES}#lowering-cpu-operator"
     monkeypatch.setenv("QNN_CI_SITE", site)
-    assert (place in github_annotations(report)) is linked
+    assert (place in github_annotations([report])) is linked
     assert (f"]({place})" in markdown([report])) is linked
     assert run_here(diagnose, "lowering-cpu-operator") == 0
     assert (f"page:  {place}" in capsys.readouterr().out) is linked

@@ -89,7 +89,7 @@ class TestOneFile:
             ('lane = "onnx"\n', 'lane = "onnx"\nqat = true\n', "case.net.run.1.qat", "'executorch'"),
             ('lane = "onnx"\n', 'lane = "onxn"\n', "case.net.run.1.lane", "lane"),
             ('lane = "onnx"\n', "", "case.net.run.1.lane", "lane"),
-            ("delegates = 2", "delegatse = 2", "case.net.delegatse", "delegatse"),
+            ("delegates = 2", "delegatse = 2", "case.net.delegatse", "delegates?"),
             ("sqnr_db = 25.0", "sqnr_db = -25.0", "case.net.run.2.thresholds.sqnr_db", "sqnr_db"),
         ],
     )

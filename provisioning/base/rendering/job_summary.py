@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from provisioning.base.findings import Report, Severity
+from provisioning.base.findings import Metric, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import (
     NO_MATTER,
     by_severity,
     duration,
     headline,
+    models_in,
     notable_artifacts,
     plural,
     scalar_metrics,
@@ -21,7 +22,7 @@ from provisioning.base.rendering.text import (
     worst,
 )
 from provisioning.base.site import page_of
-from provisioning.base.units import size
+from provisioning.base.units import in_decibels, size
 
 LIMIT = 1024 * 1024 - 4096
 """GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""
@@ -34,7 +35,7 @@ _PUNCTUATION = re.compile(r"[\\`*_{}\[\]()#+\-.!|~$@:/]")
 
 
 def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
-    """Verdict, a table of stages, then their findings, failed ones first; at most `limit` bytes of UTF-8."""
+    """Verdict, models, a table of stages, then their findings, failed ones first; at most `limit` bytes."""
     return _cut(list(_rows(reports)), limit)
 
 
@@ -59,6 +60,7 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
     """Lines, and whether a line may be left out when there is no room."""
     yield f"## {MARKS[worst(reports).value]} {headline(reports)}", False
     yield "", False
+    yield from _models(reports)
     yield "| stage | verdict | profile | target | found | time |", False
     yield "| --- | --- | --- | --- | --- | ---: |", False
     for report in reports:
@@ -74,6 +76,67 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
         yield f"| {' | '.join(cells)} |", False
     for report in sorted(reports, key=lambda report: verdict(report) in {"pass", *NO_MATTER}):
         yield from _details(report)
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "sqnr_db": ("SQNR", in_decibels),
+    "agreement": ("equal elements", lambda value: f"{value:.6g}"),
+    "top1": ("top-1", lambda value: f"{value:.4g}"),
+    "cpu_operators": ("operators on the CPU", lambda value: f"{value:.0f}"),
+    "pte_bytes": (".pte", lambda value: size(int(value))),
+    "context_bytes": ("context", lambda value: size(int(value))),
+    "ddr_read": ("DDR read", lambda value: size(int(value))),
+    "ddr_written": ("DDR written", lambda value: size(int(value))),
+}
+"""What is said of a model here, with its unit."""
+
+
+def _models(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
+    """The models that failed first, each with its figures and what changed since the commit before."""
+    passed = models_in(reports)
+    rows: dict[str, list[Mapping[str, Metric]]] = {name: [] for name in passed}
+    for report in reports:
+        for table in ("programs", "models"):
+            named = report.metrics.get(table)
+            for name, row in named.items() if isinstance(named, dict) else ():
+                rows[name] += [row] if isinstance(row, dict) else []
+    if not rows:
+        return
+    yield "| | model | figures | changed since the last commit |", False
+    yield "| --- | --- | --- | --- |", False
+    for name in sorted(rows, key=lambda name: passed[name]):
+        figures = {key: value for row in rows[name] for key, value in _numbers(row).items()}
+        shown = [f"{FIGURES[key][0]} {_in_unit(key, figures[key])}" for key in FIGURES if key in figures]
+        changed = dict.fromkeys(change for row in rows[name] for change in _changes(row))
+        cells = (MARKS["pass" if passed[name] else "fail"], cell(name), cell(", ".join(shown)))
+        yield f"| {' | '.join(cells)} | {cell(', '.join(changed))} |", True
+    yield "", False
+
+
+def _numbers(row: Mapping[str, Metric]) -> dict[str, float]:
+    """The figures of a program's row, which may have any form."""
+    tables = (row, row.get("figures"), row.get("costs"))
+    return {
+        key: value
+        for table in tables
+        for key, value in (table.items() if isinstance(table, dict) else ())
+        if key in FIGURES and isinstance(value, int | float) and abs(value) < 1e18
+    }
+
+
+def _changes(row: Mapping[str, Metric]) -> Iterator[str]:
+    history = row.get("history")
+    entries = [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
+    if len(entries) < 2:
+        return
+    before, now = map(_numbers, entries[-2:])
+    for key, (title, _) in FIGURES.items():
+        if key in before and key in now and before[key] != now[key]:
+            yield f"{title} {_in_unit(key, before[key])} → {_in_unit(key, now[key])}"
+
+
+def _in_unit(key: str, value: float) -> str:
+    return FIGURES[key][1](value)
 
 
 def _details(report: Report) -> Iterator[tuple[str, bool]]:

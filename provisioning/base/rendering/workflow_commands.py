@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.rendering.text import by_severity, plural
+from provisioning.base.rendering.text import plural
 from provisioning.base.site import page_of
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
-PER_LEVEL = 10
-"""GitHub shows this many annotations of a level for one step and drops the rest without a word."""
+MOST = 10
+"""Of a job: GitHub shows so many of a level for one step, and drops the rest without a word."""
 
 
-def github_annotations(report: Report) -> str:
-    """A command a line; where a level has too many, its last says how many more there are."""
-    lines: list[str] = []
-    for severity, group in by_severity(report.findings).items():
-        level = LEVELS[severity]
-        fit = group if len(group) <= PER_LEVEL else group[: PER_LEVEL - 1]
-        lines += [_annotation(level, report, finding) for finding in fit]
-        if more := len(group) - len(fit):
-            lines.append(
-                command(
-                    level,
-                    f"{plural(more, f'more {severity.value}')} in the report of {one_line(report.stage)}",
-                    title=one_line(report.stage),
-                )
-            )
+def github_annotations(reports: Iterable[Report]) -> str:
+    """A command a line: the worst ten findings, each once. The last says how many more there are."""
+    ranks = list(Severity)
+    found: dict[tuple[str, str, str], tuple[Report, Finding]] = {}
+    for report in reports:
+        for finding in report.findings:
+            found.setdefault((finding.rule, finding.subject, finding.message), (report, finding))
+    worst_first = sorted(found.values(), key=lambda pair: ranks.index(pair[1].severity))
+    shown = worst_first if len(worst_first) <= MOST else worst_first[: MOST - 1]
+    lines = [_annotation(LEVELS[finding.severity], report, finding) for report, finding in shown]
+    if left := worst_first[len(shown) :]:
+        level = LEVELS[left[0][1].severity]
+        lines.append(command(level, f"{plural(len(left), 'more finding')} in the job's summary"))
     return "".join(f"{line}\n" for line in lines)
 
 

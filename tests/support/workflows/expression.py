@@ -129,6 +129,8 @@ def _number(value: Value) -> float:
 
 
 FUNCTIONS: dict[str, Function] = {
+    "contains": lambda values, value: value in values,
+    "hashFiles": lambda *patterns: "of-" + "-".join(map(as_text, patterns)),
     "format": lambda template, *values: as_text(template).format(*map(as_text, values)),
     "fromJSON": lambda text: json.loads(as_text(text)),
     "startsWith": lambda text, start: as_text(text).lower().startswith(as_text(start).lower()),

@@ -42,6 +42,7 @@ class Step(Part):
     run: str = ""
     inputs: Mapping[str, Any] = Field({}, alias="with")
     env: Mapping[str, Any] = {}
+    working_directory: str = ""
     continue_on_error: bool = False
 
     @property

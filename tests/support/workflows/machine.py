@@ -68,8 +68,8 @@ class Machine:
 def machine(folder: Path, root: Path, env: Mapping[str, str] | None = None) -> Iterator[Machine]:
     """What runs workflows of the repository at `root` for a pull request; `env` is set in every job.
 
-    They see the working tree of the repository: changes that are not committed, but no new files. There is no
-    list of caches, so that none is believed.
+    They see the working tree of the repository: changes that are not committed, but no new files. No cache
+    is restored.
     """
     ours = snapshot(root, folder / "repository", f"{OWNER}/{root.name}")
     theirs = snapshot(ROOT, folder / "toolkit", TOOLKIT)
@@ -79,12 +79,12 @@ def machine(folder: Path, root: Path, env: Mapping[str, str] | None = None) -> I
         "pull_request": {"number": 1, "base": {"ref": BRANCH}},
     }
     github = {
-        "api_url": "http://127.0.0.1:1",
         "event_name": "pull_request",
         "ref": "refs/pull/1/merge",
         "ref_name": "1/merge",
         "repository": ours.name,
         "run_id": str(next(RUNS)),
+        "run_attempt": "1",
         "sha": ours.sha,
     }
     yield Machine(folder, {TOOLKIT: theirs, ours.name: ours}, payload, github, environ)

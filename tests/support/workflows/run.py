@@ -127,7 +127,7 @@ class JobRun:
         with printed.open("wb") as stream:
             code = subprocess.run(
                 ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
-                cwd=self.workspace,
+                cwd=self.workspace / as_text(expand(step.working_directory, self._scope(steps))),
                 env=self._environ(steps) | {name: str(file) for name, file in files.items()},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -167,6 +167,7 @@ class JobRun:
             "github": {**github, "workspace": str(self.workspace)},
             "inputs": steps.inputs,
             "env": {**self.env, **steps.env},
+            "runner": {"temp": str(self.temp), "arch": "X64"},
             "steps": steps.done,
             # Of the workflow file that defines the job; in a called workflow it is not the caller's.
             "job": {"workflow_repository": self.repository.name, "workflow_sha": self.repository.sha},
@@ -203,8 +204,7 @@ def run_gate(machine: Machine) -> dict[str, JobResult]:
     stages = {row["name"]: run("stage", {"plan": plan}, row) for row in rows}
     good = all(stage.result == "success" for stage in stages.values())
     needs = {"plan": plan, "stage": JobResult("success" if good else "failure")}
-    others = ["changes", "verdict"] if inputs.get("comment") else ["verdict"]
-    return {"plan": plan, **stages, **{name: run(name, needs) for name in others}}
+    return {"plan": plan, **stages, **{name: run(name, needs) for name in ("report", "verdict")}}
 
 
 def results(jobs: Mapping[str, JobResult]) -> dict[str, str]:

@@ -1,17 +1,23 @@
-"""Make a release's files: source archive, bill of materials, checksums. The bytes are the same everywhere."""
+"""What release.yml publishes: source archive, bill of materials, checksums, images.
+
+The bytes are the same wherever and whenever they are made. The workflow's steps attest and publish them.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import gzip
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
-from ci.github.files import set_outputs
+from ci.image.image_plan import edited
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
@@ -22,8 +28,16 @@ from provisioning.lock_files import parse
 NAME = "qnn-ci"
 SUMS = "SHA256SUMS"
 
+NOTES = "notes.md"
+
 FOR_DEVELOPERS = ("lint", "tests")
 """Environments that no user's session runs in."""
+
+IMAGES = ("base", "executorch")
+"""What may be published: the images without any vendor's SDK."""
+
+VENDORS = re.compile(r"(?:^|/)(?:lib)?Qnn\w*\.(?:so|dll)\b|(?:^|/)libQnn|hexagon-v\d+/", re.IGNORECASE)
+"""Files that Qualcomm's licence does not let anybody distribute alone."""
 
 
 def require_releasable(root: Path) -> None:
@@ -44,40 +58,40 @@ def require_releasable(root: Path) -> None:
 
 
 def make(environ: Mapping[str, str], root: Path = ROOT) -> None:
-    """Write to dist/release. If a tag was pushed, it must be the version of pyproject.toml."""
+    """Write to dist/release; for a tag, which must be the version of pyproject.toml, with its notes."""
     version = project(root).version
-    if environ.get("GITHUB_REF_TYPE") == "tag":
-        tagged_version(environ, root)
-        require_releasable(root)
     into = root / "dist" / "release"
+    if environ.get("GITHUB_REF_TYPE") == "tag":
+        require_tag(environ.get("GITHUB_REF_NAME", ""), version)
+        require_releasable(root)
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     archive = into / f"{NAME}-{version}.tar.gz"
     # The files of HEAD, with the commit's time; gzip stores none.
     tar = _git_bytes(root, "archive", "--format=tar", f"--prefix={NAME}-{version}/", "HEAD")
     archive.write_bytes(gzip.compress(tar, mtime=0))
-    bill = into / f"{NAME}-{version}.cdx.json"
+    bill = into / f"{NAME}.cdx.json"
     when = dt.datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct")), dt.timezone.utc)
     bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
     files = [archive, bill]
+    if environ.get("GITHUB_REF_TYPE") == "tag":
+        text = into / NOTES
+        text.write_text(notes(root, version), encoding="utf-8")
+        files.append(text)
     sums = "".join(f"{hash_file(path)}  {path.name}\n" for path in files)
     (into / SUMS).write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
-    set_outputs({"archive": archive.name, "sbom": bill.name}, environ)
 
 
-def tagged_version(environ: Mapping[str, str], root: Path) -> str:
-    """The version of pyproject.toml, which the tag that was pushed must name."""
-    version, tag = project(root).version, environ.get("GITHUB_REF_NAME", "")
-    if environ.get("GITHUB_REF_TYPE") != "tag" or tag.removeprefix("v") != version:
-        raise UsageError(f"{tag or 'no tag'}: expected the tag v{version}", fix=f"push the tag v{version}")
-    return version
+def require_tag(tag: str, version: str) -> None:
+    if tag != f"v{version}":
+        raise UsageError(f"{tag}: expected the tag v{version}", fix=f"push the tag v{version}")
 
 
 def notes(root: Path, version: str) -> str:
     """What CHANGELOG.md says of a version."""
     text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## v?{re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    section = re.search(rf"^## v?{re.escape(version)}(?![\w.])[^\n]*\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     if section is None or not section[1].strip():
         raise CheckFailed(
             f"CHANGELOG.md has no section {version!r}, or nothing in it",
@@ -148,3 +162,40 @@ def _git_bytes(root: Path, *arguments: str) -> bytes:
             fix="release from a git checkout",
         )
     return done.stdout
+
+
+def check_image(archive: Path, name: str) -> None:
+    """Refuse an image that has files of a vendor, or that is another one than its name says."""
+    try:
+        with tarfile.open(archive) as image:
+            (manifest,) = json.loads(_member(image, "manifest.json").read())
+            labels = json.loads(_member(image, manifest["Config"]).read())["config"]["Labels"]
+            names = [file for layer in manifest["Layers"] for file in _files(_member(image, layer))]
+    except (OSError, tarfile.TarError, KeyError, ValueError, TypeError) as error:
+        raise CheckFailed(f"{archive}: not an archive of an image: {error}", fix="build it again") from error
+    if labels.get("qnn-ci.image") != name:
+        raise CheckFailed(f"{archive} is the image {labels.get('qnn-ci.image')!r}", fix="build it again")
+    vendors = [file for file in names if VENDORS.search(file)]
+    if vendors or labels.get("qnn-ci.not-to-be-published"):
+        raise CheckFailed(
+            f"{archive} has {', '.join(vendors[:3]) or 'an SDK'}, and its vendor lets nobody publish that",
+            fix=f"remove it from the stage {name} of docker/Dockerfile",
+        )
+
+
+def _member(image: tarfile.TarFile, name: str) -> IO[bytes]:
+    file = image.extractfile(name)
+    if file is None:
+        raise ValueError(f"{name} is no file")
+    return file
+
+
+def _files(layer: IO[bytes]) -> list[str]:
+    with tarfile.open(fileobj=layer) as files:
+        return files.getnames()
+
+
+def record(references: str) -> None:
+    """Where the images were published, a JSON object by name, in manifests/images.toml."""
+    with edited() as document:
+        document["published"] = json.loads(references)

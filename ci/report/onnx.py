@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ci.report.bars import Bar
 from ci.report.programs import accuracy_of, offers_in, slices_of
-from ci.report.values import ORDER, Row, mapping, number, rows_of, verdict_of
+from ci.report.values import ORDER, Bar, Row, mapping, number, rows_of, verdict_of
 from provisioning.base.findings import Report
 
 STAGE = "test_onnx"
