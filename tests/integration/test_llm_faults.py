@@ -356,7 +356,8 @@ def checked(model: Path, folder: Path) -> str:
     order |= {"parts": 1, "shared": False, "adapter": "", "calibrate": str(folder / "calibration.txt")}
     order_compile({**order, "into": str(out)})
     kept = kept_by_compile(model, folder / "calibration.txt", "genie", "u16u8")
-    (out / RECORD).write_text(json.dumps({**order, "checkpoint": str(model), "calibrated by": [], **kept}))
+    record = {**order, "checkpoint": str(model), "calibrated by": [], "files": {}, **kept}
+    (out / RECORD).write_text(json.dumps(record))
     reports, text = folder / "reports", folder / "judged.txt"
     ended = typed("check", out, "--text", text, "--reports", reports, timeout=TIMEOUT)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr

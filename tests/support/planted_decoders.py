@@ -243,7 +243,14 @@ def compile_with(
             patch.setattr(lowering, "load_decoder", planted)
             patch.setattr(lowering, "resized", functools.partial(planted_copy, fault))
             lowering.order_program(order)
-    record = {**order, "through": way.through, "checkpoint": str(model), "calibrated by": [], **kept}
+    record = {
+        **order,
+        "through": way.through,
+        "checkpoint": str(model),
+        "calibrated by": [],
+        "files": {},
+        **kept,
+    }
     (out / RECORD).write_text(json.dumps(record))
 
 

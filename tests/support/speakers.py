@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,22 +50,17 @@ class Speaker:
 
     def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
         """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
+        from ci.lanes.llm.beginning import load_tokenizer
         from ci.lanes.llm.genie import generate
-        from ci.lanes.llm.measure import beside_float
+        from ci.lanes.llm.measure import text_row
+        from ci.lanes.llm.reference import ends_of
 
-        shape, texts = read_architecture(self.model), []
+        shape, texts, tokenizer = read_architecture(self.model), [], load_tokenizer(self.model)
         for length in lengths:
             prompt = [60 + place % 190 for place in range(length)]
-
-            def again(
-                tokens: Sequence[int], prompt: Sequence[int] = tuple(prompt)
-            ) -> tuple[Sequence[int], str]:
-                [text] = generate(config or self.config, [[*prompt, *tokens]], timeout=TIMEOUT)
-                return text.tokens, text.stopped
-
-            comparison = beside_float(self.reference, shape, prompt, LENGTH, shape.eos, again)
-            words = dict.fromkeys(("prompt_text", "found_text", "expected_text"), "")
-            texts.append({**asdict(comparison), "compared": comparison.tokens, **words})
+            [text] = generate(config or self.config, [prompt], timeout=TIMEOUT)
+            ends = ends_of(self.reference)
+            texts.append(text_row(self.reference, shape, tokenizer, prompt, text, LENGTH, ends))
         return texts
 
 

@@ -37,7 +37,7 @@ from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite
 
-LIMITS = Limits(first_choice=0.5, perplexity_ratio=2.0, divergence=1.0, divergence_99=1.0, regret=1.0)
+LIMITS = Limits(first_choice=0.5, perplexity_ratio=2.0, divergence=1.0, divergence_99=1.0)
 LLM_SUITE = """\
 schema = 2
 [case.net]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.pipeline.options import LANGUAGE_TIMEOUT
-from provisioning.base.command_line import add_timeout, count, switch, valued
+from provisioning.base.command_line import add_timeout, count, valued
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS
 
@@ -23,6 +23,8 @@ HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
 """Ours, which no model was trained on when it was written."""
 TOKENS, PREFIXES = 1000, 40
 """Of a text that are judged, unless the command line says otherwise."""
+LIMITED = ("first_choice", "perplexity_ratio", "divergence", "divergence_99")
+"""The figures that a flag each limits."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--on",
         choices=("both", "cpu", "parts"),
         default="both",
-        help="cpu: run the quantized graphs on the CPU; parts: judge each part by itself, if the model is too"
-        " large for the emulator",
+        help="cpu: run the quantized graphs on the CPU; parts: judge and print each part by itself",
     )
-    switch(parser, "--where", "print each part, even if the whole is right")
     limits = parser.add_argument_group("limits, beside those of the precision")
-    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
-        limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
+    for name in LIMITED:
+        flag = name.replace("_", "-")
+        limits.add_argument(f"--{flag}", type=_share if name == "first_choice" else float, metavar="X")
     add_timeout(parser, "the run", LANGUAGE_TIMEOUT)
     group = parser.add_argument_group("where things are")
     group.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
@@ -65,13 +66,7 @@ def _share(text: str) -> float:
 def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     from ci.lanes.llm import check, commands
 
-    limits = {
-        "first_choice": args.first_choice,
-        "perplexity_ratio": args.perplexity_ratio,
-        "divergence": args.divergence,
-        "divergence_99": args.divergence_99,
-        "regret": args.regret,
-    }
+    limits = {name: value for name in LIMITED if (value := getattr(args, name)) is not None}
     return check.check_model(
         check.CheckOptions(
             args.model,
@@ -81,7 +76,6 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
             args.tokens,
             args.decode_tokens,
             args.on,
-            args.where,
             limits,
             args.timeout,
             selection_of(args),

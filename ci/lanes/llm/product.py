@@ -21,7 +21,14 @@ from ci.lanes.llm.genie import CONFIG, RECORD, ROUNDING
 from ci.lanes.llm.prompts import hashed_runs, require_tokenizer, windows, windows_of
 from ci.lanes.llm.stage import LanguageModels
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, MeasureRounding, float_of, require_installed
+from ci.lanes.llm.work import (
+    CompileCheckpoint,
+    LlmPlan,
+    MeasureRounding,
+    digests_of,
+    float_of,
+    require_installed,
+)
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product, not_taken
@@ -39,7 +46,7 @@ from provisioning.base.units import seconds, size
 COMPILED = "llm-compile"
 ROUNDED = ("model", "adapter", "precision", "parts", "context", "prefill", "calibrate")
 """What rounding depends on of the order to compile."""
-KEPT = ("judged", "noise", "tie", "parts", "ranges", "cpu_seconds", "peak")
+KEPT = ("judged", "read", "tie", "parts", "ranges", "cpu_seconds", "peak")
 FLOAT, FLOAT_LEAST = 4.5, 1.6e9
 """Bytes of memory for each weight while float reads, and beside them: 6.8 GB for the 1.24 billion of 1B."""
 LATER = "what rounding alone costs is left to check"
@@ -165,7 +172,8 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
     def product(self, plan: LlmPlan, program: LlmProgram, mine: Mine) -> Product:
         result, order, output = mine[COMPILED], self.order, self.how.output
         assert result.folder is not None
-        files: dict[str, Path | str] = {path.name: path for path in sorted(result.folder.iterdir())}
+        store = self.model.selection.store
+        files = {path.name: path for path in sorted(result.folder.iterdir())}
         shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts", "shared")}
         costs = {name: result.facts[name] for name in ("bytes", "cpu_seconds", "peak")}
         rounding = {}
@@ -178,13 +186,12 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
             **shown,
             **costs,
             "calibrated by": self._runs,
-            "float": float_of(Path(order["model"]), order["adapter"], self.model.selection.store),
+            "float": float_of(Path(order["model"]), order["adapter"], store),
             **rounding,
-            "files": sorted([*files, RECORD]),
+            "files": digests_of(store, files) | {RECORD: ""},
         }
-        files[RECORD] = json.dumps(record, indent=2) + "\n"
         # Of an earlier compile, in more parts or for another runtime.
-        earlier = record_of(output / CONFIG).get("files", [])
+        earlier = record_of(output / CONFIG).get("files", {})
         known = output.absolute().iterdir()
         stale = [path for path in known if path.is_file() and path.name in earlier]
         genie = order["do"] == "compile"
@@ -196,4 +203,5 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         ]
         if genie and not order["shared"] and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
             words.append(f"try it: {session('run', output, 'The answer is')}")
-        return Product(files, words, stale=stale)
+        written: dict[str, Path | str] = {**files, RECORD: json.dumps(record, indent=2) + "\n"}
+        return Product(written, words, stale=stale)

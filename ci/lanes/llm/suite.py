@@ -21,14 +21,12 @@ class Limits(Model):
     """What a quantized model must reach on held-out text, compared with another one."""
 
     first_choice: Share
-    """The share of tokens at which both choose the same."""
+    """The share of tokens at which both choose the same; equally good ones are not."""
     perplexity_ratio: Annotated[float, Field(ge=1)]
     divergence: NotNegative
     """Kullback-Leibler, the mean, in nats."""
     divergence_99: NotNegative
     """Not exceeded by 99 % of the tokens."""
-    regret: NotNegative
-    """What float loses by the model's choices, the mean, in logits."""
 
 
 FOUR_BITS = "16a4w"

@@ -29,7 +29,6 @@ ORDERS = {
     "answers": ("ci.lanes.llm.measure", "order_answers"),
     "beside float": ("ci.lanes.llm.measure", "order_beside_float"),
     "rounding": ("ci.lanes.llm.measure", "order_rounding"),
-    "genie choices": ("ci.lanes.llm.measure", "order_genie_choices"),
     "genie figures": ("ci.lanes.llm.measure", "order_genie_figures"),
     "figures": ("ci.lanes.llm.measure", "order_figures"),
     "parts": ("ci.lanes.llm.measure", "order_parts"),
