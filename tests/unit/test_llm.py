@@ -25,14 +25,7 @@ from ci.engine.work import Failure, Result
 from ci.engine.workers.child import reporting
 from ci.lanes.llm import check_verb, verb
 from ci.lanes.llm import worker as llm_worker
-from ci.lanes.llm.architecture import (
-    INDEX,
-    beginning_warning,
-    read_architecture,
-    require_tensors,
-    shards_of,
-    upstream_name,
-)
+from ci.lanes.llm.architecture import beginning_warning, read_architecture, upstream_name
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.check import digest_of, judged_text, read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
@@ -48,6 +41,7 @@ from ci.lanes.llm.genie import (
 )
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
+    chat_text,
     hashed_runs,
     prefix_lengths,
     prefixes_of,
@@ -78,6 +72,7 @@ from ci.lanes.llm.verdicts import (
     window_of,
     windows_from,
 )
+from ci.lanes.llm.weights import INDEX, require_tensors, shards_of
 from ci.lanes.llm.work import float_of
 from ci.model_commands import run as run_command
 from provisioning.base.command_line import guarded, main
@@ -225,6 +220,10 @@ def save_weights(folder: Path, *names: str) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
+PUBLISHED: dict[str, Any] = json.loads(
+    Path(__file__).with_name("published_checkpoints.json").read_text(encoding="utf-8")
+)
+"""config.json, and the tensors of the first layer and around the layers."""
 PHI_ROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
@@ -336,6 +335,24 @@ class TestCheckpoint:
             same = np.array_equal(shape.frequencies(), old.frequencies())
             assert same == (scaling == SCALING)
 
+    def test_the_ropes_of_gemma_3_by_transformers_5_are_those_of_transformers_4(self, tmp_path: Path) -> None:
+        kinds = {"full_attention": 1e6, "sliding_attention": 3e4}
+        new = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in kinds.items()}
+        plain = {"model_type": "gemma3_text", "rope_scaling": None, "rope_theta": None}
+        shape = read_architecture(checkpoint(tmp_path, **plain, rope_parameters=new))
+        assert (shape.rope_theta, shape.local_theta) == (1e6, 3e4)
+
+    @pytest.mark.parametrize("name", PUBLISHED)
+    def test_a_published_checkpoint_has_the_tensors_that_are_read(self, tmp_path: Path, name: str) -> None:
+        """By its config.json, the names and shapes of transformers' own modules; all layers are alike."""
+        published = PUBLISHED[name]
+        (tmp_path / "config.json").write_text(json.dumps(published["config"]))
+        expected: dict[str, tuple[int, ...]] = {}
+        for tensor, size in published["tensors"].items():
+            for layer in range(published["config"]["num_hidden_layers"]):
+                expected[tensor.replace("layers.0.", f"layers.{layer}.")] = tuple(size)
+        assert read_architecture(tmp_path).tensors == expected
+
     @pytest.mark.parametrize(
         ("config", "generation", "ends"),
         [(1, [2, 1, 3], (1, 2, 3)), ([4, 1], 2, (4, 1, 2)), (None, 2, (2,)), (1, None, (1,))],
@@ -374,7 +391,36 @@ class TestCheckpoint:
         with pytest.raises(CheckFailed, match=r"lm_head\.weight"):
             require_tensors(tmp_path, own)
         save_weights(tmp_path, *own.tensors)
-        for shape in (own, tied):
+        require_tensors(tmp_path, own)
+
+    @pytest.mark.parametrize(("value", "dtype"), [(1.0, "float32"), (2.0, "float32"), (1.0, "float16")])
+    def test_a_stored_head_that_is_not_the_embedding_is_no_tied_one(
+        self, tmp_path: Path, value: float, dtype: str
+    ) -> None:
+        from safetensors.numpy import save_file
+
+        shape = read_architecture(checkpoint(tmp_path, tie_word_embeddings=True))
+        weights = {name: np.ones(size, np.float32) for name, size in shape.tensors.items()}
+        head = np.full((512, 64), value, dtype)
+        save_file(weights | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+        same = (value, dtype) == (1.0, "float32")
+        with contextlib.nullcontext() if same else pytest.raises(UsageError, match=r"lm_head\.weight"):
+            require_tensors(tmp_path, shape)
+
+    @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+    def test_a_weight_that_is_no_number_is_named_before_anything_starts(
+        self, tmp_path: Path, value: float, dtype: str
+    ) -> None:
+        from safetensors.numpy import save_file
+
+        shape = read_architecture(checkpoint(tmp_path))
+        weights = {name: np.full(size, -65504.0, dtype) for name, size in shape.tensors.items()}
+        save_file(weights, tmp_path / "model.safetensors")
+        require_tensors(tmp_path, shape)
+        weights["model.layers.1.mlp.up_proj.weight"][3, 3] = value
+        save_file(weights, tmp_path / "model.safetensors")
+        with pytest.raises(CheckFailed, match=r"layers\.1\.mlp\.up_proj\.weight"):
             require_tensors(tmp_path, shape)
 
     @pytest.mark.parametrize(
@@ -430,14 +476,16 @@ class TestCheckpoint:
         assert self.compiled(["compile"], whole_checkpoint, *flags) == 2
         assert named in capsys.readouterr().err and not (whole_checkpoint.parent / "out").exists()
 
-    @pytest.mark.parametrize(("odd", "layers", "parts"), [(3, 3, 2), (3, 4, 4), (5, 5, 4)])
-    def test_an_odd_number_of_parts_in_fp16_is_refused(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], odd: int, layers: int, parts: int
+    @pytest.mark.parametrize(
+        ("wrong", "layers", "parts"), [(3, 3, 2), (3, 4, 4), (5, 5, 4), (5, 3, 2), (9, 4, 4), (9, 1, 1)]
+    )
+    def test_a_number_of_parts_that_is_refused_is_answered_by_one_that_works(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: int, layers: int, parts: int
     ) -> None:
-        """Genie computes them wrong."""
+        """In fp16 Genie computes odd ones wrong, and none is without a layer."""
         save_tokenizer(tmp_path)
         save_weights(tmp_path, *read_architecture(checkpoint(tmp_path, num_hidden_layers=layers)).tensors)
-        assert self.compiled(["compile"], tmp_path, "--parts", str(odd)) == 2
+        assert self.compiled(["compile"], tmp_path, "--parts", str(wrong)) == 2
         assert f"--parts {parts}" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -741,6 +789,24 @@ class TestConfiguration:
         warning = beginning_warning(tmp_path, shape)
         assert "config.json names bos_token_id 0" in warning and "tokenizer.json puts token 1" in warning
         assert beginning_warning(tmp_path, read_architecture(self.begun(tmp_path, "a $A", 0))) == ""
+
+    @pytest.mark.parametrize("extra", [["c"], {}])
+    @pytest.mark.parametrize("template", ["file", "settings", ""])
+    def test_a_tokenizer_that_transformers_5_saved_is_read(
+        self, tmp_path: Path, template: str, extra: Any
+    ) -> None:
+        folder = self.begun(tmp_path, "b $A", 1)
+        settings = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers", "bos_token": "b"}
+        words = "{{ bos_token }} {{ messages[0]['content'] }}"
+        settings |= {"extra_special_tokens": extra, "is_local": True}
+        if template == "settings":
+            settings |= {"chat_template": words}
+        elif template:
+            (folder / "chat_template.jinja").write_text(words)
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        assert read_architecture(folder).bos == 1
+        if template:
+            assert chat_text(folder, "c", "") == "b c"
 
     @pytest.mark.parametrize(
         ("form", "words", "named"),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from ci.lanes.llm.beginning import first_token, tokenizer_decides
 from ci.pipeline.models.arrays import Array
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import ToolkitError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ LOCAL = "local_"
 """Begins the names of the inputs with the cosines and sines of layers that have a rope of their own."""
 HIDDEN = "hidden"
 """What one part of a model hands to the next is named `hidden_` and the number of the layer."""
-INDEX = "model.safetensors.index.json"
 ONLY = {"hidden_act": "silu", "use_sliding_window": False, "partial_rotary_factor": 1}
 """Keys of config.json that have one value here. Others compute something else."""
 GEMMA_ONLY = {
@@ -344,7 +343,7 @@ def upstream_name(folder: Path, kind: str) -> str:
     """qnn_llama_runner's --decoder_model_version, or nothing where it has none for the model."""
     words = (folder / "tokenizer.json").read_text(encoding="utf-8")
     return next(
-        (name for UPSTREAM_name, word, name in UPSTREAM_NAMES if UPSTREAM_name == kind and word in words), ""
+        (name for model_type, word, name in UPSTREAM_NAMES if model_type == kind and word in words), ""
     )
 
 
@@ -430,10 +429,10 @@ def _with_old_keys(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     new = config.get("rope_parameters")
     if new is None:
         return config
-    if not isinstance(new, dict) or "rope_theta" not in new:
-        raise _unexpected(folder, "rope_parameters", "an object with rope_theta", new)
-    old = {name: new[name] for name in ("rope_theta", "partial_rotary_factor") if name in new}
-    old["rope_scaling"] = {name: value for name, value in new.items() if name not in old}
+    try:
+        old = old_rope(new)
+    except (AttributeError, KeyError, TypeError):
+        raise _unexpected(folder, "rope_parameters", "an object with rope_theta", new) from None
     for name, value in old.items():
         if config.get(name) not in (None, value):
             raise UsageError(
@@ -442,6 +441,17 @@ def _with_old_keys(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
                 fix="remove the wrong one",
             )
     return config | old
+
+
+def old_rope(new: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope_parameters of transformers 5 by the names of version 4; Gemma 3 has some by kind of layer."""
+    if "sliding_attention" in new:
+        local = new["sliding_attention"]["rope_theta"]
+        return {**old_rope(new["full_attention"]), "rope_local_base_freq": local}
+    old = {"rope_theta": new["rope_theta"]}
+    if "partial_rotary_factor" in new:
+        old["partial_rotary_factor"] = new["partial_rotary_factor"]
+    return {**old, "rope_scaling": {name: value for name, value in new.items() if name not in old}}
 
 
 def _scaling(
@@ -487,97 +497,3 @@ def _unexpected(
 ) -> UsageError:
     text = found if isinstance(found, str) else json.dumps(found)
     return UsageError(f"{folder / file}: {key}: expected {expected}; found {text}", fix=fix)
-
-
-class Stored(NamedTuple):
-    path: Path
-    shape: tuple[int, ...]
-
-
-def shards_of(folder: Path) -> dict[str, Stored]:
-    """Where each tensor is; reads no weights. Raises CheckFailed where a file is missing or incomplete."""
-    shards: dict[str, Stored] = {}
-    for name in _files(folder):
-        path = folder / name
-        if not path.is_file():
-            raise CheckFailed(f"{folder} lacks {name}", fix="download the checkpoint again")
-        shards |= {name: Stored(path, shape) for name, shape in shapes_in(path).items()}
-    return shards
-
-
-def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as shard:
-            tensors = shard.keys()
-            return {tensor: tuple(shard.get_slice(tensor).get_shape()) for tensor in tensors}
-    except SafetensorError as error:
-        raise CheckFailed(f"{path} is damaged or incomplete: {error}", fix="download it again") from None
-
-
-def _files(folder: Path) -> list[str]:
-    """Those that transformers reads: a single file rather than an index's."""
-    single, index = "model.safetensors", folder / INDEX
-    if (folder / single).is_file():
-        return [single]
-    if not index.is_file():
-        if pickled := next(folder.glob("pytorch_model*.bin"), None):
-            raise UsageError(
-                f"{folder}: expected {single}; found {pickled.name}, weights in PyTorch's pickle format",
-                fix="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT) converts them;"
-                " then copy the tokenizer's files to OUT",
-            )
-        return [single]
-    found = read_object(index, CheckFailed).get("weight_map")
-    names: list[Any] = list(found.values()) if isinstance(found, dict) else [found]
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckFailed(
-                f"{index}: weight_map: expected safetensors files of its folder; found {json.dumps(name)}",
-                fix="download it again",
-            )
-    return sorted(set(names))
-
-
-def require_tensors(folder: Path, shape: Architecture) -> None:
-    """Raises CheckFailed where the files lack one or have one of another shape, and UsageError where they
-    have one that nothing reads."""
-    names, stored = shape.tensors, shards_of(folder)
-    _require_stored(folder, names, stored)
-    # A tied head is the embedding, and the rotation is computed.
-    others = set(stored) - set(names) - {"lm_head.weight"}
-    if unread := sorted(name for name in others if not name.endswith("rotary_emb.inv_freq")):
-        raise UsageError(
-            f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
-            "would be left out",
-            fix=f"take a model that is built like {shape.family.models}",
-        )
-
-
-def _require_stored(folder: Path, names: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> None:
-    if missing := sorted(set(names) - set(stored)):
-        tied = 'if its head is the embedding, add "tie_word_embeddings": true to config.json'
-        raise CheckFailed(
-            f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
-            fix=tied if missing == ["lm_head.weight"] else "download it again",
-        )
-    for name, shape in names.items():
-        if stored[name].shape != shape:
-            raise CheckFailed(
-                f"{stored[name].path}: {name}: expected {shape} by config.json, found {stored[name].shape}",
-                fix="take config.json and weights of one model",
-            )
-
-
-def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
-    """Torch tensors in float32, by name, one at a time. `names` has their shapes."""
-    import torch
-    from safetensors import safe_open
-
-    shards = shards_of(folder)
-    _require_stored(folder, names, shards)
-    for path in sorted({shards[name].path for name in names}):
-        with safe_open(path, framework="pt") as shard:
-            for name in (name for name in names if shards[name].path == path):
-                yield name, shard.get_tensor(name).to(torch.float32)

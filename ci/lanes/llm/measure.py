@@ -303,7 +303,7 @@ def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
 def order_rounding(order: Mapping[str, Any]) -> dict[str, Any]:
     """The checkpoint where all is right and only rounded: what it makes of windows, and of the texts that
     Genie is made to say; how near two logits must be to change places; and in dB what each part of the layers
-    keeps of a row. The ranges of its activations are those given, or those over the text to `calibrate` by."""
+    keeps of a row. Activations' ranges are those given, or those of the text to `calibrate` by."""
     folder, texts = Path(order["model"]), [ForcedText(**text) for text in order["texts"]]
     shape = read_architecture(folder, order["adapter"])
     # `compile` knows no other cache than the scheme's own.
