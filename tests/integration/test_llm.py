@@ -72,7 +72,7 @@ def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> N
 @pytest.mark.whole
 def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
     """Float ends where transformers says, so a text that goes on there differs from it."""
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import GeneratedText
     from ci.lanes.llm.measure import ProgramFolders, texts
     from ci.lanes.llm.reference import load_reference, text_of
@@ -122,7 +122,7 @@ def test_what_genie_refuses_is_explained_by_the_key_to_change(
 def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
     speaker: Speaker, tmp_path: Path
 ) -> None:
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import ForcedText, forced_logits, generate
     from ci.lanes.llm.measure import genie_windows
     from ci.lanes.llm.reference import logits_of
@@ -428,8 +428,8 @@ LLAMA_1B: dict[str, Any] = {
 @pytest.mark.timeout(7200)
 def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     """QNN_CI_LAYERS=16 gives it all layers: 7 GB of memory, 13 of disk."""
-    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.commands import limited
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import generate
     from ci.lanes.llm.measure import lost_after
     from ci.lanes.llm.reference import load_reference
@@ -535,7 +535,7 @@ class TestCommand:
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder, require_halves
     from ci.lanes.llm.weights import require_tensors
 
@@ -561,7 +561,7 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At all places of a whole context, before any logits are read."""
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import RECORD
     from ci.lanes.llm.measure import order_figures
     from ci.lanes.llm.reference import load_reference, require_rope
@@ -587,7 +587,7 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
 
 def our_logits(model: Path, tokens: Sequence[int], adapter: str | Path = "") -> Any:
 
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.graphs import call
 
@@ -605,7 +605,7 @@ TOKENS = np.random.default_rng(5).integers(0, 256, 128).tolist()
 
 def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_path: Path) -> None:
     """By the reference too, which transformers 4 reads: its own default of the rope would be wrong alike."""
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.reference import ends_of, load_reference, logits_of
 
     expected = logits_of(load_reference(write_checkpoint(tmp_path)), TOKENS)
@@ -744,7 +744,7 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.whole
 @pytest.mark.parametrize(("kind", "changes"), FAMILIES)
 def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.reference import load_reference, logits_of
     from ci.lanes.llm.weights import require_tensors
 
@@ -759,7 +759,7 @@ def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
     import onnx
     from onnx import TensorProto, numpy_helper
 
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.graphs import export, outputs_of_rows, quantize, samples, shared_encodings
 
@@ -824,7 +824,7 @@ def test_an_adapter_is_merged_as_it_is_by_hand(
 ) -> None:
     """Into our reader's weights, and into the reference's, which judge each other."""
     from ci.lanes.llm.adapters import require_adapter
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.reference import load_reference, logits_of
 
     model = write_checkpoint(
@@ -843,8 +843,8 @@ def test_an_adapter_is_merged_as_it_is_by_hand(
 def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     """As PyTorch computes them: prefill that hands its cache to decode, and a cache in buffers."""
 
-    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.compiled import TokenReader
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.measure import ProgramFolders
     from ci.lanes.llm.program_steps import answer

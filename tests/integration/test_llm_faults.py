@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from ci.engine.work import Failure, Result
-from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.suite import SUITES, Limits, LlmProgram
 from ci.lanes.llm.verdicts import LIMITS, findings_of
 from ci.lanes.llm.work import environment, setup_of

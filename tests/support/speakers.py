@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.config import read_architecture
 from tests.support.checkpoints import write_checkpoint
 
 TIMEOUT = 300

@@ -25,10 +25,10 @@ from ci.engine.work import Failure, Result
 from ci.engine.workers.child import reporting
 from ci.lanes.llm import check_verb, verb
 from ci.lanes.llm import worker as llm_worker
-from ci.lanes.llm.architecture import beginning_warning, read_architecture, upstream_name
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.check import digest_of, judged_text, read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
+from ci.lanes.llm.config import beginning_warning, read_architecture, upstream_name
 from ci.lanes.llm.genie import (
     KINDS,
     GeneratedText,

@@ -15,8 +15,9 @@ from typing import Any
 
 from ci.lanes.llm import commands, prompts, verdicts
 from ci.lanes.llm.adapters import require_adapter
-from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import encoder_of, load_tokenizer, tokenizer_decides
+from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.genie import (
     KINDS,
     NONE,

@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.adapters import require_adapter
-from ci.lanes.llm.architecture import (
-    Architecture,
-    beginning_warning,
-    read_architecture,
-    read_object,
-)
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import load_tokenizer
+from ci.lanes.llm.config import beginning_warning, read_architecture, read_object
 from ci.lanes.llm.genie import (
     CONFIG,
     NONE,

@@ -20,7 +20,8 @@ import numpy as np
 
 from ci.diagnose.explain import nearest
 from ci.engine.trouble import how_it_ended
-from ci.lanes.llm.architecture import SCALING, Architecture, read_object
+from ci.lanes.llm.architecture import SCALING, Architecture
+from ci.lanes.llm.config import read_object
 from ci.pipeline.models.arrays import Array
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ci.lanes.llm import verdicts
-from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.compiled import Compiled, CompiledReader, TokenReader
+from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import KINDS, RECORD, ForcedText, GeneratedText, forced_logits, through
 from ci.lanes.llm.graphs import blocks, outputs_of, starts

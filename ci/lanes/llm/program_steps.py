@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ci.lanes.llm.architecture import Architecture, read_architecture, upstream_name
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.compiled import Compiled, TokenReader
+from ci.lanes.llm.config import read_architecture, upstream_name
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM, GeneratedText
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples

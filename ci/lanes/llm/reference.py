@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.llm.adapters import changes
-from ci.lanes.llm.architecture import Architecture, old_rope, read_object
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.config import old_rope, read_object
 from ci.lanes.llm.weights import INDEX
 from ci.pipeline.models.arrays import Array
 from provisioning.base.errors import CheckFailed

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ci.lanes.llm.architecture import Architecture, read_object
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.config import read_object
 from ci.pipeline.models.arrays import Array
 from provisioning.base.errors import CheckFailed, UsageError
 
