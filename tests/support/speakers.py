@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +16,6 @@ from tests.support.checkpoints import write_checkpoint
 TIMEOUT = 300
 PREFILL, DECODE = 32, 1
 LENGTH = 12
-Plant = Callable[[Any, int], None]
-"""Changes a decoder before it is exported; the number is that of the tokens that its graph reads at once."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +31,6 @@ class Speaker:
         from ci.lanes.llm.reference import load_reference
 
         return load_reference(self.model)
-
-    def choices(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """What float would say at each place of the text, and after it."""
-        from ci.lanes.llm.reference import logits_of
-
-        rows = logits_of(self.reference, [0, *prompt, *tokens])[len(prompt) :]
-        every: list[int] = rows.argmax(-1).tolist()
-        return every
 
     def problems(self, lengths: Sequence[int] = (5, 33)) -> list[str]:
         """The verdict on its texts."""
@@ -64,22 +54,19 @@ class Speaker:
         return texts
 
 
-def make_speaker(
-    folder: Path, plant: Plant = lambda decoder, count: None, *, layers: int = 1, **changes: Any
-) -> Speaker:
+def make_speaker(folder: Path) -> Speaker:
     from ci.lanes.llm.contexts import compile_context
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.genie import write_config
     from ci.lanes.llm.graphs import export
     from provisioning.manifest import soc_named
 
-    model = write_checkpoint(folder / "model", num_hidden_layers=layers, **changes)
+    model = write_checkpoint(folder / "model")
     shape, soc = read_architecture(model), soc_named("SM8650")
     binaries = []
     for number, count in enumerate((PREFILL, DECODE)):
         graph = folder / f"ar{count}.onnx"
         decoder = load_decoder(model, shape, count, shape.context)
-        plant(decoder, count)
         export(decoder, graph)
         binaries.append(folder / f"compiled{count}.bin")
         compile_context({number: graph}, soc, binaries[-1], fp16=True)

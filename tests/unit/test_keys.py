@@ -119,7 +119,6 @@ LLM_RUN = RUN | {
     "through": "executorch",
     "cache": "uint16",
     "parts": 2,
-    "state": "buffers",
     "limits": LIMITS,
     "htp_against_cpu": LIMITS,
     "prompts": 3,

@@ -1619,8 +1619,6 @@ def test_what_reads_to_the_contexts_end_can_be_typed(tmp_path: Path) -> None:
     [
         ('precision = "8a8w"', "16a8w"),
         ('precision = "16a16w"\nthrough = "executorch"', "16a8w"),
-        ('precision = "fp16"\nstate = "buffers"', "state"),
-        ('precision = "16a8w"\nthrough = "executorch"\nstate = "buffers"', "ScatterNd"),
         ('precision = "fp16"\nthrough = "executorch"\nparts = 2', "parts"),
         ('precision = "u16u8"', "limits"),
     ],

@@ -21,7 +21,6 @@ REASONS = {
     "integration/test_executorch_work.py": SHORTER,
     "integration/test_fork_servers.py": "the same worker is started alone, to be compared",
     "integration/test_llm.py": PLANTED,
-    "integration/test_llm_faults.py": PLANTED,
     "integration/test_noxfile.py": "uv is taken away where it is installed",
     "integration/test_onnx_memory.py": SHIPPED,
     "integration/test_rewrites.py": PLANTED,

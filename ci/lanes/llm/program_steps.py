@@ -24,8 +24,6 @@ from ci.lanes.llm.programs import (
     PREFILL_METHOD,
     HandedOver,
     RunnerLayout,
-    Stateful,
-    StatefulReader,
     TensorReader,
     edge_encodings,
     in_pytorch,
@@ -62,12 +60,7 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_grad_enabled(False)
     place = ProgramFolders.of(order)
     run = place.run
-    readers: dict[str, TokenReader] = {}
-    speaker: TokenReader
-    if run.state == "buffers":
-        speaker = stateful_reader(place)
-    else:
-        speaker, readers = tensor_readers(place)
+    speaker, readers = tensor_readers(place)
     reference = load_reference(place.model)
     facts: dict[str, Any] = {"bytes": (place.into / PROGRAM).stat().st_size}
 
@@ -209,15 +202,6 @@ class LoweredProgram(Compiled):
     @property
     def cache(self) -> int:
         return 0
-
-
-def stateful_reader(place: ProgramFolders) -> TokenReader:
-    """Decode alone: two methods would have a cache each."""
-    module = Stateful(load_decoder(place.model, place.shape, DECODE, place.context))
-    path, constants = place.into / PROGRAM, metadata(place.shape, place.context, DECODE, {})
-    inputs = {DECODE_METHOD: module.inputs(0, 0)}
-    lower({DECODE_METHOD: module}, inputs, constants, place.chip, path)
-    return StatefulReader(module, methods(path, [DECODE_METHOD])[DECODE_METHOD])
 
 
 def answer(
