@@ -39,6 +39,7 @@ from ci.lanes.llm.genie import (
     setting,
     write_config,
 )
+from ci.lanes.llm.product import Needs
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
     chat_text,
@@ -630,6 +631,32 @@ class TestCheckpoint:
             layers = [layer for first, last in spans for layer in range(first, last)]
             assert all(first < last for first, last in spans) and layers == list(range(shape.num_layers))
 
+    @pytest.mark.parametrize(
+        ("layers", "parts", "precision", "calibrated", "minutes", "gigabytes"),
+        [(2, 2, "u16u8", 8184, 10.5, 9.9), (16, 5, "u16u8", 1536, 16.5, 9.7), (16, 4, "fp16", 0, 7, 5.8)],
+    )
+    def test_what_a_compile_needs_is_said_before_it(
+        self,
+        tmp_path: Path,
+        layers: int,
+        parts: int,
+        precision: str,
+        calibrated: int,
+        minutes: float,
+        gigabytes: float,
+    ) -> None:
+        """As 1B's true shape was measured."""
+        published = PUBLISHED["Llama-3.2-1B"]["config"]
+        (tmp_path / "config.json").write_text(json.dumps(published | {"num_hidden_layers": layers}))
+        shape = read_architecture(tmp_path)
+        order = {"parts": parts, "precision": precision, "context": 1024 if layers == 2 else 128}
+        needs = Needs.of(shape, order, calibrated, pace=1.0)
+        assert needs.seconds / 60 == pytest.approx(minutes, rel=0.3)
+        assert needs.memory / 1e9 == pytest.approx(gigabytes, rel=0.2)
+        assert len(list(needs.lines(tmp_path / "not" / "there"))) == 1
+        [_, memory, disk] = replace(needs, memory=1e15, disk=1e15).lines(tmp_path)
+        assert "memory" in memory and "--parts" in memory and "disk" in disk
+
     def test_a_half_downloaded_shard_is_named(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file
 
@@ -796,7 +823,8 @@ class TestConfiguration:
         self, tmp_path: Path, template: str, extra: Any
     ) -> None:
         folder = self.begun(tmp_path, "b $A", 1)
-        settings = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers", "bos_token": "b"}
+        settings: dict[str, Any] = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers"}
+        settings |= {"bos_token": "b"}
         words = "{{ bos_token }} {{ messages[0]['content'] }}"
         settings |= {"extra_special_tokens": extra, "is_local": True}
         if template == "settings":

@@ -6,10 +6,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
+
+import numpy as np
 
 from ci.engine.jobs import available_memory
 from ci.engine.work import Result
@@ -50,6 +54,62 @@ KEPT = ("judged", "read", "tie", "parts", "ranges", "cpu_seconds", "peak")
 FLOAT, FLOAT_LEAST = 4.5, 1.6e9
 """Bytes of memory for each weight while float reads, and beside them: 6.8 GB for the 1.24 billion of 1B."""
 LATER = "what rounding alone costs is left to check"
+
+
+SORTED, SORTED_SECONDS = 1 << 20, 0.0566
+"""So long it took to sort so many numbers where the figures of Needs were measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What compiling for Genie takes on this machine, from what 1B's true shape took: seconds and bytes for
+    each weight, by two layers at 16a8w and a context of 1024, and by all 16 layers at 128."""
+
+    seconds: float
+    """Of one core."""
+    memory: float
+    disk: float
+
+    @classmethod
+    def of(cls, shape: Architecture, order: Mapping[str, Any], calibrated: int, pace: float) -> Needs:
+        """With so many tokens to calibrate by, on a machine that takes `pace` times as long."""
+        parts = shape.weights(order["parts"])
+        weights, largest = sum(parts), max(parts)
+        # What rounding alone costs is measured by float.
+        per_weight = 2.8e-11 * (calibrated + 2 * (3 * TOKENS + order["context"]))
+        # The files are in the store and in the output.
+        if order["precision"] == "fp16":
+            files, memory = 4 * weights, 16.0 * largest
+            per_weight += 1.5e-7
+        else:
+            # A word of the embedding has 16 bits.
+            files, memory = 4 * (weights + shape.weights_of_words), 28 * largest + 8e8
+            per_weight += 5e-7 + 2.6e-11 * calibrated
+        return cls(per_weight * weights * pace, memory, 2 * files + 10 * largest)
+
+    def lines(self, output: Path) -> Iterator[str]:
+        folder = next(path for path in (output.absolute(), *output.absolute().parents) if path.is_dir())
+        free = {"memory": available_memory(), "disk": disk_usage(folder).free}
+        needed = {"memory": self.memory, "disk": self.disk}
+        amounts = [
+            f"{size(bytes_)} of {name}" + (f" ({size(free[name] or 0)} free)" if free[name] else "")
+            for name, bytes_ in needed.items()
+        ]
+        yield f"about {seconds(self.seconds)} of one core, {', '.join(amounts)}"
+        for name, bytes_ in needed.items():
+            if (there := free[name]) is not None and bytes_ > there:
+                help_ = "; more --parts take less" if name == "memory" else ""
+                yield f"warning: {size(bytes_)} of {name} is more than the {size(there)} that are free{help_}"
+
+
+def _pace() -> float:
+    """How often longer this machine takes than the measured one."""
+    numbers, times = np.random.default_rng(1).standard_normal(SORTED), []
+    for _ in range(3):
+        began = time.thread_time()
+        np.exp(np.sort(numbers))
+        times.append(time.thread_time() - began)
+    return min(times) / SORTED_SECONDS
 
 
 @dataclass(frozen=True)
@@ -103,6 +163,10 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         layers = plural(shape.num_layers, "layer")
         layers += f" in {order['parts']} parts" if order["parts"] > 1 else ""
         sys.stderr.write(f"{layers} for {order['soc']}, {self._precision}\n")
+        if order["do"] == "compile":
+            tokens = sum(map(len, self.calibration))
+            for line in Needs.of(shape, order, tokens, _pace()).lines(self.how.output):
+                sys.stderr.write(f"{line}\n")
         results = run_step(CompileCheckpoint(plan, order), plan.programs)
         compiled = {name: require_done(result) for name, result in results.items()}
         # What shares its weights cannot be checked.
@@ -117,7 +181,8 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
 
         order, shape, free = self.order, self.shape, available_memory()
         folder = Path(order["model"])
-        if free and (needed := FLOAT * sum(shape.weights(1)) + FLOAT_LEAST) > free:
+        logits = 8 * shape.vocab_size * (3 * TOKENS + order["context"])
+        if free and (needed := FLOAT * sum(shape.weights(1)) + FLOAT_LEAST + logits) > free:
             sys.stderr.write(f"{LATER}: float takes {size(needed)} of memory, and {size(free)} are free\n")
             return {}
         try:
