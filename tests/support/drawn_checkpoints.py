@@ -110,7 +110,7 @@ def replayed(line: Mapping[str, Any]) -> list[str]:
     """What `check` says by today's limits of the logits and the parts that a line holds."""
     figures, bounds, rows = _unpacked(line)
     missed = list(figure_problems(figures, bounds))
-    found = culprit(rows, inaccurate=bool(missed))
+    found = culprit(rows, figures, bounds)
     return [found, *missed] if found else missed
 
 
@@ -166,9 +166,6 @@ class Ask:
 
     def __call__(self, **order: Any) -> dict[str, Any]:
         do = order["do"]
-        if do == "answers":
-            # Texts for the page: they decide nothing.
-            return {"answers": [{"tokens": [], "stopped": "length", "seconds": 0.0}] * len(order["prompts"])}
         if do == "rounding" and self.rounding:
             return self.rounding
         reply = worker.facts_of({**order, "log": "", "timeout": 900.0})

@@ -155,7 +155,7 @@ def kept_by_compile(
     from ci.lanes.llm.work import float_of
     from provisioning.base.settings import store_path
 
-    few = {"text": str(calibration), "windows": 1, "length": 16}
+    few = list(range(16))
     order = {
         "model": str(model),
         "adapter": "",
@@ -165,7 +165,7 @@ def kept_by_compile(
         "prefill": 4,
     }
     calibrate = "" if precision == "fp16" else str(calibration)
-    order |= {"context": context, "calibrate": calibrate, "texts": [], **few, "few": few}
+    order |= {"context": context, "calibrate": calibrate, "texts": [], "rows": [few], "few": few}
     ranges = order_rounding(order)["ranges"]
     return {"float": float_of(model, "", store_path()), ROUNDING: {"ranges": ranges, "judged": ""}}
 

@@ -26,7 +26,7 @@ from ci.engine.workers.child import reporting
 from ci.lanes.llm import check_verb, verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.beginning import load_tokenizer
-from ci.lanes.llm.check import digest_of, judged_text, read_by_genie
+from ci.lanes.llm.check import judged_text, read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
 from ci.lanes.llm.config import beginning_warning, read_architecture, upstream_name
 from ci.lanes.llm.genie import (
@@ -51,7 +51,6 @@ from ci.lanes.llm.prompts import (
     share_of_runs,
     special_places,
     windows,
-    windows_of,
     with_chats,
     without_beginning,
 )
@@ -558,9 +557,9 @@ class TestCheckpoint:
         assert self.compiled(["compile"], whole_checkpoint) == 0
         assert f"try it: qnn-ci run {out} " in capsys.readouterr().out
         _, order = asked
-        rows = windows_of(whole_checkpoint, shape, order)
         record = json.loads((out / "compiled.json").read_text())
-        assert record["rounding"]["judged"] == digest_of(rows, order["texts"])
+        judged = hashlib.sha256(json.dumps([order["rows"], order["texts"]]).encode()).hexdigest()
+        assert record["rounding"]["judged"] == judged
         assert record["rounding"]["ranges"] == kept["ranges"] and "model.safetensors" in record["float"]
         monkeypatch.setattr("ci.lanes.llm.product.available_memory", lambda: 1 << 20)
         # Over what it wrote, by a folder from where it is typed.
@@ -1053,7 +1052,6 @@ class TestCheck:
                     for typical in kept
                 ],
             },
-            "answers": {"answers": [{"tokens": [0], "stopped": "eos"}] * 3},
             "figures": {"read": {"decode_htp": read}, "rates": {"decode_htp": 9.0}},
             "genie figures": {"read": {"decode_genie": genie}},
             "parts": {"parts": list(parts)},
@@ -1062,22 +1060,12 @@ class TestCheck:
         def answer(**order: Any) -> dict[str, Any]:
             if asked is not None:
                 asked.append(order)
-            if order["do"] == "beside float":
-                others = [
-                    {who: said[place] for who, said in order["answers"].items()}
-                    for place in range(len(order["prompts"]))
-                ]
-                floats = {"tokens": [5], "stopped": "eos"}
-                return json.loads(json.dumps({"texts": [{"said": {"float": floats, **o}} for o in others]}))  # type: ignore[no-any-return]
             return answers[order["do"]]
-
-        def generated(config: Path, prompts: Sequence[Any], **_: Any) -> list[GeneratedText]:
-            return [GeneratedText((0,), "eos", 1, 1)] * len(prompts)
 
         ask = contextlib.nullcontext(answer)
         monkeypatch.setenv("QNN_CI_REPORTS", str(folder / "reports"))
         self.emulated = Emulated(
-            lambda *_: ask, generated, lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
+            lambda *_: ask, generate, lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
         )
         return run_llm(self.emulated, "check", out, "--text", folder / "text.txt", *flags)
 
@@ -1101,6 +1089,14 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, read=reading(share=0.8, lost=0.001), noise=reading(1.0)) == 1
         assert "at least 0.9" in messages(tmp_path)
 
+    def test_no_layer_is_named_for_what_rounding_alone_costs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        parts, swapped = [part(0, "prefill", 40.0, 40.0)], reading(0.01, share=0.85, lost=0.001)
+        limited = ("--first-choice", "0.95")
+        assert self.check(tmp_path, monkeypatch, *limited, parts=parts, read=swapped, noise=swapped) == 1
+        assert "layer" not in messages(tmp_path)
+
     def test_what_rounding_alone_changes_is_warned_of(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -1120,8 +1116,9 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, "--decode-tokens", "64", noise=noise, read=read) == 1
         asked: list[dict[str, Any]] = []
         self.check(tmp_path, monkeypatch, "--decode-tokens", "32", noise=noise, read=read, asked=asked)
-        firsts = {order["kind"]: (order["length"], order["first"]) for order in asked if "first" in order}
-        assert firsts == {"prefill": (128, 128), "decode": (128, 5)}
+        read_rows = {order["kind"]: order["rows"] for order in asked if order["do"] == "figures"}
+        assert {len(row) for row in read_rows["prefill"]} == {128}
+        assert read_rows["decode"] == [row[:5] for row in read_rows["prefill"]]
 
     def test_genies_own_logits_are_held_to_the_limits(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1203,14 +1200,13 @@ class TestCheck:
         # Measured now rounding costs .1 nats, and the compile found .001.
         [order] = noise_of(code=0)
         assert order["ranges"] is None
-        rows = windows_of(tmp_path / "model", read_architecture(tmp_path / "model"), order)
         exact = {name: reading(0.0002) for name in ("windows", "prefill_genie", "decode_genie")}
         kept = {
             "read": dict.fromkeys(exact, reading(0.001)),
             "tie": 0.01,
             "parts": [{kind: {"typical": {"hidden_1": 0.0}, "db": 42.0} for kind in KINDS}] * 2,
             "ranges": {"layer 0": [-1.0, 2.0]},
-            "judged": digest_of(rows, order["texts"]),
+            "judged": hashlib.sha256(json.dumps([order["rows"], order["texts"]]).encode()).hexdigest(),
         }
         assert noise_of(code=1, rounding=kept) == []
         # Of fewer tokens of decode it is known, too.
@@ -1456,32 +1452,6 @@ class TestCheck:
         [row] = report.metrics["programs"].values()  # type: ignore[union-attr]
         assert isinstance(row, dict) and row["verdict"] == "pass" and row["precision"] == "16a8w"
         assert {"figures", "parts", "speed"} <= set(row)
-        texts: Any = row["texts"]
-        assert len(texts) == 3 and all(text["prompt"] for text in texts)
-        words = {who: said["text"].strip() for who, said in texts[0]["said"].items()}
-        assert words == {"float": "b", "cpu": "a", "htp": "a"}
-
-    @pytest.mark.parametrize(
-        ("flags", "who"), [((), {"cpu", "htp"}), (("--on", "cpu"), {"cpu"}), (("--on", "parts"), None)]
-    )
-    def test_who_computes_is_heard_beside_float(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        flags: tuple[str, ...],
-        who: set[str] | None,
-    ) -> None:
-        asked: list[dict[str, Any]] = []
-        assert (
-            self.check(tmp_path, monkeypatch, *flags, "--prefixes", "4", "--tokens", "40", asked=asked) == 0
-        )
-        heard = [
-            (set(order["answers"]), len(order["prompts"]), order["most"])
-            for order in asked
-            if order["do"] == "beside float"
-        ]
-        # No more tokens are read than decode is judged by.
-        assert heard == ([] if who is None else [(who, 1, 10)])
 
 
 def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path: Path) -> None:

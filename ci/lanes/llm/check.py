@@ -21,7 +21,6 @@ from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.genie import (
     KINDS,
     NONE,
-    PROGRAM,
     RECORD,
     ROUNDING,
     ForcedText,
@@ -49,8 +48,6 @@ WINDOWS = 4
 MIN_TOKENS = 256
 """Tokens to find the part by."""
 TOKENIZER_CHARS = 4000
-TEXTS, SAID = 3, 24
-"""Texts for the page, and tokens of each, at most: fewer where decode is judged by few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +55,15 @@ class JudgedText:
     """What of a text `check` reads: known before any worker starts. `compile` measures by the same tokens
     of our own text what rounding costs."""
 
-    text: Path
     words: str
     count: int
     """Of its tokens."""
-    windows: int
-    length: int
-    """Of each window, in tokens."""
+    rows: Sequence[Sequence[int]]
+    """Windows of one length."""
     decode: int
-    """The length that decode reads of each: of a large model it takes seconds for each token."""
-    few: int
-    """The length of the one window that parts are judged by."""
+    """How many places of each decode reads: of a large model it takes seconds for each."""
+    few: Sequence[int]
+    """What parts are judged by."""
     prefixes: Sequence[ForcedText]
     """With what follows each in the text."""
     to_the_end: ForcedText
@@ -76,7 +71,7 @@ class JudgedText:
     @property
     def lengths(self) -> dict[str, int]:
         """Of each window, by the kind of graph that reads it."""
-        return dict(zip(KINDS, (self.length, self.decode), strict=True))
+        return dict(zip(KINDS, (len(self.rows[0]), self.decode), strict=True))
 
     @property
     def texts(self) -> list[dict[str, Any]]:
@@ -86,19 +81,20 @@ class JudgedText:
 
     def short_of(self, context: int, beginning: int) -> str:
         """What reads the whole context in all windows, where they end before it; so many tokens begin one."""
-        if self.length >= context:
+        length = len(self.rows[0])
+        if length >= context:
             return ""
         needed = WINDOWS * (context - beginning)
         longer = f" --text FILE, of {needed} tokens or more," if self.count < needed else ""
         return (
-            f"windows end at place {self.length} of {context}: --tokens {WINDOWS * (context - 1)}{longer}"
+            f"windows end at place {length} of {context}: --tokens {WINDOWS * (context - 1)}{longer}"
             " reads them to the end"
         )
 
-    @property
-    def order(self) -> dict[str, Any]:
-        windows = {"text": str(self.text.absolute()), "windows": self.windows, "length": self.length}
-        return {**windows, "few": {"windows": 1, "length": self.few}}
+    def digest(self, *, genie: bool) -> str:
+        """Of all the tokens that are judged."""
+        every = [self.rows, self.texts if genie else []]
+        return hashlib.sha256(json.dumps(every).encode()).hexdigest()
 
 
 def judged_text(
@@ -145,12 +141,8 @@ def judged_text(
     prompt = max(prompts.PREFIX, min(end - said + prompts.PREFIX, most))
     decode = min(length, max(1, (decode_tokens or tokens) // count) + 1)
     end_text = ForcedText(long[:prompt], long[prompt:])
-    return JudgedText(text, words, len(stream), count, length, decode, few, chats, end_text)
-
-
-def digest_of(rows: Sequence[Sequence[int]], texts: Sequence[Mapping[str, Any]]) -> str:
-    """Of all the tokens that are judged."""
-    return hashlib.sha256(json.dumps([rows, texts]).encode()).hexdigest()
+    rows, [row] = (prompts.windows(folder, shape, text, *window) for window in ((length, count), (few, 1)))
+    return JudgedText(words, len(stream), rows, decode, row, chats, end_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +257,7 @@ class Check:
         self.genie = through(record) == "genie"
         self.by_genie = self.genie and self.options.on == "both"
         self.order: dict[str, Any] = {
-            **self.read.order,
+            "few": self.read.few,
             **{name: record[name] for name in ("precision", "parts", "prefill")},
             "model": str(self.folder),
             "adapter": record.get("adapter", ""),
@@ -291,10 +283,9 @@ class Check:
             figures: dict[str, verdicts.Figures] = {}
             if options.on != "parts":
                 figures |= self._figures(ask, bounds)
-                self._texts(ask)
             if self.by_genie:
                 figures |= self._genie(ask, bounds)
-            rows = self._parts(ask, bounds) if options.on != "cpu" else []
+            rows = self._parts(ask, figures, bounds) if options.on != "cpu" else []
         if self.findings:
             fix = self.fix or verdicts.FIXES[verdicts.cause_of(rows, figures, bounds)]
             self.findings = [replace(finding, fix=finding.fix or fix) for finding in self.findings]
@@ -342,12 +333,11 @@ class Check:
                 " be something else now: limits are those of the text that is read\n"
             )
             self.fix, kept = "compile it again, then check", {}
-        if kept and kept["judged"] == digest_of(
-            prompts.windows_of(self.folder, self.shape, self.order), texts
-        ):
+        if kept and kept["judged"] == self.read.digest(genie=self.genie):
             rounding = kept
         else:
-            rounding = ask(**{**self.order, "do": "rounding", "texts": texts, "ranges": kept.get("ranges")})
+            order = {**self.order, "do": "rounding", "rows": self.read.rows}
+            rounding = ask(**order, texts=texts, ranges=kept.get("ranges"))
         read = {name: verdicts.windows_from(rows) for name, rows in rounding["read"].items()}
         for kind, length in self.read.lengths.items():
             read[kind] = [window.first(length - 1) for window in read["windows"]]
@@ -365,14 +355,14 @@ class Check:
 
     def _figures(self, ask: Asker, bounds: verdicts.Bounds) -> dict[str, verdicts.Figures]:
         order, read = self.order, self.read
-        tokens, windows = read.windows * (read.length - 1), plural(read.windows, "window")
+        tokens, windows = sum(len(row) - 1 for row in read.rows), plural(len(read.rows), "window")
         sys.stderr.write(f"reading {tokens} tokens in {windows}\n")
         self.row["figures"] = {"positions": {}}
         rates: dict[str, float] = {}
         figures: dict[str, verdicts.Figures] = {}
         # The worker answers in a fork each time, so that the emulator's memory is free again.
         for kind, first in read.lengths.items():
-            reply = ask(**order, do="figures", kind=kind, first=first)
+            reply = ask(**order, do="figures", kind=kind, rows=[row[:first] for row in read.rows])
             rates |= reply["rates"]
             figures |= self._judge(reply["read"], bounds)
             for name, rows in reply["read"].items():
@@ -394,30 +384,6 @@ class Check:
         self._add(verdicts.figure_problems(figures, bounds))
         return figures
 
-    def _texts(self, ask: Asker) -> None:
-        """What is said beside float, for who reads the page; figures judge it. No more are read than decode
-        is judged by, which reads prompts, too, where the emulator does not load both kinds of binaries."""
-        decoded = self.options.decode_tokens or self.options.tokens
-        most = max(1, min(SAID, decoded // 4))
-        shortest = sorted((list(text.prompt) for text in self.read.prefixes[:TEXTS]), key=len)
-        read = itertools.accumulate(len(prompt) + most for prompt in shortest)
-        few = [prompt for prompt, total in zip(shortest, read, strict=True) if total <= decoded]
-        request = {**self.order, "prompts": few or shortest[:1], "most": most}
-        emulated = self.options.on == "both"
-        who = ["cpu"] if self.record["precision"] != "fp16" else []
-        who += ["htp"] if emulated and self.config.name == PROGRAM else []
-        answers = {name: ask(**request, do="answers", who=name)["answers"] for name in who}
-        if self.by_genie:
-            with commands.limited(self.config, most) as copy:
-                texts = self.options.emulated.genie(copy, request["prompts"], timeout=self.options.timeout)
-            answers["htp"] = [{"tokens": list(text.tokens), "stopped": text.stopped} for text in texts]
-        rows = ask(**request, do="beside float", answers=answers)["texts"]
-        for prompt, row in zip(request["prompts"], rows, strict=True):
-            row["prompt"] = self.tokenizer.decode(prompt, skip_special_tokens=False)
-            for said in row["said"].values():
-                said["text"] = prompts.words_after(self.tokenizer, prompt, said.pop("tokens"), special=True)
-        self.row["texts"] = rows
-
     def _genie(self, ask: Asker, bounds: verdicts.Bounds) -> dict[str, verdicts.Figures]:
         """The logits that Genie itself chooses by, after many prefixes and to the end of a long text."""
         sys.stderr.write(f"Genie reads {plural(len(self.read.texts), 'text')}\n")
@@ -426,13 +392,13 @@ class Check:
             reply = ask(**order, do="genie figures")
         return self._judge(reply["read"], bounds)
 
-    def _parts(self, ask: Asker, bounds: verdicts.Bounds) -> list[dict[str, Any]]:
+    def _parts(
+        self, ask: Asker, figures: Mapping[str, verdicts.Figures], bounds: verdicts.Bounds
+    ) -> list[dict[str, Any]]:
         sys.stderr.write(f"each of {plural(self.record['parts'], 'part')} by itself\n")
-        few = {**self.order, **self.order["few"]}
-        parts = [part for kind in KINDS for part in ask(**few, do="parts", kind=kind)["parts"]]
+        parts = [part for kind in KINDS for part in ask(**self.order, do="parts", kind=kind)["parts"]]
         rows = verdicts.part_rows(parts, bounds)
-        inaccurate = any(finding.rule == "llm-accuracy" for finding in self.findings)
-        found, others = verdicts.culprit(rows, inaccurate=inaccurate), self.findings
+        found, others = verdicts.culprit(rows, figures, bounds), self.findings
         self.findings = []
         if found:
             # What to look at, before what follows from it.

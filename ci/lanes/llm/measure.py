@@ -23,7 +23,7 @@ from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import KINDS, RECORD, ForcedText, GeneratedText, forced_logits, through
 from ci.lanes.llm.graphs import blocks, outputs_of, starts
-from ci.lanes.llm.prompts import special_places, windows, windows_of, words_after
+from ci.lanes.llm.prompts import special_places, windows, words_after
 from ci.lanes.llm.reference import ends_of, greedy_text, load_reference, logits_of, require_rope, text_of
 from ci.lanes.llm.rounding import rounded_model, scheme_of
 from ci.lanes.llm.suite import LlmRun
@@ -244,9 +244,7 @@ def compiled_of(order: Mapping[str, Any]) -> Compiled:
 
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
-    compiled = compiled_of(order)
-    # Those of which rounding is measured, if only their first places.
-    rows = [row[: order["first"]] for row in windows_of(compiled.folder, compiled.shape, order)]
+    compiled, rows = compiled_of(order), order["rows"]
     # Float's weights are released before the readers load theirs: of 1B both were 9 GB.
     reference = load_reference(compiled.folder, compiled.shape.adapter)
     require_rope(reference, compiled.shape, compiled.context)
@@ -274,24 +272,6 @@ def order_answers(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"answers": answers}
 
 
-def order_beside_float(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Float's text after each prompt, and where those of others first leave what it would say."""
-    compiled, most = compiled_of(order), order["most"]
-    shape = replace(compiled.shape, context=compiled.context)
-    reference = load_reference(compiled.folder, shape.adapter)
-    ends, rows = ends_of(reference), []
-    for number, prompt in enumerate(order["prompts"]):
-        text = text_of(reference, [*shape.beginning, *prompt], most, ends, shape.context)
-        said: dict[str, Any] = {"float": {"tokens": text.tokens, "stopped": text.stopped}}
-        for who, answers in order["answers"].items():
-            answer = answers[number]
-            spoken = answer["tokens"], answer["stopped"]
-            lost = lost_after(reference, shape, prompt, spoken, most, ends)
-            said[who] = {**answer, "difference": verdicts.first_difference(lost)}
-        rows.append({"said": said})
-    return {"texts": rows}
-
-
 def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     """Of Genie's own logits."""
     compiled, texts = compiled_of(order), [ForcedText(**text) for text in order["texts"]]
@@ -315,7 +295,7 @@ def order_rounding(order: Mapping[str, Any]) -> dict[str, Any]:
         # Decode is quantized by the fewest values, so that it loses most.
         special = special_places(folder, shape, known)
         calibration = [(row, starts(len(row), 1, some)) for row, some in zip(known, special, strict=True)]
-    rows, [row] = windows_of(folder, shape, order), windows_of(folder, shape, {**order, **order["few"]})
+    rows, row = order["rows"], order["few"]
     model = rounded_model(
         load_reference(folder, shape.adapter),
         [*rows, *(_whole(shape, text) for text in texts)],
@@ -384,8 +364,7 @@ def _typical_db(ratios: Sequence[Array]) -> float:
 
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
     """How far each part's outputs are from float's, in dB, where its inputs are float's."""
-    compiled, kind = compiled_of(order), order["kind"]
-    [x] = windows_of(compiled.folder, compiled.shape, order)
+    compiled, kind, x = compiled_of(order), order["kind"], order["few"]
     rows: list[dict[str, Any]] = []
     for part in range(compiled.parts):
         first, last = compiled.shape.part(part, compiled.parts)

@@ -22,7 +22,7 @@ from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.check_verb import HELD_OUT, PREFIXES, TOKENS
 from ci.lanes.llm.commands import EMULATOR_BYTES, compile_order, record_of, sizes_of
 from ci.lanes.llm.genie import CONFIG, RECORD, ROUNDING
-from ci.lanes.llm.prompts import hashed_runs, require_tokenizer, windows, windows_of
+from ci.lanes.llm.prompts import hashed_runs, require_tokenizer, windows
 from ci.lanes.llm.stage import LanguageModels
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.work import (
@@ -177,7 +177,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         """What `check` will hold it to, if it reads our own text. Of a text that a user names it measures
         this itself, and so where this does not work."""
         # It imports what may lack until require_installed() has said so.
-        from ci.lanes.llm.check import digest_of, judged_text
+        from ci.lanes.llm.check import judged_text
 
         order, shape, free = self.order, self.shape, available_memory()
         folder = Path(order["model"])
@@ -200,21 +200,21 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         except UsageError as error:
             sys.stderr.write(f"{LATER}: {error.message}\n")
             return {}
-        texts = read.texts if self._through == "genie" else []
+        genie = self._through == "genie"
         request = {
             **{name: order[name] for name in ROUNDED},
-            **read.order,
+            "rows": read.rows,
+            "few": read.few,
             "do": "rounding",
             "through": self._through,
-            "texts": texts,
+            "texts": read.texts if genie else [],
         }
         sys.stderr.write("then what rounding alone costs, by float\n")
         results = run_step(MeasureRounding(plan, request), plan.programs)
         for failure in (result.failure for result in results.values() if result.failure):
             sys.stderr.write(f"{LATER}: {failure.message}\n")
-        judged_by = digest_of(windows_of(folder, shape, read.order), texts)
         return {
-            name: replace(result, facts={**result.facts, "judged": judged_by})
+            name: replace(result, facts={**result.facts, "judged": read.digest(genie=genie)})
             for name, result in results.items()
             if not result.failure
         }

@@ -293,6 +293,15 @@ def figure_problems(figures: Mapping[str, Figures], bounds: Bounds) -> Iterator[
             yield f"logits of {words}: {missed[0]}{more}"
 
 
+def unexplained(figures: Mapping[str, Figures], bounds: Bounds) -> list[str]:
+    """The readers that miss a limit by more than rounding alone costs."""
+    return [
+        name
+        for name, read in figures.items()
+        if misses(read, bounds.of_reader(name), chance=True) and not bounds.explain(name, read)
+    ]
+
+
 def rounding_warning(bounds: Bounds) -> str:
     """What rounding alone costs of the first choices, where that is more than the precision should; or
     nothing."""
@@ -367,23 +376,22 @@ def cause_of(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figures], 
     """Of what is wrong. Without rows the CPU alone was asked, which computes the graph as it is."""
     if wrong := next((row for row in rows if row["wrong"]), None):
         return str(wrong["cause"])
-    missed = [name for name, read in figures.items() if misses(read, bounds.of_reader(name), chance=True)]
-    unexplained = [name for name in missed if not bounds.explain(name, figures[name])]
-    if rows and unexplained and all(map(is_genies, unexplained)):
+    readers = unexplained(figures, bounds)
+    if rows and readers and all(map(is_genies, readers)):
         return "genie"
     if bounds.halves:
         return "halves"
-    if not unexplained:
+    if not readers:
         return "rounding"
     return "hidden" if rows else "graph"
 
 
-def culprit(rows: Sequence[Mapping[str, Any]], *, inaccurate: bool) -> str:
-    """The first part that is worse than its precision explains; where the whole is inaccurate and no part is,
-    the one that comes nearest to its limit, unless another one comes about as near."""
+def culprit(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figures], bounds: Bounds) -> str:
+    """The first part that is worse than its precision explains; where only the whole is, the one that comes
+    nearest to its limit, unless another one comes about as near."""
     if wrong := next((row for row in rows if row["wrong"]), None):
         return f"it goes wrong in {wrong['name']}: {wrong['wrong']}"
-    if not (rows and inaccurate):
+    if not (rows and unexplained(figures, bounds)):
         return ""
     spare = {row["name"]: row["typical_db"] - row["typical_least_db"] for row in rows}
     part = min(rows, key=lambda row: spare[row["name"]])

@@ -226,9 +226,8 @@ class CompileCheckpoint(LanguageStep):
         if adapter := request.pop("adapter"):
             of_adapter = digests_of_checkpoint(Path(adapter), store)
             files |= {f"the adapter's {name}": digest for name, digest in of_adapter.items()}
-        for name, words in {"calibrate": "to calibrate by", "text": "that is judged"}.items():
-            if text := request.pop(name, ""):
-                files[f"the text {words}"] = digests_of(store, {text: Path(text)})[text]
+        if text := request.pop("calibrate", ""):
+            files["the text to calibrate by"] = digests_of(store, {text: Path(text)})[text]
         rest = {"order": request, "files": files, **self.basis(memo)}
         return {"what": self.what, "name": program.case_name, **rest}
 

@@ -27,7 +27,6 @@ ORDERS = {
     "genie": ("ci.lanes.llm.steps", "order_genie"),
     "executorch": ("ci.lanes.llm.program_steps", "order_executorch"),
     "answers": ("ci.lanes.llm.measure", "order_answers"),
-    "beside float": ("ci.lanes.llm.measure", "order_beside_float"),
     "rounding": ("ci.lanes.llm.measure", "order_rounding"),
     "genie figures": ("ci.lanes.llm.measure", "order_genie_figures"),
     "figures": ("ci.lanes.llm.measure", "order_figures"),
