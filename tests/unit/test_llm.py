@@ -39,7 +39,7 @@ from ci.lanes.llm.genie import (
     setting,
     write_config,
 )
-from ci.lanes.llm.product import Needs
+from ci.lanes.llm.product import CompileNeeds
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
     chat_text,
@@ -649,7 +649,7 @@ class TestCheckpoint:
         (tmp_path / "config.json").write_text(json.dumps(published | {"num_hidden_layers": layers}))
         shape = read_architecture(tmp_path)
         order = {"parts": parts, "precision": precision, "context": 1024 if layers == 2 else 128}
-        needs = Needs.of(shape, order, calibrated, pace=1.0)
+        needs = CompileNeeds.of(shape, order, calibrated, pace=1.0)
         assert needs.seconds / 60 == pytest.approx(minutes, rel=0.3)
         assert needs.memory / 1e9 == pytest.approx(gigabytes, rel=0.2)
         assert len(list(needs.lines(tmp_path / "not" / "there"))) == 1

@@ -23,8 +23,6 @@ HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
 """Ours, which no model was trained on when it was written."""
 TOKENS, PREFIXES = 1000, 40
 """Of a text that are judged, unless the command line says otherwise."""
-LIMITED = ("first_choice", "perplexity_ratio", "divergence", "divergence_99")
-"""The figures that a flag each limits."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="cpu: run the quantized graphs on the CPU; parts: judge and print each part by itself",
     )
     limits = parser.add_argument_group("limits, beside those of the precision")
-    for name in LIMITED:
-        flag = name.replace("_", "-")
-        limits.add_argument(f"--{flag}", type=_share if name == "first_choice" else float, metavar="X")
+    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99"):
+        limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
     add_timeout(parser, "the run", LANGUAGE_TIMEOUT)
     group = parser.add_argument_group("where things are")
     group.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
@@ -66,7 +63,12 @@ def _share(text: str) -> float:
 def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     from ci.lanes.llm import check, commands
 
-    limits = {name: value for name in LIMITED if (value := getattr(args, name)) is not None}
+    limits = {
+        "first_choice": args.first_choice,
+        "perplexity_ratio": args.perplexity_ratio,
+        "divergence": args.divergence,
+        "divergence_99": args.divergence_99,
+    }
     return check.check_model(
         check.CheckOptions(
             args.model,
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
             args.tokens,
             args.decode_tokens,
             args.on,
-            limits,
+            {name: value for name, value in limits.items() if value is not None},
             args.timeout,
             selection_of(args),
             emulated or commands.Emulated(),

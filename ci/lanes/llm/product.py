@@ -57,11 +57,11 @@ LATER = "what rounding alone costs is left to check"
 
 
 SORTED, SORTED_SECONDS = 1 << 20, 0.0566
-"""So long it took to sort so many numbers where the figures of Needs were measured."""
+"""So long it took to sort so many numbers where the figures of CompileNeeds were measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class CompileNeeds:
     """What compiling for Genie takes on this machine, from what 1B's true shape took: seconds and bytes for
     each weight, by two layers at 16a8w and a context of 1024, and by all 16 layers at 128."""
 
@@ -71,7 +71,7 @@ class Needs:
     disk: float
 
     @classmethod
-    def of(cls, shape: Architecture, order: Mapping[str, Any], calibrated: int, pace: float) -> Needs:
+    def of(cls, shape: Architecture, order: Mapping[str, Any], calibrated: int, pace: float) -> CompileNeeds:
         """With so many tokens to calibrate by, on a machine that takes `pace` times as long."""
         parts = shape.weights(order["parts"])
         weights, largest = sum(parts), max(parts)
@@ -165,7 +165,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         sys.stderr.write(f"{layers} for {order['soc']}, {self._precision}\n")
         if order["do"] == "compile":
             tokens = sum(map(len, self.calibration))
-            for line in Needs.of(shape, order, tokens, _pace()).lines(self.how.output):
+            for line in CompileNeeds.of(shape, order, tokens, _pace()).lines(self.how.output):
                 sys.stderr.write(f"{line}\n")
         results = run_step(CompileCheckpoint(plan, order), plan.programs)
         compiled = {name: require_done(result) for name, result in results.items()}
