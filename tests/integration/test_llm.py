@@ -340,8 +340,8 @@ class TestCompile:
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["max-num-tokens"] = LENGTH
         (out / "short.json").write_text(json.dumps(config))
-        # After these prompts float hesitates in none of them.
-        assert not Speaker(out, out / "short.json", model).problems(lengths=(8, 33))
+        texts = Speaker(out, out / "short.json", model).texts(lengths=(8, 33))
+        assert all(logits < NEAR_TIE for text in texts for logits in text["lost"])
         parts = command("check", out, "--text", ROOT / "README.md", "--tokens", "9", "--on", "parts")
         assert "prefill_0, " in parts and "decode_1, " in parts
 

@@ -32,12 +32,6 @@ class Speaker:
 
         return load_reference(self.model)
 
-    def problems(self, lengths: Sequence[int] = (5, 33)) -> list[str]:
-        """The verdict on its texts."""
-        from ci.lanes.llm.verdicts import text_problems
-
-        return list(text_problems(self.texts(lengths=lengths)))
-
     def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
         """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
         from ci.lanes.llm.beginning import load_tokenizer
