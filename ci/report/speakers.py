@@ -21,7 +21,6 @@ from ci.report.values import (
     word,
 )
 from provisioning.base.findings import Finding, Report
-from provisioning.base.rendering.text import plural
 from provisioning.base.units import size
 
 STAGES = ("test_llm", "check")
@@ -29,11 +28,11 @@ WIDTH, HEIGHT = 100.0, 20.0
 """Of a drawing."""
 FIGURES = {
     "first_choice": "first choice",
+    "tied_choice": "or as good",
     "perplexity_ratio": "perplexity ratio",
     "divergence": "divergence",
     "divergence_50": "its median",
     "divergence_99": "99 % of it",
-    "regret": "regret",
 }
 WHO = {"cpu": "quantized, on the CPU", "htp": "on HTP"}
 WHERE = {
@@ -138,18 +137,14 @@ def _beside(expected: str, text: str) -> tuple[str, str]:
 
 def _note(answer: Row, tie: float) -> str:
     """What is to be known of it; nothing where all is well."""
-    if difference := mapping(answer.get("difference")):
-        place = int(number(difference, "place") or 0)
-        expected, found = (number(difference, f"{who}_logit") for who in ("expected", "found"))
-        if expected is None or found is None:
-            return f"it ends otherwise at token {place + 1}"
-        as_good = ", a near tie" if expected - found <= tie else ""
-        return (
-            f"another word at token {place + 1}, by which float loses {expected - found:.2g} logits{as_good}"
-        )
-    if excused := int(number(answer, "excused") or 0):
-        return f"equal but for {plural(excused, 'near tie')}"
-    return ""
+    difference = mapping(answer.get("difference"))
+    if not difference:
+        return ""
+    place, lost = int(number(difference, "place") or 0), number(difference, "lost")
+    if lost is None:
+        return f"it ends otherwise at token {place + 1}"
+    as_good = ", a near tie" if lost <= tie else ""
+    return f"another word at token {place + 1}, by which float loses {lost:.2g} logits{as_good}"
 
 
 def _figures(figures: Row) -> Iterator[tuple[str, Sequence[str]]]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ import torch  # first: who imports transformers without it has none of its model
 from ci.__main__ import VERBS
 from ci.lanes.llm.genie import KINDS
 from ci.lanes.llm.suite import SUITES
-from ci.lanes.llm.verdicts import NEAR_TIE
+from ci.lanes.llm.verdicts import NEAR_TIE, text_problems
+from ci.lanes.llm.work import environment, setup_of
+from ci.pipeline.installed import ready_environment
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import ROOT, Selection, store_path
 from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_adapter, write_checkpoint
+from tests.support.drawn_checkpoints import PRECISIONS, layer_named, replayed
 from tests.support.sdk import sdk_root
 from tests.support.speakers import (
     LENGTH,
@@ -72,9 +76,9 @@ def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> N
 @pytest.mark.whole
 def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
     """Float ends where transformers says, so a text that goes on there differs from it."""
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import GeneratedText
-    from ci.lanes.llm.measure import ProgramFolders, choices, texts
+    from ci.lanes.llm.measure import ProgramFolders, texts
     from ci.lanes.llm.reference import load_reference, text_of
 
     model = write_checkpoint(tmp_path)
@@ -89,17 +93,13 @@ def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
         every = [text_of(reference, [0, *prompt], most, ends, shape.context) for prompt in prompts]
         return [GeneratedText(text.tokens, text.stopped, 1, 1) for text in every]
 
-    def differences() -> int:
-        return sum(row["difference"] is not None for row in texts(place, reference, generate)[0])
+    def problems() -> list[str]:
+        return list(text_problems(texts(place, reference, generate)[0]))
 
-    assert differences() == 0
-    prefix = place.rows("judged")[0][1:2]
-    [reply] = generate([prefix], 60, endless=False)
-    ended = GeneratedText((), "eos", 1, 1)
-    assert choices(shape, reference, [prefix], [ended])["prefill"]["first_choice"] == 0
+    assert problems() == []
+    [reply] = generate([place.rows("judged")[0][1:2]], 60, endless=False)
     reference.generation_config.eos_token_id = [*shape.eos, reply.tokens[0]]
-    assert differences() >= 1
-    assert choices(shape, reference, [prefix], [ended])["prefill"]["first_choice"] == 1
+    assert problems()
 
 
 @pytest.mark.whole
@@ -126,11 +126,11 @@ def test_what_genie_refuses_is_explained_by_the_key_to_change(
 def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
     speaker: Speaker, tmp_path: Path
 ) -> None:
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import ForcedText, forced_logits, generate
-    from ci.lanes.llm.measure import genie_figures
+    from ci.lanes.llm.measure import genie_windows
     from ci.lanes.llm.reference import logits_of
-    from ci.lanes.llm.verdicts import LIMITS, figures_from, misses
+    from ci.lanes.llm.verdicts import LIMITS, figures_of, misses
 
     shape = read_architecture(speaker.model)
     stream = np.random.default_rng(6).integers(2, 255, 127).tolist()
@@ -140,17 +140,17 @@ def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
 
     def figures(config: Path) -> dict[str, Any]:
         logits = forced_logits(config, texts, shape.vocab_size, timeout=TIMEOUT)
-        assert logits is not None
-        return genie_figures(shape, speaker.reference, texts, logits)
+        read = genie_windows(shape, speaker.reference, texts, logits)
+        assert set(read) == {"prefill_genie", "decode_genie"}
+        return figures_of(read["decode_genie"])
 
     logits = forced_logits(speaker.config, texts, shape.vocab_size, timeout=TIMEOUT)
-    assert logits is not None and speaker.config.read_text() == shipped
+    assert speaker.config.read_text() == shipped
     for text, rows in zip(texts, logits, strict=True):
         before = 1 + len(text.prompt)
         expected = logits_of(speaker.reference, [0, *text.prompt, *text.tokens])[before - 1 : -1]
         assert np.abs(rows - expected).max() < 0.06
     right = figures(speaker.config)
-    assert set(right) == {"prefill_genie", "decode_genie"}
     wrong = changed(speaker, tmp_path, "engine/model/positional-encoding/rope-theta", 350000)
     prompts = [text.prompt for text in texts]
     said = [
@@ -158,8 +158,8 @@ def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
     ]
     assert said[0] == said[1]
     limits = LIMITS["fp16"]
-    assert not misses(figures_from(right["decode_genie"]), limits, chance=True)
-    assert misses(figures_from(figures(wrong)["decode_genie"]), limits, chance=True)
+    assert not misses(right, limits, chance=True)
+    assert misses(figures(wrong), limits, chance=True)
 
 
 LLAMA_3 = (
@@ -296,8 +296,8 @@ HEALTHY: list[tuple[str, dict[str, Any], Sequence[str]]] = [
 """Of random weights, in whose choices many words are nearly as good; with FAMILIES_BY_NAME by WAYS."""
 
 
-def checked(folder: Path, kind: str, changes: dict[str, Any], flags: Sequence[str], *, lora: bool) -> Any:
-    """The row of `check`'s report on a checkpoint in two files, of texts that it was not quantized by."""
+def checked(folder: Path, kind: str, changes: dict[str, Any], flags: Sequence[str], *, lora: bool) -> None:
+    """Pass `check` with a checkpoint in two files, by texts that it was not quantized by."""
     model = write_checkpoint(folder / "model", model_type=kind, **changes)
     in_shards(model)
     text, other, out = folder / "text.txt", folder / "other.txt", folder / "out"
@@ -308,9 +308,10 @@ def checked(folder: Path, kind: str, changes: dict[str, Any], flags: Sequence[st
         flags = [*flags, "--adapter", str(folder / "lora")]
     calibrated = ["--calibrate", str(text)] if "--precision" in flags else []
     command("compile", model, *flags, *calibrated, "-o", out)
-    few, reports = ("--tokens", "254", "--prefixes", "6"), folder / "reports"
-    sys.stdout.write(command("check", out, "--text", other, *few, "--reports", reports))
-    return json.loads((reports / "check.json").read_text())["metrics"]["programs"]["out"]
+    few = ("--tokens", "254", "--prefixes", "6", "--reports", folder / "reports")
+    sys.stdout.write(command("check", out, "--text", other, *few))
+    # As large models are read.
+    sys.stdout.write(command("check", out, "--text", other, *few, "--decode-tokens", "16"))
 
 
 @pytest.mark.whole
@@ -339,8 +340,8 @@ class TestCompile:
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["max-num-tokens"] = LENGTH
         (out / "short.json").write_text(json.dumps(config))
-        # After these prompts float hesitates in none of them.
-        assert not Speaker(out, out / "short.json", model).problems(lengths=(8, 33))
+        texts = Speaker(out, out / "short.json", model).texts(lengths=(8, 33))
+        assert all(logits < NEAR_TIE for text in texts for logits in text["lost"])
         parts = command("check", out, "--text", ROOT / "README.md", "--tokens", "9", "--on", "parts")
         assert "prefill_0, " in parts and "decode_1, " in parts
 
@@ -354,7 +355,7 @@ class TestCompile:
         outside, record = tmp_path / "outside.txt", apart / "compiled.json"
         outside.write_text("whatever a record names")
         facts = json.loads(record.read_text())
-        record.write_text(json.dumps(facts | {"files": [*facts["files"], "../outside.txt"]}))
+        record.write_text(json.dumps(facts | {"files": facts["files"] | {"../outside.txt": ""}}))
         command("compile", model, "-o", apart)
         assert outside.exists() and {"notes.md", "prefill_0.bin"} <= {file.name for file in apart.iterdir()}
         assert not (apart / "prefill_1.bin").exists()
@@ -405,12 +406,8 @@ class TestCompile:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("family", FAMILIES_BY_NAME)
     def test_each_family_passes_each_way(self, tmp_path: Path, family: str, way: str) -> None:
-        """And says what float says at fp16, but where float's two best words are nearly as good."""
         kind, changes = FAMILIES_BY_NAME[family]
-        row = checked(tmp_path, kind, changes, WAYS[way], lora=family.endswith("LoRA"))
-        said = [answer for text in row["texts"] for answer in text["said"].values()]
-        lost = [d["expected_logit"] - d["found_logit"] for a in said if (d := a.get("difference"))]
-        assert way != "Genie, fp16" or all(logits < NEAR_TIE for logits in lost)
+        checked(tmp_path, kind, changes, WAYS[way], lora=family.endswith("LoRA"))
         page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
         assert f"| {family} |" in page
 
@@ -432,11 +429,12 @@ LLAMA_1B: dict[str, Any] = {
 @pytest.mark.timeout(7200)
 def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     """QNN_CI_LAYERS=16 gives it all layers: 7 GB of memory, 13 of disk."""
-    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.commands import limited
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import generate
-    from ci.lanes.llm.reference import load_reference, text_of
-    from ci.lanes.llm.verdicts import LIMITS, compare_text, figures_from, misses
+    from ci.lanes.llm.measure import lost_after
+    from ci.lanes.llm.reference import load_reference
+    from ci.lanes.llm.verdicts import LIMITS, figures_of, misses, windows_from
     from ci.lanes.llm.work import WORKER, home_of
     from ci.work import asking
 
@@ -444,28 +442,23 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
     order = ("compile", model, "--soc", "SM8650", "--store", tmp_path / "store", "-o", out)
     sys.stdout.write(command(*order, seconds=6000))
-    shape, reference = read_architecture(model), load_reference(model)
+    shape, reference = replace(read_architecture(model), context=128), load_reference(model)
     for prompt in ([60, 70, 80], list(range(60, 95))):
-        expected = text_of(reference, [0, *prompt], 4, shape.eos, 128)
-
-        def again(tokens: Sequence[int], prompt: Sequence[int] = prompt) -> tuple[Sequence[int], str]:
-            with limited(out / "genie_config.json", 4 - len(tokens)) as config:
-                [made] = generate(config, [[*prompt, *tokens]], timeout=1800)
-            return made.tokens, made.stopped
-
-        row = compare_text(prompt, expected.tokens, expected.stopped, expected.logits, shape.eos, 4, again)
-        assert row.difference is None and len(row.excused) < 2
+        with limited(out / "genie_config.json", 4) as config:
+            [said] = generate(config, [prompt], timeout=1800)
+        lost = lost_after(reference, shape, prompt, (said.tokens, said.stopped), 4, shape.eos)
+        assert all(logits < NEAR_TIE for logits in lost)
     del reference
     # Prefill reads two blocks, and all verdicts are given on some tokens.
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "README.md").read_text())
-    reading = {"model": str(model), "compiled": str(out), "text": str(text), "cpu": False, "tie": 0.0}
+    reading = {"model": str(model), "compiled": str(out), "cpu": False}
     log = tmp_path / "figures.log"
     with asking(home_of("generate", tmp_path), f"{WORKER}:answer", log, 3600) as ask:
-        facts = ask(do="figures", kind="prefill", windows=1, length=65, **reading)
+        reply = ask(do="figures", kind="prefill", rows=[[0, *range(60, 124)]], **reading)
     # Of 64 tokens one in float's near ties is 1.6 %.
-    limits = {**LIMITS["fp16"], "first_choice": 0.95}
-    assert not misses(figures_from(facts["prefill_htp"]), limits)
+    limits = {**LIMITS["fp16"], "first_choice": 0.95, "tied_choice": 0.95}
+    assert not misses(figures_of(windows_from(reply["read"]["prefill_htp"])), limits)
     few = ("--tokens", "8", "--prefixes", "2")
     sys.stdout.write(command("check", out, "--text", text, *few, seconds=3600))
 
@@ -532,7 +525,7 @@ class TestCommand:
         report = json.loads((tmp_path / "reports" / "test_llm.json").read_text())
         rows = report["metrics"]["programs"]
         assert set(rows) == {program.name for program in SUITES.all_programs([])}
-        for name in ("genie-fp16", "executorch-fp16", "executorch-fp16-buffers"):
+        for name in ("genie-fp16", "executorch-fp16"):
             said = [text["said"] for text in rows[f"tiny/{name}/SM8650"]["texts"]]
             assert all(s["htp"]["text"] == s["float"]["text"] or s["htp"]["excused"] for s in said)
         again = self.run("--reports", tmp_path / "reports", store=tmp_path / "store")
@@ -543,8 +536,9 @@ class TestCommand:
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder, require_halves
+    from ci.lanes.llm.weights import require_tensors
 
     model = write_checkpoint(tmp_path)
     shape = read_architecture(model)
@@ -553,18 +547,22 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match=r"model\.layers\.1"):
         load_decoder(model, replace(shape, num_layers=2), 1, 128)
     weights = {name: data.to(torch.bfloat16) for name, data in load_file(model / "model.safetensors").items()}
-    for value in (1e6, float("nan")):
-        weights["model.layers.0.mlp.down_proj.weight"][0, 0] = value
-        save_file(weights, model / "model.safetensors")
-        with pytest.raises(CheckFailed, match="fp16"):
-            require_halves(load_decoder(model, shape, 1, 128))
+    weights["model.layers.0.mlp.down_proj.weight"][0, 0] = 1e6
+    save_file(weights, model / "model.safetensors")
+    with pytest.raises(CheckFailed, match="fp16"):
+        require_halves(load_decoder(model, shape, 1, 128))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        weights["model.layers.0.mlp.down_proj.weight"][0, 0] = float("nan")
+        save_file({name: data.to(dtype) for name, data in weights.items()}, model / "model.safetensors")
+        with pytest.raises(CheckFailed, match=r"down_proj.*NaN"):
+            require_tensors(model, shape)
 
 
 def test_rope_is_held_to_that_of_transformers_at_far_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At all places of a whole context, before any logits are read."""
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import RECORD
     from ci.lanes.llm.measure import order_figures
     from ci.lanes.llm.reference import load_reference, require_rope
@@ -576,14 +574,14 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     record = {"soc": "SM8650", "context": 4096, "parts": 1, "precision": "fp16"}
     (model / RECORD).write_text(json.dumps(record))
     monkeypatch.setattr("ci.lanes.llm.measure.read_architecture", lambda *_: wrong)
-    order = {"text": ROOT / "README.md", "length": 16, "windows": 1, "kind": "decode", "cpu": False}
+    order = {"rows": [[*range(16)]], "kind": "decode", "cpu": False}
     with pytest.raises(CheckFailed, match="rope"):
         order_figures({"model": model, "compiled": model, **order})
 
 
 def our_logits(model: Path, tokens: Sequence[int], adapter: str | Path = "") -> Any:
 
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.graphs import call
 
@@ -601,7 +599,7 @@ TOKENS = np.random.default_rng(5).integers(0, 256, 128).tolist()
 
 def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_path: Path) -> None:
     """By the reference too, which transformers 4 reads: its own default of the rope would be wrong alike."""
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.reference import ends_of, load_reference, logits_of
 
     expected = logits_of(load_reference(write_checkpoint(tmp_path)), TOKENS)
@@ -645,8 +643,8 @@ def test_an_index_without_metadata_is_read_by_the_reference_too(tmp_path: Path) 
 @pytest.mark.whole
 def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_path: Path) -> None:
     """Random weights find two of many words equally good at every tenth place."""
-    from ci.lanes.llm.measure import rounded_model, scheme_of
     from ci.lanes.llm.reference import load_reference, logits_of
+    from ci.lanes.llm.rounding import rounded_model, scheme_of
     from ci.lanes.llm.verdicts import figures_of, tie_of, window_of
 
     model = write_checkpoint(tmp_path, vocab_size=4096)
@@ -659,8 +657,8 @@ def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_pat
 
     def first_choice(found: Sequence[Any], tie: float = 0.0) -> float:
         readings = zip(found, right.exact, rows, strict=True)
-        every = figures_of([window_of(some[:-1], exact[:-1], row[1:], tie) for some, exact, row in readings])
-        return every["first_choice"].value
+        windows = [window_of(some[:-1], exact[:-1], row[1:]) for some, exact, row in readings]
+        return figures_of(windows, tie)["tied_choice"].value
 
     assert first_choice(right.rounded) < 0.97 < 0.99 < first_choice(right.rounded, tie)
     assert first_choice(wrong, tie) < 0.9
@@ -669,8 +667,8 @@ def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_pat
 @pytest.mark.whole
 def test_rounding_costs_more_where_calibration_saw_less(tmp_path: Path) -> None:
     """What is rounded has the ranges that quantizing had, and those cut off what it did not see."""
-    from ci.lanes.llm.measure import rounded_model, scheme_of
     from ci.lanes.llm.reference import load_reference
+    from ci.lanes.llm.rounding import rounded_model, scheme_of
     from ci.lanes.llm.verdicts import figures_of, window_of
 
     model = write_checkpoint(tmp_path)
@@ -700,8 +698,8 @@ def test_rounding_costs_more_where_calibration_saw_less(tmp_path: Path) -> None:
 @pytest.mark.whole
 def test_a_cache_of_16_bits_costs_through_genie_what_one_of_8_costs(tmp_path: Path) -> None:
     """As the emulator computes: onnxruntime-qnn reads the second factor of two activations as 8 bits."""
-    from ci.lanes.llm.measure import rounded_model, scheme_of
     from ci.lanes.llm.reference import load_reference
+    from ci.lanes.llm.rounding import rounded_model, scheme_of
     from ci.lanes.llm.verdicts import figures_of, window_of
 
     model = write_checkpoint(tmp_path, num_hidden_layers=2)
@@ -740,8 +738,9 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.whole
 @pytest.mark.parametrize(("kind", "changes"), FAMILIES)
 def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    from ci.lanes.llm.architecture import read_architecture, require_tensors
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.reference import load_reference, logits_of
+    from ci.lanes.llm.weights import require_tensors
 
     model = write_checkpoint(tmp_path, model_type=kind, **changes)
     require_tensors(model, read_architecture(model))
@@ -754,7 +753,7 @@ def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
     import onnx
     from onnx import TensorProto, numpy_helper
 
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.graphs import export, outputs_of_rows, quantize, samples, shared_encodings
 
@@ -810,7 +809,7 @@ def merged(model: Path, adapter: Path, folder: Path, scale: float) -> Path:
     ("kind", "targets", "settings", "scale"),
     [
         pytest.param("llama", ["self_attn.q_proj", "mlp.down_proj"], {}, 4.0, marks=pytest.mark.whole),
-        pytest.param("llama", ["self_attn.v_proj"], {"use_rslora": True}, 8.0, marks=pytest.mark.whole),
+        ("llama", ["self_attn.v_proj"], {"use_rslora": True}, 8.0),
         ("phi3", ["self_attn.qkv_proj", "mlp.gate_up_proj"], {}, 4.0),
     ],
 )
@@ -819,7 +818,7 @@ def test_an_adapter_is_merged_as_it_is_by_hand(
 ) -> None:
     """Into our reader's weights, and into the reference's, which judge each other."""
     from ci.lanes.llm.adapters import require_adapter
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.reference import load_reference, logits_of
 
     model = write_checkpoint(
@@ -836,18 +835,16 @@ def test_an_adapter_is_merged_as_it_is_by_hand(
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
 def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
-    """As PyTorch computes them: prefill that hands its cache to decode, and a cache in buffers."""
+    """As PyTorch computes them: prefill hands its cache to decode."""
 
-    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.compiled import TokenReader
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.measure import ProgramFolders
     from ci.lanes.llm.program_steps import answer
     from ci.lanes.llm.programs import (
         HandedOver,
         RunnerLayout,
-        Stateful,
-        StatefulReader,
         TensorReader,
         in_pytorch,
     )
@@ -863,12 +860,10 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     layouts = {
         count: RunnerLayout(load_decoder(model, shape, count, shape.context)).eval() for count in (32, 1)
     }
-    stateful = Stateful(load_decoder(model, shape, 1, shape.context)).eval()
     prefill, decode = (TensorReader(layout, in_pytorch(layout)) for layout in layouts.values())
     readers: list[TokenReader] = [
         HandedOver(prefill, decode, 96),
         HandedOver(prefill, decode, 32),
-        StatefulReader(stateful, in_pytorch(stateful)),
     ]
     generator = np.random.default_rng(8)
     with torch.no_grad():
@@ -878,3 +873,80 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
             for reader in readers:
                 found = answer(place, reader, prompt, most, [255])
                 assert (found.tokens, found.stopped) == (expected.tokens, expected.stopped)
+
+
+def train(folder: Path) -> Path:
+    """The tiny model of the suite, from nothing, in a process of its own."""
+    from ci.engine.workers.parent import Worker
+
+    worker = Worker(setup_of("train", folder / "logs", 900))
+    try:
+        reply = worker.ask({"do": "train", "into": str(folder / "model"), "log": ""})
+    finally:
+        worker.end()
+    assert "error" not in reply, reply
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(900)
+def test_training_again_gives_the_same_bytes(trained: Path, tmp_path: Path) -> None:
+    again = train(tmp_path)
+    for file in trained.iterdir():
+        assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(900)
+@pytest.mark.needs("qemu-x86_64")
+def test_another_kind_of_processor_trains_the_same_bytes(tmp_path: Path) -> None:
+    """Ours, and one with other instructions, of which an emulator computes a few steps."""
+    script = (
+        "import sys, pathlib; from ci.lanes.llm.tiny import train; train(pathlib.Path(sys.argv[1]), steps=3)"
+    )
+    setup = setup_of("train", tmp_path, 900)
+    for folder, command in (("ours", []), ("other", ["qemu-x86_64", "-cpu", "Haswell"])):
+        subprocess.run(
+            [*command, sys.executable, "-c", script, str(tmp_path / folder)],
+            cwd=ROOT,
+            env=dict(setup.environment),
+            check=True,
+        )
+    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("ours", "other")]
+    assert weights[0] == weights[1]
+
+
+def replies_of(through: str, folder: Path, *words: object) -> list[dict[str, Any]]:
+    """What is measured of drawn checkpoints, in a process of its own: two QNNs do not fit into one."""
+    variables = environment()
+    if through == "executorch":
+        selection = Selection("wheels", "x86_64-linux", "SM8650", store_path(), folder / "reports")
+        variables = environment(ready_environment(selection, os.environ))
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.support.drawn_checkpoints", *map(str, words)],
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("through", PRECISIONS)
+def test_two_checkpoints_drawn_each_day_pass_and_a_fault_falls(tmp_path: Path, through: str) -> None:
+    """Of the faults that docs/llm.md counts some are below the noise, so one of two may be missed."""
+    today = date.today().toordinal()
+    lines = replies_of(through, tmp_path, through, tmp_path, 2 * today, 2 * today + 1)
+    assert [line["fault"] == "none" for line in lines] == [True, False] * 2
+    assert all(line["code"] == bool(replayed(line)) for line in lines)
+    assert not [line for line in lines if line["fault"] == "none" and line["code"]]
+    found = [line for line in lines if line["fault"] != "none" and line["code"]]
+    assert found and all(layer_named(line) in ("", "right") for line in found)

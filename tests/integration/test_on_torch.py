@@ -12,21 +12,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import qnn_ci
-from ci.engine.work import Result
-from ci.lanes.llm.architecture import read_architecture
-from ci.lanes.llm.genie import GeneratedText
-from ci.lanes.llm.measure import choices
+from ci.lanes.llm.config import read_architecture
+from ci.lanes.llm.measure import genie_windows
 from ci.lanes.llm.prompts import prefix_lengths, prefixes_of
-from ci.lanes.llm.verdicts import READER_NAMES
+from ci.lanes.llm.verdicts import figures_of
 from ci.pipeline.operator_script import JUDGE
 from provisioning.known_faults import SCRIPTS
 from tests.unit.test_api import Words, answers
-from tests.unit.test_llm import GOOD, checkpoint, rules
-from tests.unit.test_llm import program as llm_program
+from tests.unit.test_llm import checkpoint
 
 __all__ = ["answers"]
 
@@ -94,29 +92,17 @@ class Counting:
         return SimpleNamespace(logits=torch.eye(512).roll(1, 1)[tokens][:, -logits_to_keep:])
 
 
-@pytest.mark.parametrize(
-    ("said", "found"),
-    [
-        (lambda last: (last + 1, last + 2), []),
-        (lambda last: (last + 1, last), ["llm-accuracy"]),
-        (lambda last: (last + 1,), ["llm-accuracy"]),
-        (lambda last: (last, last + 1), ["llm-accuracy"]),
-        (lambda last: (), ["llm-accuracy"]),
-    ],
-    ids=["right", "decode is wrong", "decode ends always", "prefill is wrong", "prefill ends always"],
-)
-def test_genies_prefill_and_decode_are_both_held_to_float(
-    tmp_path: Path,
-    said: Callable[[int], tuple[int, ...]],
-    found: list[str],
-) -> None:
+@pytest.mark.parametrize("wrong", [(), (0,), (1,)], ids=["right", "prefill is wrong", "decode is wrong"])
+def test_genies_prefill_and_decode_are_both_held_to_float(tmp_path: Path, wrong: tuple[int, ...]) -> None:
     """Float counts on, whatever was said before."""
     shape = read_architecture(checkpoint(tmp_path))
-    prefixes = [text.prompt for text in prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))]
-    assert {len(prefix) for prefix in prefixes} == {20, 40}
-    assert len({prefix[-1] for prefix in prefixes}) == len(prefixes)
-    generated = [GeneratedText(said(prefix[-1]), "", 1, 1) for prefix in prefixes]
-    facts = choices(shape, Counting(), prefixes, generated)
-    good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
-    every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
-    assert rules(llm_program("genie-16a8w"), Result(every)) == found
+    texts = prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))
+    assert {len(text.prompt) for text in texts} == {20, 40}
+    assert len({text.prompt[-1] for text in texts}) == len(texts)
+    rows = [np.eye(512, dtype=np.float32)[list(text.tokens)] for text in texts]
+    for logits in rows:
+        logits[list(wrong)] = np.roll(logits[list(wrong)], 1, -1)
+    read = genie_windows(shape, Counting(), texts, rows)
+    assert [figures_of(windows)["first_choice"].value for windows in read.values()] == [
+        float(place not in wrong) for place in (0, 1)
+    ]

@@ -54,7 +54,7 @@ def write_adapter(folder: Path, checkpoint: Path, targets: Sequence[str], **chan
     """As peft saves it, of rank 4, for these modules of the first layer."""
     from safetensors.numpy import save_file
 
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
 
     folder.mkdir()
     settings = {
@@ -84,7 +84,7 @@ def write_checkpoint(folder: Path, seed: int = 3, **changes: Any) -> Path:
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import Decoder
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from ci.lanes.llm.verdicts import (
     FIGURES,
     READER_NAMES,
     Bounds,
+    Figure,
+    Figures,
     cause_of,
-    choice_problems,
     culprit,
     figure_problems,
     part_rows,
@@ -109,9 +110,8 @@ def replayed(line: Mapping[str, Any]) -> list[str]:
     """What `check` says by today's limits of the logits and the parts that a line holds."""
     figures, bounds, rows = _unpacked(line)
     missed = list(figure_problems(figures, bounds))
-    missed += choice_problems(line["choices"], bounds) if line["choices"] else []
-    found = culprit(rows, inaccurate=bool(missed))
-    return [found] * bool(found) + missed
+    found = culprit(rows, figures, bounds)
+    return [found, *missed] if found else missed
 
 
 def cause(line: Mapping[str, Any]) -> str:
@@ -120,21 +120,19 @@ def cause(line: Mapping[str, Any]) -> str:
     return cause_of(rows, figures, bounds)
 
 
-def _unpacked(line: Mapping[str, Any]) -> tuple[dict[str, Any], Bounds, list[dict[str, Any]]]:
+def _unpacked(line: Mapping[str, Any]) -> tuple[dict[str, Figures], Bounds, list[dict[str, Any]]]:
     """Its figures, limits and parts."""
+    rounding = line["rounding"]
+    bounds = Bounds(line["precision"], _named(rounding["noise"]), rounding["parts"], {})
+    return _named(line["figures"]), bounds, part_rows(line["parts"], bounds)
 
-    def named(readers: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            reader: {
-                name: dict(zip(("value", "error"), pair, strict=True))
-                for name, pair in zip(FIGURES, pairs, strict=True)
-            }
-            for reader, pairs in readers.items()
-        }
 
-    rounding = {**line["rounding"], "noise": named(line["rounding"]["noise"])}
-    bounds = Bounds.of(rounding, line["precision"], {})
-    return named(line["figures"]), bounds, part_rows(line["parts"], bounds)
+def _named(readers: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Figures]:
+    """First choices are given as equal in lines that were drawn before they were counted without ties."""
+    return {
+        reader: {name: Figure(*pair) for name, pair in zip(FIGURES, pairs, strict=True)}
+        for reader, pairs in readers.items()
+    }
 
 
 def layer_named(line: Mapping[str, Any]) -> str:
@@ -164,24 +162,15 @@ class Ask:
 
     rounding: dict[str, Any]
     """Measured once for both checks of a checkpoint."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    choices: dict[str, Any] = field(default_factory=dict)
     parts: list[Any] = field(default_factory=list)
 
     def __call__(self, **order: Any) -> dict[str, Any]:
         do = order["do"]
-        if do == "answers":
-            # Texts for the page: they decide nothing.
-            return {"answers": [{"tokens": [], "stopped": "length", "seconds": 0.0}] * len(order["prompts"])}
         if do == "rounding" and self.rounding:
             return self.rounding
         reply = worker.facts_of({**order, "log": "", "timeout": 900.0})
         if do == "rounding":
             self.rounding.update(reply)
-        elif do == "genie choices":
-            self.choices.update(reply)
-        elif do.endswith("figures"):
-            self.figures.update({name: reply[name] for name in READER_NAMES if name in reply})
         elif do == "parts":
             self.parts.extend(reply["parts"])
         return reply
@@ -203,7 +192,9 @@ def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, 
             compile_with(fault, draw.way, model, calibration, out, kept, **sizes)
             ask = Ask(rounding)
             found = check(out, folder / "reports", ask, *FLAGS)
-            alone = {name: rounding[name] for name in ("noise", "tie", "parts")}
+            row = found["row"]
+            measured = {name: row["figures"][name] for name in READER_NAMES if name in row["figures"]}
+            alone = {"noise": row["rounding"], "tie": rounding["tie"], "parts": rounding["parts"]}
             yield {
                 "through": through,
                 "seed": seed,
@@ -211,7 +202,7 @@ def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, 
                 "precision": draw.way.precision,
                 "layers": draw.layers,
                 "code": found["code"],
-                **packed({**asdict(ask), "rounding": alone}),
+                **packed({"rounding": alone, "figures": measured, "parts": ask.parts}),
             }
 
 

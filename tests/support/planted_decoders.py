@@ -1,15 +1,12 @@
-"""`python -m tests.support.planted_decoders WAY MODEL FOLDER [FAULT …]`: a trained checkpoint compiled with
-each fault planted, and what `check` says of it, as lines of JSON. A way has a process of its own: two
-QNNs do not fit into one."""
+"""Faults of decoders, each planted before a checkpoint is compiled, and what `check` says of it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,27 +14,12 @@ from typing import Any
 import pytest
 
 CONTEXT, PREFILL, PARTS, LAYER, FIRST = 128, 32, 4, "1", "0"
-TOKENS, PREFIXES = 254, 6
 
 
 @dataclass(frozen=True)
 class Way:
     through: str
     precision: str
-    cache: str = ""
-
-    @property
-    def worker(self) -> str:
-        return "generate" if self.through == "genie" else "lower"
-
-
-WAYS = {
-    "genie-fp16": Way("genie", "fp16"),
-    "genie-16a8w": Way("genie", "u16u8", "uint8"),
-    "genie-16a8w-uint16": Way("genie", "u16u8", "uint16"),
-    "executorch-16a8w": Way("executorch", "16a8w"),
-    "executorch-16a4w": Way("executorch", "16a4w"),
-}
 
 
 def backwards(decoder: Any) -> None:
@@ -147,26 +129,6 @@ FAULTS = {
     "one layer's keys one place on": DecoderFault(keys_one_place_on, int(LAYER)),
     "one head's values negated": DecoderFault(negated_values, int(LAYER)),
 }
-BELOW_THE_NOISE = frozenset(
-    (fault, "executorch-16a4w")
-    for fault in ("a norm without its weight", "GELU in place of SiLU", "embedding scaled by 1.5")
-)
-"""Faults of which a figure tells, and no part: its rounding is louder. The nearest part is named."""
-
-
-def part_of(fault: str, way: str) -> str:
-    """What `check` calls the part that has the fault: through Genie each layer is a part."""
-    layer = FAULTS[fault].layer
-    return f"layers {layer} to {layer}:" if WAYS[way].through == "genie" else f"layers 0 to {PARTS - 1}:"
-
-
-def unnamed(fault: str, way: str, errors: Sequence[str]) -> str:
-    """What is wrong with the findings of a fault; nothing where they name its part."""
-    told = "nearest comes" if (fault, way) in BELOW_THE_NOISE else "it goes wrong in"
-    named = [error for error in errors if told in error and part_of(fault, way) in error]
-    return "" if named else f"{way}, {fault}: no finding says {told!r} of {part_of(fault, way)!r}: {errors}"
-
-
 IN_MODULES = ("rope backwards in one layer", "one layer's residual dropped", "GELU in place of SiLU")
 """Faults that are no weights, so that a copy of the weights lacks them."""
 
@@ -193,7 +155,7 @@ def kept_by_compile(
     from ci.lanes.llm.work import float_of
     from provisioning.base.settings import store_path
 
-    few = {"text": str(calibration), "windows": 1, "length": 16}
+    few = list(range(16))
     order = {
         "model": str(model),
         "adapter": "",
@@ -203,7 +165,7 @@ def kept_by_compile(
         "prefill": 4,
     }
     calibrate = "" if precision == "fp16" else str(calibration)
-    order |= {"context": context, "calibrate": calibrate, "texts": [], **few, "few": few}
+    order |= {"context": context, "calibrate": calibrate, "texts": [], "rows": [few], "few": few}
     ranges = order_rounding(order)["ranges"]
     return {"float": float_of(model, "", store_path()), ROUNDING: {"ranges": ranges, "judged": ""}}
 
@@ -233,8 +195,6 @@ def compile_with(
             from ci.lanes.llm import checkpoint_compile as compiling
 
             order["parts"] = parts
-            write = functools.partial(compiling.write_binaries, cache=way.cache or "uint8")
-            patch.setattr(compiling, "write_binaries", write)
             patch.setattr(compiling, "load_decoder", planted)
             compiling.order_compile(order)
         else:
@@ -243,7 +203,14 @@ def compile_with(
             patch.setattr(lowering, "load_decoder", planted)
             patch.setattr(lowering, "resized", functools.partial(planted_copy, fault))
             lowering.order_program(order)
-    record = {**order, "through": way.through, "checkpoint": str(model), "calibrated by": [], **kept}
+    record = {
+        **order,
+        "through": way.through,
+        "checkpoint": str(model),
+        "calibrated by": [],
+        "files": {},
+        **kept,
+    }
     (out / RECORD).write_text(json.dumps(record))
 
 
@@ -254,9 +221,6 @@ def planted_copy(fault: str, whole: Any, count: int) -> Any:
     if fault in IN_MODULES:
         FAULTS[fault].plant(copy)
     return copy
-
-
-FEW = ("--tokens", str(TOKENS), "--prefixes", str(PREFIXES))
 
 
 def check(out: Path, reports: Path, ask: Callable[..., Any], *flags: str) -> dict[str, Any]:
@@ -275,44 +239,3 @@ def check(out: Path, reports: Path, ask: Callable[..., Any], *flags: str) -> dic
     errors = [finding["message"] for finding in report["findings"] if finding["severity"] == "error"]
     rows = report["metrics"].get("programs", {})
     return {"code": code, "errors": errors, "row": next(iter(rows.values()), {})}
-
-
-def write_texts(model: Path, folder: Path) -> Path:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in json.loads((model / "texts.json").read_text()).items():
-        (folder / f"{name}.txt").write_text(" ".join(tokenizer.decode(row) for row in rows))
-    return folder
-
-
-def run(way_name: str, model: Path, folder: Path, faults: list[str]) -> Iterator[dict[str, Any]]:
-    from ci.lanes.llm import worker
-
-    way, remembered = WAYS[way_name], dict[str, Any]()
-    getattr(worker, way.worker)()
-
-    def ask(**order: Any) -> Any:
-        # Of the checkpoint alone.
-        if order["do"] == "rounding":
-            if not remembered:
-                remembered.update(worker.facts_of(order))
-            return remembered
-        return worker.facts_of({**order, "log": "", "timeout": 900.0})
-
-    texts = write_texts(model, folder / "texts")
-    # No flag of `compile` gives 16 bits to Genie's cache; ranges are the same.
-    kept = kept_by_compile(model, texts / "calibration.txt", way.through, way.precision)
-    for fault in faults or FAULTS:
-        out = folder / way_name
-        shutil.rmtree(out, ignore_errors=True)
-        compile_with(fault, way, model, texts / "calibration.txt", out, kept)
-        found = check(out, folder / f"{way_name}-reports", ask, *FEW, "--text", str(texts / "judged.txt"))
-        yield {"fault": fault, "way": way_name, **found}
-
-
-if __name__ == "__main__":
-    for found in run(sys.argv[1], Path(sys.argv[2]).absolute(), Path(sys.argv[3]).absolute(), sys.argv[4:]):
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()

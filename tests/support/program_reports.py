@@ -67,13 +67,13 @@ SPEAKER = "tiny/genie-16a8w/SM8650"
 
 
 def _reading(divergence: float) -> dict[str, Metric]:
-    names = ("first_choice", "perplexity_ratio", "divergence", "divergence_99", "regret")
+    names = ("first_choice", "tied_choice", "perplexity_ratio", "divergence", "divergence_99")
     return {name: {"value": divergence, "error": divergence / 10} for name in names}
 
 
 def said(prompt: str, floats: str, cpu: str, htp: str, lost: float | None = None) -> dict[str, Metric]:
     """What three say after a prompt; on HTP the second word is another by which float loses so much."""
-    difference: Metric = lost and {"place": 1, "expected_logit": lost, "found_logit": 0.0}
+    difference: Metric = lost and {"place": 1, "lost": lost}
     answers: dict[str, Metric] = {"float": {"text": floats}, "cpu": {"text": cpu, "difference": None}}
     answers["htp"] = {"text": htp, "difference": difference}
     return {"prompt": prompt, "said": answers}

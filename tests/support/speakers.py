@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.config import read_architecture
 from tests.support.checkpoints import write_checkpoint
 
 TIMEOUT = 300
 PREFILL, DECODE = 32, 1
 LENGTH = 12
-Plant = Callable[[Any, int], None]
-"""Changes a decoder before it is exported; the number is that of the tokens that its graph reads at once."""
 
 
 @dataclass(frozen=True)
@@ -34,57 +32,35 @@ class Speaker:
 
         return load_reference(self.model)
 
-    def choices(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """What float would say at each place of the text, and after it."""
-        from ci.lanes.llm.reference import logits_of
-
-        rows = logits_of(self.reference, [0, *prompt, *tokens])[len(prompt) :]
-        every: list[int] = rows.argmax(-1).tolist()
-        return every
-
-    def problems(self, lengths: Sequence[int] = (5, 33)) -> list[str]:
-        """The verdict on its texts."""
-        from ci.lanes.llm.verdicts import text_problems
-
-        return list(text_problems(self.texts(lengths=lengths)))
-
     def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
         """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
+        from ci.lanes.llm.beginning import load_tokenizer
         from ci.lanes.llm.genie import generate
-        from ci.lanes.llm.measure import beside_float
+        from ci.lanes.llm.measure import text_row
+        from ci.lanes.llm.reference import ends_of
 
-        shape, texts = read_architecture(self.model), []
+        shape, texts, tokenizer = read_architecture(self.model), [], load_tokenizer(self.model)
         for length in lengths:
             prompt = [60 + place % 190 for place in range(length)]
-
-            def again(
-                tokens: Sequence[int], prompt: Sequence[int] = tuple(prompt)
-            ) -> tuple[Sequence[int], str]:
-                [text] = generate(config or self.config, [[*prompt, *tokens]], timeout=TIMEOUT)
-                return text.tokens, text.stopped
-
-            comparison = beside_float(self.reference, shape, prompt, LENGTH, shape.eos, again)
-            words = dict.fromkeys(("prompt_text", "found_text", "expected_text"), "")
-            texts.append({**asdict(comparison), "compared": comparison.tokens, **words})
+            [text] = generate(config or self.config, [prompt], timeout=TIMEOUT)
+            ends = ends_of(self.reference)
+            texts.append(text_row(self.reference, shape, tokenizer, prompt, text, LENGTH, ends))
         return texts
 
 
-def make_speaker(
-    folder: Path, plant: Plant = lambda decoder, count: None, *, layers: int = 1, **changes: Any
-) -> Speaker:
+def make_speaker(folder: Path) -> Speaker:
     from ci.lanes.llm.contexts import compile_context
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.genie import write_config
     from ci.lanes.llm.graphs import export
     from provisioning.manifest import soc_named
 
-    model = write_checkpoint(folder / "model", num_hidden_layers=layers, **changes)
+    model = write_checkpoint(folder / "model")
     shape, soc = read_architecture(model), soc_named("SM8650")
     binaries = []
     for number, count in enumerate((PREFILL, DECODE)):
         graph = folder / f"ar{count}.onnx"
         decoder = load_decoder(model, shape, count, shape.context)
-        plant(decoder, count)
         export(decoder, graph)
         binaries.append(folder / f"compiled{count}.bin")
         compile_context({number: graph}, soc, binaries[-1], fp16=True)

@@ -160,7 +160,7 @@ def test_help_of_no_verb_loads_a_package_or_a_heavy_module() -> None:
 
 MAY_BE_NOTHING = {
     *("--wait", "--anti-rollback", "--passphrase-fd", "--least"),
-    *("--perplexity-ratio", "--divergence", "--divergence-99", "--regret"),
+    *("--perplexity-ratio", "--divergence", "--divergence-99"),
 }
 """Numbers for which 0 has a meaning."""
 

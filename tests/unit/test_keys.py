@@ -34,7 +34,7 @@ from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite
 from tests.support.scripts import script
 
-LIMITS = Limits(first_choice=0.5, perplexity_ratio=2.0, divergence=1.0, divergence_99=1.0, regret=1.0)
+LIMITS = Limits(first_choice=0.5, perplexity_ratio=2.0, divergence=1.0, divergence_99=1.0)
 LLM_SUITE = """\
 schema = 2
 [case.net]
@@ -116,7 +116,6 @@ LLM_RUN = RUN | {
     "through": "executorch",
     "cache": "uint16",
     "parts": 2,
-    "state": "buffers",
     "limits": LIMITS,
     "htp_against_cpu": LIMITS,
     "prompts": 3,

@@ -22,7 +22,6 @@ REASONS = {
     "integration/test_fork_servers.py": "the same worker is started alone, to be compared",
     "integration/test_image_wheels.py": "PyTorch's own index is out of reach",
     "integration/test_llm.py": PLANTED,
-    "integration/test_llm_faults.py": PLANTED,
     "integration/test_noxfile.py": "uv is taken away where it is installed",
     "integration/test_onnx_memory.py": SHIPPED,
     "integration/test_rewrites.py": PLANTED,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.architecture import shapes_in
+from ci.lanes.llm.weights import stored_in
 from provisioning.base.errors import CheckFailed, UsageError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -36,7 +36,10 @@ def require_adapter(folder: Path, tensors: Mapping[str, tuple[int, ...]]) -> Non
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise UsageError(f"--adapter {folder}: there is no {name}", fix="name a folder that peft saved")
-    rank, shapes = _settings(folder)[0], shapes_in(folder / WEIGHTS)
+    rank, stored = _settings(folder)[0], stored_in(folder / WEIGHTS)
+    if broken := [name for name, tensor in stored.items() if not tensor.is_finite]:
+        raise CheckFailed(f"{folder / WEIGHTS}: {broken[0]} holds NaN or infinity", fix="train it again")
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
     for name, found in shapes.items():
         match = NAME.fullmatch(name)
         target = f"{match[1]}.weight" if match else ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,40 @@ def _without_models() -> Iterator[None]:
                 os.environ[name] = value
 
 
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def _is_of_transformers_5(settings: Mapping[str, Any]) -> bool:
+    """transformers 4 knows neither its class of tokenizers nor its list of extra tokens; tokenizer.json has
+    them all."""
+    named = (settings.get("tokenizer_class"), settings.get("backend"))
+    return (
+        "TokenizersBackend" in named
+        or "tokenizers" in named
+        or isinstance(settings.get("extra_special_tokens"), list)
+    )
+
+
+def _word(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
 def transformers_tokenizer(folder: Path) -> Any:
     try:
         with _without_models():
             importlib.import_module("transformers")
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        if not (folder / "tokenizer_config.json").is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not path.is_file() or _is_of_transformers_5(settings):
+            words = {name: _word(settings[name]) for name in SPECIAL if settings.get(name)}
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **words)
+            template = folder / "chat_template.jinja"
+            tokenizer.chat_template = (
+                template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
+            )
+            return tokenizer
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     # Files of the user's: anything can come out of them.
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import itertools
 import json
@@ -14,12 +15,12 @@ from typing import Any
 
 from ci.lanes.llm import commands, prompts, verdicts
 from ci.lanes.llm.adapters import require_adapter
-from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import encoder_of, load_tokenizer, tokenizer_decides
+from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.genie import (
     KINDS,
     NONE,
-    PROGRAM,
     RECORD,
     ROUNDING,
     ForcedText,
@@ -27,7 +28,7 @@ from ci.lanes.llm.genie import (
     setting,
     through,
 )
-from ci.lanes.llm.work import float_of
+from ci.lanes.llm.work import changed_files, float_of
 from ci.pipeline.findings import verdict
 from ci.pipeline.precision import written_name
 from ci.work import Asker
@@ -47,8 +48,6 @@ WINDOWS = 4
 MIN_TOKENS = 256
 """Tokens to find the part by."""
 TOKENIZER_CHARS = 4000
-TEXTS, SAID = 3, 24
-"""Texts for the page, and tokens of each, at most: fewer where decode is judged by few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +55,23 @@ class JudgedText:
     """What of a text `check` reads: known before any worker starts. `compile` measures by the same tokens
     of our own text what rounding costs."""
 
-    text: Path
     words: str
     count: int
     """Of its tokens."""
-    windows: int
-    length: int
-    """Of each window, in tokens."""
-    few: int
-    """The length of the one window that parts are judged by."""
+    rows: Sequence[Sequence[int]]
+    """Windows of one length."""
+    decode: int
+    """How many places of each decode reads: of a large model it takes seconds for each."""
+    few: Sequence[int]
+    """What parts are judged by."""
     prefixes: Sequence[ForcedText]
     """With what follows each in the text."""
     to_the_end: ForcedText
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Of each window, by the kind of graph that reads it."""
+        return dict(zip(KINDS, (len(self.rows[0]), self.decode), strict=True))
 
     @property
     def texts(self) -> list[dict[str, Any]]:
@@ -77,19 +81,20 @@ class JudgedText:
 
     def short_of(self, context: int, beginning: int) -> str:
         """What reads the whole context in all windows, where they end before it; so many tokens begin one."""
-        if self.length >= context:
+        length = len(self.rows[0])
+        if length >= context:
             return ""
         needed = WINDOWS * (context - beginning)
         longer = f" --text FILE, of {needed} tokens or more," if self.count < needed else ""
         return (
-            f"windows end at place {self.length} of {context}: --tokens {WINDOWS * (context - 1)}{longer}"
+            f"windows end at place {length} of {context}: --tokens {WINDOWS * (context - 1)}{longer}"
             " reads them to the end"
         )
 
-    @property
-    def order(self) -> dict[str, Any]:
-        windows = {"text": str(self.text.absolute()), "windows": self.windows, "length": self.length}
-        return {**windows, "few": {"windows": 1, "length": self.few}}
+    def digest(self, *, genie: bool) -> str:
+        """Of all the tokens that are judged."""
+        every = [self.rows, self.texts if genie else []]
+        return hashlib.sha256(json.dumps(every).encode()).hexdigest()
 
 
 def judged_text(
@@ -101,6 +106,7 @@ def judged_text(
     *,
     tokens: int,
     prefixes: int,
+    decode_tokens: int | None = None,
     whole: bool = True,
     calibrated_by: Collection[str] = (),
 ) -> JudgedText:
@@ -113,7 +119,8 @@ def judged_text(
     lengths = prompts.prefix_lengths(prefixes, sizes["prefill"], context)
     own = length - len(shape.beginning)
     for_prefixes = max(lengths) + (len(lengths) - 1) * prompts.PREFIX + prompts.CONTINUED
-    wanted = max(for_prefixes, count * own)
+    few = min(context, max(MIN_TOKENS, sizes["prefill"] + 1))
+    wanted = max(for_prefixes, count * own, few - len(shape.beginning))
     if len(stream) < wanted:
         raise UsageError(
             f"{text} has {len(stream)} tokens: {prefixes} prefixes and {count} windows of {own} need"
@@ -132,15 +139,10 @@ def judged_text(
     # A shorter text is read again: the places are what counts.
     long = list(itertools.islice(itertools.cycle(stream), end))
     prompt = max(prompts.PREFIX, min(end - said + prompts.PREFIX, most))
-    few = min(context, max(MIN_TOKENS, sizes["prefill"] + 1))
-    return JudgedText(
-        text, words, len(stream), count, length, few, chats, ForcedText(long[:prompt], long[prompt:])
-    )
-
-
-def digest_of(rows: Sequence[Sequence[int]], texts: Sequence[Mapping[str, Any]]) -> str:
-    """Of all the tokens that are judged."""
-    return hashlib.sha256(json.dumps([rows, texts]).encode()).hexdigest()
+    decode = min(length, max(1, (decode_tokens or tokens) // count) + 1)
+    end_text = ForcedText(long[:prompt], long[prompt:])
+    rows, [row] = (prompts.windows(folder, shape, text, *window) for window in ((length, count), (few, 1)))
+    return JudgedText(words, len(stream), rows, decode, row, chats, end_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +155,8 @@ class CheckOptions:
     decode_tokens: int | None
     """By decode alone; None for as many."""
     on: str
-    where: bool
-    limits: Mapping[str, float | None]
-    """By figure; None for the precision's own."""
+    limits: Mapping[str, float]
+    """The user's own, by figure."""
     timeout: float
     selection: Selection
     emulated: commands.Emulated
@@ -176,8 +177,8 @@ def prepared(options: CheckOptions) -> Check:
     """Refuses what cannot be checked before any worker starts."""
     config = commands.compiled_file(options.model)
     record = commands.record_of(config)
-    if not record:
-        raise UsageError(f"{options.model}: there is no {RECORD}", fix="compile it again")
+    if not isinstance(record.get("files"), dict):
+        raise UsageError(f"{options.model}: there is no {RECORD} of this release", fix="compile it again")
     genie = through(record) == "genie"
     folder = (options.checkpoint or Path(record["checkpoint"])).absolute()
     if not folder.is_dir():
@@ -194,12 +195,17 @@ def prepared(options: CheckOptions) -> Check:
         )
     if not options.text.is_file():
         raise UsageError(f"--text {options.text}: there is no such file", fix="name a text file")
-    tokenizer = load_tokenizer(config.parent)
-    if tokenizer.to_str() != load_tokenizer(folder).to_str():
+    for name in ("tokenizer.json", prompts.CONFIG, prompts.TEMPLATE):
+        if not _same_file(config.with_name(name), folder / name):
+            raise CheckFailed(
+                f"{config.with_name(name)} is not that of {folder}",
+                fix="copy it from there, or compile again",
+            )
+    if changed := changed_files(config.parent, record, options.selection.store):
         raise CheckFailed(
-            f"{config.with_name('tokenizer.json')} is not that of {folder}",
-            fix="copy it from there, or compile again",
+            f"{config.with_name(changed[0])} is not the file that was compiled", fix="compile it again"
         )
+    tokenizer = load_tokenizer(config.parent)
     if options.on == "cpu" and record["precision"] == "fp16":
         raise UsageError("fp16 is computed by HTP alone", fix=leave_out("--on"))
     reads = [*KINDS]
@@ -215,12 +221,19 @@ def prepared(options: CheckOptions) -> Check:
         record,
         tokens=options.tokens,
         prefixes=options.prefixes,
+        decode_tokens=options.decode_tokens,
         whole="prefill" in reads,
         calibrated_by=record["calibrated by"],
     )
     if hint := read.short_of(record["context"], len(shape.beginning)):
         sys.stderr.write(f"{hint}\n")
     return Check(options, config, record, folder, shape, tokenizer, read)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    if one.is_file() and other.is_file():
+        return filecmp.cmp(one, other, shallow=False)
+    return one.is_file() == other.is_file()
 
 
 @dataclass
@@ -244,14 +257,13 @@ class Check:
         self.genie = through(record) == "genie"
         self.by_genie = self.genie and self.options.on == "both"
         self.order: dict[str, Any] = {
-            **self.read.order,
+            "few": self.read.few,
             **{name: record[name] for name in ("precision", "parts", "prefill")},
             "model": str(self.folder),
             "adapter": record.get("adapter", ""),
             "compiled": str(self.config.parent),
             "through": through(record),
             "cpu": self.options.on == "cpu",
-            "decode_tokens": self.options.decode_tokens or self.options.tokens,
         }
         kept = ("soc", "context", "bytes", "cpu_seconds", "peak")
         self.row |= {key: record[key] for key in kept if key in record}
@@ -268,32 +280,31 @@ class Check:
                 fix = "report it with the checkpoint's tokenizer.json"
                 self._add(self._tokenizer_problems(), "llm-text", fix)
             bounds = self._bounds(ask)
-            self.order["tie"] = self.row["tie"] = bounds.tie
+            figures: dict[str, verdicts.Figures] = {}
             if options.on != "parts":
-                self._figures(ask, bounds)
-                self._texts(ask)
+                figures |= self._figures(ask, bounds)
             if self.by_genie:
-                self._genie(ask, bounds)
-            if options.on != "cpu":
-                self._parts(ask, bounds)
+                figures |= self._genie(ask, bounds)
+            rows = self._parts(ask, figures, bounds) if options.on != "cpu" else []
         if self.findings:
-            parts, figures = self.row.get("parts", ()), self.row.get("figures", {})
-            fix = self.fix or verdicts.FIXES[verdicts.cause_of(parts, figures, bounds)]
+            fix = self.fix or verdicts.FIXES[verdicts.cause_of(rows, figures, bounds)]
             self.findings = [replace(finding, fix=finding.fix or fix) for finding in self.findings]
+        if warning := verdicts.rounding_warning(bounds):
+            fix = "take a higher precision; calibrating by other text helps where activations are cut off"
+            self._add([warning], "llm-rounding", fix, Severity.WARNING)
         sys.stdout.write(f"{self.row['comparisons']} comparisons with a limit\n")
         if self.genie and options.on != "both":
             sys.stdout.write(f"Genie was not run: --on {options.on}\n")
 
-    def _add(self, messages: Iterable[str], rule: str = "llm-accuracy", fix: str = "") -> None:
+    def _add(
+        self,
+        messages: Iterable[str],
+        rule: str = "llm-accuracy",
+        fix: str = "",
+        severity: Severity = Severity.ERROR,
+    ) -> None:
         name = self.options.model.absolute().name
-        self.findings += [Finding(rule, Severity.ERROR, name, message, fix) for message in messages]
-
-    def _of_each_kind(self, ask: Asker, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
-        """The worker answers in a fork each time, so that the emulator's memory is free again."""
-        # Decode of a large model takes seconds for each token.
-        most = max(1, order["decode_tokens"] // order["windows"]) + 1
-        lengths = {"prefill": order["length"], "decode": min(order["length"], most)}
-        return [ask(**{**order, "do": do, "kind": kind, "length": lengths[kind]}) for kind in KINDS]
+        self.findings += [Finding(rule, severity, name, message, fix) for message in messages]
 
     def _tokenizer_problems(self) -> list[str]:
         """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
@@ -322,105 +333,78 @@ class Check:
                 " be something else now: limits are those of the text that is read\n"
             )
             self.fix, kept = "compile it again, then check", {}
-        if kept and kept["judged"] == digest_of(
-            prompts.windows_of(self.folder, self.shape, self.order), texts
-        ):
+        if kept and kept["judged"] == self.read.digest(genie=self.genie):
             rounding = kept
         else:
-            rounding = ask(**{**self.order, "do": "rounding", "texts": texts, "ranges": kept.get("ranges")})
-        given = {name: value for name, value in self.options.limits.items() if value is not None}
-        bounds = verdicts.Bounds.of(rounding, self.record["precision"], given)
-        for reader, figures in bounds.rounding.items():
-            if not verdicts.is_genies(reader):
-                sys.stdout.write(f"rounding alone: {verdicts.in_words(figures)}\n")
-            elif self.by_genie:
-                sys.stdout.write(
-                    f"rounding alone, {verdicts.READER_NAMES[reader]}: {verdicts.in_words(figures)}\n"
-                )
-        sys.stdout.write(f"top-1 agrees where float's logit of it is within {bounds.tie:.2g} of its best\n")
-        return bounds
+            order = {**self.order, "do": "rounding", "rows": self.read.rows}
+            rounding = ask(**order, texts=texts, ranges=kept.get("ranges"))
+        read = {name: verdicts.windows_from(rows) for name, rows in rounding["read"].items()}
+        for kind, length in self.read.lengths.items():
+            read[kind] = [window.first(length - 1) for window in read["windows"]]
+        del read["windows"]
+        precision = self.record["precision"]
+        self.tie = self.row["tie"] = verdicts.width_of_tie(rounding["tie"], precision)
+        costs = {name: verdicts.figures_of(windows, self.tie) for name, windows in read.items()}
+        self.row["rounding"] = {name: verdicts.figures_as_json(cost) for name, cost in costs.items()}
+        for name, figures in costs.items():
+            if self.by_genie or not verdicts.is_genies(name):
+                words = verdicts.READER_NAMES.get(name, name)
+                sys.stdout.write(f"rounding alone, {words}: {verdicts.in_words(figures)}\n")
+        sys.stdout.write(f"a tie: float's logit of the choice is within {self.tie:.2g} of its best\n")
+        return verdicts.Bounds(precision, costs, rounding["parts"], self.options.limits)
 
-    def _figures(self, ask: Asker, bounds: verdicts.Bounds) -> None:
-        order = self.order
-        count = order["windows"] * (order["length"] - 1)
-        sys.stderr.write(f"reading {count} tokens in {plural(order['windows'], 'window')}\n")
-        facts = self.row["figures"] = {"positions": {}}
+    def _figures(self, ask: Asker, bounds: verdicts.Bounds) -> dict[str, verdicts.Figures]:
+        order, read = self.order, self.read
+        tokens, windows = sum(len(row) - 1 for row in read.rows), plural(len(read.rows), "window")
+        sys.stderr.write(f"reading {tokens} tokens in {windows}\n")
+        self.row["figures"] = {"positions": {}}
         rates: dict[str, float] = {}
-        for reply in self._of_each_kind(ask, order, "figures"):
-            positions = facts["positions"] | reply["positions"]
+        figures: dict[str, verdicts.Figures] = {}
+        # The worker answers in a fork each time, so that the emulator's memory is free again.
+        for kind, first in read.lengths.items():
+            reply = ask(**order, do="figures", kind=kind, rows=[row[:first] for row in read.rows])
             rates |= reply["rates"]
-            facts |= {**reply, "positions": positions}
+            figures |= self._judge(reply["read"], bounds)
+            for name, rows in reply["read"].items():
+                self.row["figures"]["positions"][name] = verdicts.along(verdicts.windows_from(rows))
         readers = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
         self.row["speed"] = {name: rates[reader] for name, reader in readers.items() if reader in rates}
-        self._judge(facts, bounds)
+        return figures
 
-    def _judge(self, facts: Mapping[str, Any], bounds: verdicts.Bounds) -> None:
-        for name, words in verdicts.READER_NAMES.items():
-            if name in facts:
-                self.row["comparisons"] += len(bounds.of_reader(name))
-                sys.stdout.write(f"{words}: {verdicts.in_words(verdicts.figures_from(facts[name]))}\n")
-        self._add(verdicts.figure_problems(facts, bounds))
+    def _judge(
+        self, read: Mapping[str, Sequence[Mapping[str, Any]]], bounds: verdicts.Bounds
+    ) -> dict[str, verdicts.Figures]:
+        figures: dict[str, verdicts.Figures] = {}
+        for name, rows in read.items():
+            figures[name] = verdicts.figures_of(verdicts.windows_from(rows), self.tie)
+            limits = bounds.of_reader(name)
+            self.row["comparisons"] += len(limits)
+            self.row["figures"][name] = verdicts.figures_as_json(figures[name])
+            sys.stdout.write(f"{verdicts.READER_NAMES[name]}: {verdicts.in_words(figures[name], limits)}\n")
+        self._add(verdicts.figure_problems(figures, bounds))
+        return figures
 
-    def _texts(self, ask: Asker) -> None:
-        """What is said beside float, for who reads the page; figures judge it. No more are read than decode
-        is judged by, which reads prompts, too, where the emulator does not load both kinds of binaries."""
-        most = max(1, min(SAID, self.order["decode_tokens"] // 4))
-        shortest = sorted((list(text.prompt) for text in self.read.prefixes[:TEXTS]), key=len)
-        read = itertools.accumulate(len(prompt) + most for prompt in shortest)
-        few = [
-            prompt
-            for prompt, total in zip(shortest, read, strict=True)
-            if total <= self.order["decode_tokens"]
-        ]
-        request = {**self.order, "prompts": few or shortest[:1], "most": most}
-        emulated = self.options.on == "both"
-        who = ["cpu"] if self.record["precision"] != "fp16" else []
-        who += ["htp"] if emulated and self.config.name == PROGRAM else []
-        answers = {name: ask(**request, do="answers", who=name)["answers"] for name in who}
-        if self.by_genie:
-            with commands.limited(self.config, most) as copy:
-                texts = self.options.emulated.genie(copy, request["prompts"], timeout=self.options.timeout)
-            answers["htp"] = [{"tokens": list(text.tokens), "stopped": text.stopped} for text in texts]
-        rows = ask(**request, do="beside float", answers=answers)["texts"]
-        for prompt, row in zip(request["prompts"], rows, strict=True):
-            row["prompt"] = self.tokenizer.decode(prompt, skip_special_tokens=False)
-            for said in row["said"].values():
-                said["text"] = prompts.words_after(self.tokenizer, prompt, said.pop("tokens"), special=True)
-        self.row["texts"] = rows
-
-    def _genie(self, ask: Asker, bounds: verdicts.Bounds) -> None:
-        """The shipped sampler's choices after each of many prefixes, and the logits that Genie itself chooses
-        by, beside float's."""
+    def _genie(self, ask: Asker, bounds: verdicts.Bounds) -> dict[str, verdicts.Figures]:
+        """The logits that Genie itself chooses by, after many prefixes and to the end of a long text."""
         sys.stderr.write(f"Genie reads {plural(len(self.read.texts), 'text')}\n")
         with commands.limited(self.config, prompts.CONTINUED) as copy:
-            order = {**self.order, "config": str(copy)}
-            reply = ask(**order, do="genie choices", texts=self.read.texts[:-1])
-            facts = ask(**order, do="genie figures", texts=self.read.texts)
-        chosen = {kind: reply[kind] for kind in KINDS}
-        for kind, row in chosen.items():
-            sys.stdout.write(
-                f"Genie's {kind}: top-1 agreement {row['first_choice']:.1%} of {row['tokens']} tokens;"
-                f" mean regret {row['regret']:.4f} logits, at most {row['worst_regret']:.3f}\n"
-            )
-        self.row["comparisons"] += len(chosen)
-        self._add(verdicts.choice_problems(chosen, bounds))
-        if not set(facts) & set(verdicts.READER_NAMES):
-            sys.stdout.write("libGenie.so of this build gives no logits: choices alone are judged\n")
-        self.row["figures"] |= facts
-        self._judge(facts, bounds)
+            order = {**self.order, "config": str(copy), "texts": self.read.texts}
+            reply = ask(**order, do="genie figures")
+        return self._judge(reply["read"], bounds)
 
-    def _parts(self, ask: Asker, bounds: verdicts.Bounds) -> None:
+    def _parts(
+        self, ask: Asker, figures: Mapping[str, verdicts.Figures], bounds: verdicts.Bounds
+    ) -> list[dict[str, Any]]:
         sys.stderr.write(f"each of {plural(self.record['parts'], 'part')} by itself\n")
-        few = {**self.order, **self.order["few"]}
-        replies = self._of_each_kind(ask, few, "parts")
-        rows = verdicts.part_rows([part for reply in replies for part in reply["parts"]], bounds)
-        inaccurate = any(finding.rule == "llm-accuracy" for finding in self.findings)
-        found, others = verdicts.culprit(rows, inaccurate=inaccurate), self.findings
+        parts = [part for kind in KINDS for part in ask(**self.order, do="parts", kind=kind)["parts"]]
+        rows = verdicts.part_rows(parts, bounds)
+        found, others = verdicts.culprit(rows, figures, bounds), self.findings
         self.findings = []
-        # What to look at, before what follows from it.
-        self._add([found] * bool(found))
+        if found:
+            # What to look at, before what follows from it.
+            self._add([found])
         self.findings += others
-        if found or self.options.where or self.options.on == "parts":
+        if found or self.options.on == "parts":
             for row in rows:
                 beside = f", {in_decibels(row['cpu_db'])} on the CPU" if "cpu_db" in row else ""
                 sys.stdout.write(
@@ -429,6 +413,7 @@ class Check:
                 )
         self.row["comparisons"] += 2 * len(rows)
         self.row["parts"] = rows
+        return rows
 
 
 def read_by_genie(checkpoint: Path, genies: Sequence[list[int]], texts: Sequence[str], bos: int) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.pipeline.options import LANGUAGE_TIMEOUT
-from provisioning.base.command_line import add_timeout, count, switch, valued
+from provisioning.base.command_line import add_timeout, count, valued
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS
 
@@ -36,12 +36,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--on",
         choices=("both", "cpu", "parts"),
         default="both",
-        help="cpu: run the quantized graphs on the CPU; parts: judge each part by itself, if the model is too"
-        " large for the emulator",
+        help="cpu: run the quantized graphs on the CPU; parts: judge and print each part by itself",
     )
-    switch(parser, "--where", "print each part, even if the whole is right")
     limits = parser.add_argument_group("limits, beside those of the precision")
-    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
+    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99"):
         limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
     add_timeout(parser, "the run", LANGUAGE_TIMEOUT)
     group = parser.add_argument_group("where things are")
@@ -70,7 +68,6 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
         "perplexity_ratio": args.perplexity_ratio,
         "divergence": args.divergence,
         "divergence_99": args.divergence_99,
-        "regret": args.regret,
     }
     return check.check_model(
         check.CheckOptions(
@@ -81,8 +78,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
             args.tokens,
             args.decode_tokens,
             args.on,
-            args.where,
-            limits,
+            {name: value for name, value in limits.items() if value is not None},
             args.timeout,
             selection_of(args),
             emulated or commands.Emulated(),

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.architecture import HIDDEN, Architecture, read_architecture
+from ci.engine.workers.child import doing
+from ci.lanes.llm.architecture import HIDDEN, Architecture
+from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.contexts import compile_context
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
@@ -138,6 +140,7 @@ def write_binaries(
     numbers = {name: index * parts for index, name in enumerate(counts)}
     special = special_places(folder, shape, rows) if rows else []
     for number in range(parts):
+        doing(f"part {number + 1}/{parts}")
         first, last = shape.part(number, parts)
         outputs: list[Sample] = []
         if rows:

@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.adapters import require_adapter
-from ci.lanes.llm.architecture import (
-    Architecture,
-    beginning_warning,
-    read_architecture,
-    read_object,
-    require_tensors,
-)
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import load_tokenizer
+from ci.lanes.llm.config import beginning_warning, read_architecture, read_object
 from ci.lanes.llm.genie import (
     CONFIG,
     NONE,
@@ -36,6 +31,7 @@ from ci.lanes.llm.genie import (
 )
 from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_beginning, words_after
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
+from ci.lanes.llm.weights import require_tensors
 from ci.lanes.llm.work import WORKER, environment, home_of
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.options import Language, OneModel
@@ -109,17 +105,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     if text is not None and not text.is_file():
         raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
     parts = language.parts or (1 if through == "executorch" else parts_of(shape, precision))
-    most = 1 if through == "executorch" else shape.num_layers
-    if parts > most:
-        raise UsageError(
-            f"--parts {parts}: expected at most {most} through {through}", fix=add_flags("--parts", str(most))
-        )
-    if is_wrong_in_genie(precision, parts):
-        other = str(parts + 1 if parts < shape.num_layers else parts - 1)
-        raise UsageError(
-            f"--parts {parts}: Genie computes an odd number of them in {precision} wrong",
-            fix=add_flags("--parts", other),
-        )
+    _require_parts(parts, 1 if through == "executorch" else shape.num_layers, precision, through)
     return shape, {
         "do": {"genie": "compile", "executorch": "compile program"}[through],
         "model": str(folder),
@@ -132,6 +118,17 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
         "shared": language.shared_weights,
         "calibrate": str(text.absolute()) if text else "",
     }
+
+
+def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
+    right = [count for count in range(1, most + 1) if not is_wrong_in_genie(precision, count)]
+    if parts in right:
+        return
+    expected = f"at most {most} through {through}"
+    if parts <= most:
+        expected = f"1 or an even number, as Genie computes others in {precision} wrong"
+    nearest = min(right, key=lambda count: (abs(count - parts), -count))
+    raise UsageError(f"--parts {parts}: expected {expected}", fix=add_flags("--parts", str(nearest)))
 
 
 def _precision(name: str, through: str) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ci.lanes.llm.adapters import changes
-from ci.lanes.llm.architecture import HIDDEN, Architecture, tensors_of
+from ci.lanes.llm.architecture import HIDDEN, Architecture
+from ci.lanes.llm.weights import tensors_of
 from provisioning.base.errors import CheckFailed
 
 LARGEST_HALF = 65504.0
@@ -239,6 +240,6 @@ def require_halves(decoder: Decoder) -> None:
     for name, tensor in decoder.state_dict().items():
         if not float(tensor.abs().max()) <= LARGEST_HALF:
             raise CheckFailed(
-                f"{name} holds values beyond fp16's {LARGEST_HALF:g}, or none that are numbers",
+                f"{name} holds values beyond fp16's {LARGEST_HALF:g}",
                 fix="quantize: --precision 16a8w --calibrate text.txt",
             )

@@ -20,9 +20,11 @@ import numpy as np
 
 from ci.diagnose.explain import nearest
 from ci.engine.trouble import how_it_ended
-from ci.lanes.llm.architecture import SCALING, Architecture, read_object
+from ci.lanes.llm.architecture import SCALING, Architecture
+from ci.lanes.llm.config import read_object
 from ci.pipeline.models.arrays import Array
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.commands import Fix
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.manifest import Soc
 
@@ -251,11 +253,9 @@ class ForcedText:
     tokens: Sequence[int]
 
 
-def forced_logits(
-    config: Path, texts: Sequence[ForcedText], words: int, *, timeout: float
-) -> list[Array] | None:
+def forced_logits(config: Path, texts: Sequence[ForcedText], words: int, *, timeout: float) -> list[Array]:
     """Of each text the logits from which Genie would have chosen each token: the first row is prefill's, the
-    others are decode's. One that fills the context must be the last. None if this Genie cannot be asked."""
+    others are decode's. One that fills the context must be the last."""
     with tempfile.TemporaryDirectory(prefix="qnn-ci-logits-") as scratch:
         files = [Path(scratch, str(index)) for index in range(len(texts))]
         forced = [
@@ -264,7 +264,10 @@ def forced_logits(
         ]
         replies = _replies(config, timeout, forced=forced)
         if replies[0]["logits"] is None:
-            return None
+            raise EnvironmentLacking(
+                "this build's libGenie.so gives no logits",
+                fix=Fix("take the locked onnxruntime-qnn: {}", ("test_llm",)),
+            )
         found = [np.fromfile(file, np.float32) for file in files]
     for text, rows in zip(texts, found, strict=True):
         if rows.size != len(text.tokens) * words:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ci.lanes.llm.architecture import Architecture, read_architecture, upstream_name
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.compiled import Compiled, TokenReader
+from ci.lanes.llm.config import read_architecture, upstream_name
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM, GeneratedText
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples
@@ -23,8 +24,6 @@ from ci.lanes.llm.programs import (
     PREFILL_METHOD,
     HandedOver,
     RunnerLayout,
-    Stateful,
-    StatefulReader,
     TensorReader,
     edge_encodings,
     in_pytorch,
@@ -61,12 +60,7 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_grad_enabled(False)
     place = ProgramFolders.of(order)
     run = place.run
-    readers: dict[str, TokenReader] = {}
-    speaker: TokenReader
-    if run.state == "buffers":
-        speaker = stateful_reader(place)
-    else:
-        speaker, readers = tensor_readers(place)
+    speaker, readers = tensor_readers(place)
     reference = load_reference(place.model)
     facts: dict[str, Any] = {"bytes": (place.into / PROGRAM).stat().st_size}
 
@@ -208,15 +202,6 @@ class LoweredProgram(Compiled):
     @property
     def cache(self) -> int:
         return 0
-
-
-def stateful_reader(place: ProgramFolders) -> TokenReader:
-    """Decode alone: two methods would have a cache each."""
-    module = Stateful(load_decoder(place.model, place.shape, DECODE, place.context))
-    path, constants = place.into / PROGRAM, metadata(place.shape, place.context, DECODE, {})
-    inputs = {DECODE_METHOD: module.inputs(0, 0)}
-    lower({DECODE_METHOD: module}, inputs, constants, place.chip, path)
-    return StatefulReader(module, methods(path, [DECODE_METHOD])[DECODE_METHOD])
 
 
 def answer(

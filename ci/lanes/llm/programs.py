@@ -106,40 +106,6 @@ def _position(mask: Array) -> int:
     return int((mask[0, 0, 0, : context - count] == 0).sum())
 
 
-class Stateful(nn.Module):
-    """A decoder of one token that keeps its cache itself, in buffers that it changes."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self.decoder, context = decoder, decoder.context
-        self.tables = _register_ropes(self, decoder)
-        # The last place is the new token's.
-        mask = torch.full((context, context), FAR).triu(0)
-        mask[:, -1] = 0
-        self.register_buffer("mask", mask)
-        # Places in the last dimension are a scatter that HTP refuses.
-        size = (decoder.shape.num_kv_heads, 1, context - decoder.count, decoder.shape.head_dim)
-        for name in decoder.caches:
-            self.register_buffer(name, torch.zeros(size))
-
-    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
-        names = self.decoder.caches
-        buffers = [getattr(self, name) for name in names]
-        caches = [
-            buffer.transpose(2, 3) if "_key_" in name else buffer
-            for name, buffer in zip(names, buffers, strict=True)
-        ]
-        mask, *ropes = (getattr(self, table)[position][None, None] for table in ("mask", *self.tables))
-        logits: Tensor
-        logits, *new = self.decoder(tokens, mask, *ropes, *caches)
-        for name, buffer, rows in zip(names, buffers, new, strict=True):
-            buffer.index_copy_(2, position, rows.transpose(2, 3) if "_key_" in name else rows)
-        return logits
-
-    def inputs(self, token: int, position: int) -> tuple[Tensor, ...]:
-        return torch.tensor([[token]], dtype=torch.int32), torch.tensor([position])
-
-
 def quantized(
     modules: Mapping[str, Any], samples: Mapping[str, Iterator[tuple[Tensor, ...]]], scheme: str, soc: str
 ) -> dict[str, Any]:
@@ -381,24 +347,3 @@ class HandedOver:
         rows, rest = self.prefill.read(tokens[: self.most]), tokens[self.most :]
         self.decode.take(self.prefill)
         return np.concatenate([rows, self.decode.read(rest)]) if rest else rows
-
-
-@dataclass
-class StatefulReader:
-    """Reads tokens one by one by a method that keeps its cache."""
-
-    module: Stateful
-    step: Step
-    position: int = 0
-
-    def restart(self) -> None:
-        # What an earlier text left is hidden until it is written again.
-        self.position = 0
-
-    def read(self, tokens: Sequence[int]) -> Array:
-        rows = []
-        for token in tokens:
-            logits, *_ = self.step(self.module.inputs(token, self.position))
-            self.position += 1
-            rows.append(logits.reshape(1, -1).numpy())
-        return np.concatenate(rows).astype(np.float32)

@@ -144,10 +144,6 @@ def windows(
     return rows
 
 
-def windows_of(folder: Path, shape: Architecture, order: Mapping[str, Any]) -> list[list[int]]:
-    return windows(folder, shape, Path(order["text"]), order["length"], order["windows"], "fewer --tokens")
-
-
 def special_places(folder: Path, shape: Architecture, rows: Iterable[Sequence[int]]) -> list[list[int]]:
     """Where the tokens that begin, end and divide texts stand in each row: of each the first places."""
     added = load_tokenizer(folder).get_added_tokens_decoder()

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.llm.adapters import changes
-from ci.lanes.llm.architecture import INDEX, Architecture, read_object
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.config import old_rope, read_object
+from ci.lanes.llm.weights import INDEX
 from ci.pipeline.models.arrays import Array
 from provisioning.base.errors import CheckFailed
 
@@ -33,9 +35,9 @@ def load_reference(folder: Path, adapter: Path | None = None) -> Any:
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     # transformers 5 writes it, and 4 would take its own default instead.
-    if rope := getattr(config, "rope_parameters", None):
-        config.rope_scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-        config.rope_theta = rope["rope_theta"]
+    if getattr(config, "rope_parameters", None):
+        for name, value in old_rope(config.rope_parameters).items():
+            setattr(config, name, value)
     # The token by which a family pads, unless the checkpoint says, may lie beyond a small vocabulary.
     if (config.pad_token_id or 0) >= config.vocab_size:
         config.pad_token_id = None

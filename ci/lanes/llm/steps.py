@@ -18,17 +18,16 @@ from ci.lanes.llm.genie import (
     require_sizes,
     write_config,
 )
-from ci.lanes.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, genie_figures, texts
-from ci.lanes.llm.prompts import CONTINUED, PREFIX, prefix_lengths, prefixes_of
+from ci.lanes.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, figures, genie_windows, texts
+from ci.lanes.llm.prompts import PREFIX, prefix_lengths, prefixes_of
 from ci.lanes.llm.reference import load_reference
 from ci.lanes.llm.suite import FOUR_BITS
-from provisioning.base.commands import Fix
-from provisioning.base.errors import CheckFailed
+from ci.lanes.llm.verdicts import figures_as_json, figures_of
 
 PREFIXES = 100
-"""Held-out, after which Genie's choices and its logits are read."""
-ENDLESS, FEW = "endless.json", "few.json"
-"""Configurations for texts that fill the context, and of the tokens after a prefix."""
+"""Held-out, after which Genie's logits are read."""
+ENDLESS = "endless.json"
+"""The configuration for texts that fill the context."""
 
 
 def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +51,6 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
     for name, most, shape in (
         (CONFIG, MOST, place.shape),
         (ENDLESS, 2 * context, place.endless()),
-        (FEW, CONTINUED, place.shape),
     ):
         write_config(into, shape, binaries, place.soc, context=context, most=most, name=name)
     reference = load_reference(model)
@@ -69,16 +67,10 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         facts["figures"] = figures(place, reference, readers)
         stream = [token for row in place.rows("judged") for token in row[1:]]
         short = prefixes_of(stream, prefix_lengths(PREFIXES, PREFILL, context))
-        prefixes = [text.prompt for text in short]
-        generated = generate(into / FEW, prefixes, timeout=place.timeout)
-        facts["choices"] = choices(place.shape, reference, prefixes, generated)
         # The last fills the context: all but its first words by decode.
-        forced = [*short, ForcedText(stream[:PREFIX], stream[PREFIX : context - len(place.shape.beginning)])]
+        end = context - len(place.shape.beginning)
+        forced = [*short, ForcedText(stream[:PREFIX], stream[PREFIX:end])]
         logits = forced_logits(into / CONFIG, forced, place.shape.vocab_size, timeout=place.timeout)
-        if logits is None:
-            raise CheckFailed(
-                "this build's libGenie.so gives no logits",
-                fix=Fix("take the locked onnxruntime-qnn: {}", ("test_llm",)),
-            )
-        facts["figures"] |= genie_figures(place.shape, reference, forced, logits)
+        read = genie_windows(place.shape, reference, forced, logits)
+        facts["figures"] |= {name: figures_as_json(figures_of(windows)) for name, windows in read.items()}
     return facts

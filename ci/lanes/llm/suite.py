@@ -21,14 +21,12 @@ class Limits(Model):
     """What a quantized model must reach on held-out text, compared with another one."""
 
     first_choice: Share
-    """The share of tokens at which both choose the same."""
+    """The share of tokens at which both choose the same; equally good ones are not."""
     perplexity_ratio: Annotated[float, Field(ge=1)]
     divergence: NotNegative
     """Kullback-Leibler, the mean, in nats."""
     divergence_99: NotNegative
     """Not exceeded by 99 % of the tokens."""
-    regret: NotNegative
-    """What float loses by the model's choices, the mean, in logits."""
 
 
 FOUR_BITS = "16a4w"
@@ -45,8 +43,6 @@ class LlmRun(AnyRun):
     """Of keys and values, where Genie's activations are integers."""
     parts: Annotated[int, Field(ge=1)] = 1
     """Into how many binaries Genie's layers are split."""
-    state: Literal["tensors", "buffers"] = "tensors"
-    """Whether ExecuTorch's caller holds the cache, or the program."""
     limits: Limits | None = None
     htp_against_cpu: Limits | None = None
     """Of the quantized model on HTP, compared with the same on the CPU."""
@@ -60,8 +56,6 @@ class LlmRun(AnyRun):
             parts.append(self.cache)
         if self.parts > 1:
             parts.append(f"{self.parts}-parts")
-        if self.state != "tensors":
-            parts.append(self.state)
         return "-".join(parts)
 
     @property
@@ -77,12 +71,8 @@ class LlmRun(AnyRun):
         known = [str(written_name(name)) for name in PRECISIONS[self.through]]
         if self.precision not in known:
             raise ValueError(f"precision: expected {', '.join(known)} through {self.through}")
-        if self.through == "genie" and self.state != "tensors":
-            raise ValueError("state: Genie holds the cache itself, in tensors")
         if self.through == "executorch" and self.parts > 1:
             raise ValueError("parts: a program is one, with all layers")
-        if self.quantized and self.state != "tensors":
-            raise ValueError("state: HTP refuses to write integers into a buffer (ScatterNd, 3110)")
         if self.quantized and self.limits is None:
             raise ValueError("limits, or a quantized model could say anything")
         if (self.limits or self.htp_against_cpu) and not self.quantized:

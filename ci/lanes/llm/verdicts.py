@@ -1,10 +1,10 @@
-"""Is it the same model? Texts and logits compared with float's, and what is wrong of them in words."""
+"""Is it the same model? Logits, layers and texts compared with float's, their limits, and what is wrong."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,138 +16,64 @@ from ci.pipeline.models.arrays import Array
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 
-NEAR_TIE = 0.05
-"""In logits: if float's two best tokens are closer than this, fp16 may choose the other one."""
-EXCUSED = 0.01
-"""The share of tokens that may differ for that reason."""
 STANDARD_ERRORS = 3
 BOOTSTRAPS = 200
 POINTS = 64
 """Of a line over the context, for the page."""
-
-
-@dataclass(frozen=True, slots=True)
-class FirstDifference:
-    """The first token at which a text differs from float's; -1 stands for its end."""
-
-    place: int
-    expected: int
-    found: int
-    expected_logit: float
-    found_logit: float
-
-    @property
-    def lost(self) -> float:
-        return self.expected_logit - self.found_logit
-
-
-@dataclass
-class TextComparison:
-    prompt: tuple[int, ...]
-    expected: tuple[int, ...]
-    expected_stop: str
-    found: tuple[int, ...]
-    """The generated tokens; after an excused one, those generated when float's token was forced."""
-    found_stop: str
-    excused: list[FirstDifference] = field(default_factory=list)
-    difference: FirstDifference | None = None
-
-    @property
-    def tokens(self) -> int:
-        """How many choices were compared; ending is one."""
-        return (self.difference.place if self.difference else len(self.expected)) + 1
-
-
-Continue = Callable[[Sequence[int]], tuple[Sequence[int], str]]
-"""Speaks on after so many of float's tokens: the tokens, and why they ended."""
-
-
-def compare_text(
-    prompt: Sequence[int],
-    expected: Sequence[int],
-    stopped: str,
-    logits: Array,
-    ends: Collection[int],
-    most: int,
-    generate: Continue,
-    excuses: Callable[[FirstDifference], bool] = lambda difference: difference.lost < NEAR_TIE,
-) -> TextComparison:
-    """Compare a text with float's. If it differs at a choice that `excuses`, float's token is forced and both
-    continue."""
-    place, tokens, reason = 0, list[int](), ""
-    comparison = TextComparison(tuple(prompt), tuple(expected), stopped, (), "")
-    while True:
-        generated, reason = generate(tuple(expected[:place]))
-        tokens = [*expected[:place], *generated][:most]
-        if len(tokens) == most and reason == "eos":
-            reason = "length"
-        comparison.found, comparison.found_stop = tuple(tokens), reason
-        difference = _first_difference(expected, stopped, tokens, reason, logits, ends)
-        if difference is None:
-            return comparison
-        # A token that ends texts, said like a word: its logit is the end's own.
-        if difference.found in ends or not excuses(difference):
-            comparison.difference = difference
-            return comparison
-        comparison.excused.append(difference)
-        place = difference.place + 1
-        if difference.expected == -1 or place == most:
-            # Float ended here, and so does the comparison.
-            return comparison
-
-
-def _first_difference(
-    expected: Sequence[int],
-    stopped: str,
-    tokens: Sequence[int],
-    reason: str,
-    logits: Array,
-    ends: Collection[int],
-) -> FirstDifference | None:
-    same = 0
-    while same < min(len(expected), len(tokens)) and expected[same] == tokens[same]:
-        same += 1
-    if same == len(expected) == len(tokens) and stopped == reason:
-        return None
-    row = logits[min(same, len(logits) - 1)]
-    end = max(ends, key=lambda token: float(row[token]))
-    one = expected[same] if same < len(expected) else -1
-    other = tokens[same] if same < len(tokens) else -1
-    if one == other:
-        # Both ended, for different reasons.
-        return FirstDifference(same, -1, -1, float("inf"), 0.0)
-    return FirstDifference(
-        same, one, other, float(row[end if one == -1 else one]), float(row[end if other == -1 else other])
-    )
+DIGITS = 5
+"""Of each number of a token that is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The figures of each token of one window, in which tokens depend on each other."""
+    """What is measured of each token of one window of text, in which tokens depend on each other."""
 
-    same: Array
     ours: Array
     """How much less likely than certain the right token was, in nats."""
     theirs: Array
     divergence: Array
     """Kullback-Leibler, from float's probabilities."""
-    regret: Array
-    """How much float loses by our first choice, in logits."""
+    lost: Array
+    """How much less float gives our first choice than its own, in logits."""
+
+    def first(self, count: int) -> Window:
+        """The same of its first tokens alone."""
+        return Window(self.ours[:count], self.theirs[:count], self.divergence[:count], self.lost[:count])
+
+    def as_json(self) -> dict[str, list[float]]:
+        return {
+            name: [float(f"{value:.{DIGITS}g}") for value in values]
+            for name, values in (
+                ("ours", self.ours),
+                ("theirs", self.theirs),
+                ("divergence", self.divergence),
+                ("lost", self.lost),
+            )
+        }
 
 
-def window_of(logits: Array, reference: Array, following: Sequence[int], tie: float = 0.0) -> Window:
-    """Choices by which float loses at most `tie` are the same."""
+def window_of(logits: Array, reference: Array, following: Sequence[int]) -> Window:
     ours, theirs = (_log_softmax(rows.astype(np.float64)) for rows in (logits, reference))
-    places, first = np.arange(len(following)), logits.argmax(-1)
-    best = reference.argmax(-1)
-    regret = (reference[places, best] - reference[places, first]).astype(np.float64)
+    places = np.arange(len(following))
+    lost = reference.max(-1) - reference[places, logits.argmax(-1)]
+    # NaN is no first choice.
+    lost = np.where(np.isfinite(logits).all(-1), lost, np.inf)
     return Window(
-        same=(regret <= tie).astype(np.float64),
         ours=-ours[places, following],
         theirs=-theirs[places, following],
         divergence=(np.exp(theirs) * (theirs - ours)).sum(-1),
-        regret=regret,
+        lost=lost.astype(np.float64),
     )
+
+
+def windows_from(rows: Sequence[Mapping[str, Sequence[float]]]) -> list[Window]:
+    return [Window(**{name: np.array(values) for name, values in row.items()}) for row in rows]
+
+
+def _log_softmax(rows: Array) -> Array:
+    shifted = rows - rows.max(-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
 
 
 def tie_of(exact: Sequence[Array], rounded: Sequence[Array]) -> float:
@@ -160,32 +86,24 @@ def tie_of(exact: Sequence[Array], rounded: Sequence[Array]) -> float:
     return float(np.quantile(np.concatenate(moved), 0.99))
 
 
-def _log_softmax(rows: Array) -> Array:
-    shifted = rows - rows.max(-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
-
-
-FIGURES: Mapping[str, Callable[[Mapping[str, Array]], float]] = {
-    "first_choice": lambda every: float(every["same"].mean()),
-    "perplexity_ratio": lambda every: float(np.exp((every["ours"] - every["theirs"]).mean())),
-    "divergence": lambda every: float(every["divergence"].mean()),
-    "divergence_50": lambda every: float(np.quantile(every["divergence"], 0.5)),
-    "divergence_99": lambda every: float(np.quantile(every["divergence"], 0.99)),
-    "regret": lambda every: float(every["regret"].mean()),
+FIGURES: Mapping[str, Callable[[Window, float], float]] = {
+    "first_choice": lambda read, tie: float((read.lost <= 0).mean()),
+    "tied_choice": lambda read, tie: float((read.lost <= tie).mean()),
+    "perplexity_ratio": lambda read, tie: float(np.exp((read.ours - read.theirs).mean())),
+    "divergence": lambda read, tie: float(read.divergence.mean()),
+    "divergence_50": lambda read, tie: float(np.quantile(read.divergence, 0.5)),
+    "divergence_99": lambda read, tie: float(np.quantile(read.divergence, 0.99)),
 }
 WORDS = {
     "first_choice": "top-1 agreement",
+    "tied_choice": "top-1 agreement within a tie",
     "perplexity_ratio": "perplexity ratio",
     "divergence": "mean KL divergence",
     "divergence_50": "median KL divergence",
     "divergence_99": "99 % quantile of KL divergence",
-    "regret": "mean regret in logits",
 }
-HIGHER_IS_BETTER = frozenset(("first_choice",))
-DIVERGENCES = frozenset(("divergence", "divergence_50", "divergence_99"))
-OF_WINDOWS = "windows"
-"""Of what rounding alone costs, the figures of the windows that our readers read."""
+HIGHER_IS_BETTER = frozenset(("first_choice", "tied_choice"))
+DIVERGENCES = ("divergence", "divergence_50", "divergence_99")
 READER_NAMES = {
     "prefill_htp": "prefill on HTP",
     "decode_htp": "decode on HTP",
@@ -213,33 +131,24 @@ class Figure:
 Figures = Mapping[str, Figure]
 
 
-def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
-    names = ("same", "ours", "theirs", "divergence", "regret")
+def figures_of(windows: Sequence[Window], tie: float = 0.0) -> dict[str, Figure]:
+    """First choices by which float loses at most `tie` logits agree within a tie."""
     generator = np.random.default_rng(1)
     draws = generator.integers(0, len(windows), (BOOTSTRAPS, len(windows)))
-
-    def joined(chosen: Sequence[int]) -> dict[str, Array]:
-        return {name: np.concatenate([getattr(windows[index], name) for index in chosen]) for name in names}
-
-    every = joined(range(len(windows)))
-    drawn = [joined(draw.tolist()) for draw in draws]
+    drawn = [_joined([windows[index] for index in draw]) for draw in draws]
+    whole = _joined(windows)
     return {
-        name: Figure(figure(every), float(np.std([figure(sample) for sample in drawn], ddof=1)))
+        name: Figure(figure(whole, tie), float(np.std([figure(sample, tie) for sample in drawn], ddof=1)))
         for name, figure in FIGURES.items()
     }
 
 
-def figures_as_json(windows: Sequence[Window]) -> dict[str, Any]:
-    return {name: asdict(figure) for name, figure in figures_of(windows).items()}
-
-
-def figures_from(facts: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
-    return {name: Figure(**figure) for name, figure in facts.items()}
-
-
-def in_words(figures: Figures) -> str:
-    return ", ".join(
-        f"{WORDS[name]} {figure.value:.4g} ± {figure.error:.2g}" for name, figure in figures.items()
+def _joined(windows: Sequence[Window]) -> Window:
+    return Window(
+        np.concatenate([window.ours for window in windows]),
+        np.concatenate([window.theirs for window in windows]),
+        np.concatenate([window.divergence for window in windows]),
+        np.concatenate([window.lost for window in windows]),
     )
 
 
@@ -249,22 +158,37 @@ def along(windows: Sequence[Window]) -> list[float]:
     return [float(run.mean()) for run in np.array_split(rows, min(POINTS, len(rows)))]
 
 
+def figures_as_json(figures: Figures) -> dict[str, dict[str, float]]:
+    return {name: asdict(figure) for name, figure in figures.items()}
+
+
+def in_words(figures: Figures, limits: Mapping[str, float] | None = None) -> str:
+    known = limits or {}
+    return ", ".join(
+        f"{WORDS[name]} {figure.value:.4g} ± {figure.error:.2g}"
+        + (f" ({_side(name)} {known[name]:.3g})" if name in known else "")
+        for name, figure in figures.items()
+    )
+
+
+def _side(name: str) -> str:
+    return "at least" if name in HIGHER_IS_BETTER else "at most"
+
+
 def misses(figures: Figures, limits: Mapping[str, float], *, chance: bool = False) -> list[str]:
     """Each figure beyond its limit, as text; with `chance` by more than three standard errors, and of a
     divergence never by more than the limit itself: a fault that few windows have makes the error large."""
     problems = []
     for name, limit in limits.items():
         figure = figures[name]
-        higher = name in HIGHER_IS_BETTER
         allowed = STANDARD_ERRORS * figure.error if chance else 0.0
         if name in DIVERGENCES:
             allowed = min(allowed, limit)
+        higher = name in HIGHER_IS_BETTER
         # NaN passes no limit.
         if not (figure.value + allowed >= limit if higher else figure.value - allowed <= limit):
-            problems.append(
-                f"{WORDS[name]} is {figure.value:.3g} ± {figure.error:.1g},"
-                f" expected {'at least' if higher else 'at most'} {limit:.4g}"
-            )
+            found = f"{figure.value:.3g} ± {figure.error:.1g}"
+            problems.append(f"{WORDS[name]} is {found}, expected {_side(name)} {limit:.4g}")
     return problems
 
 
@@ -278,39 +202,18 @@ def close(figures: Figures, limits: Mapping[str, float]) -> list[str]:
     ]
 
 
-def choice_misses(choices: Mapping[str, Mapping[str, float]], least: float) -> list[str]:
-    """Where Genie's choices after prefixes miss the limit, by the graph that made them. They are few, so
-    three standard errors are allowed."""
-    problems, silent = [], []
-    for kind, facts in choices.items():
-        share, count = facts["first_choice"], facts["tokens"]
-        if not count:
-            silent.append(f"Genie said no token of {kind}")
-        elif share < least - STANDARD_ERRORS * math.sqrt(least * (1 - least) / count):
-            problems.append(
-                f"Genie's {kind}: top-1 agreement is {share:.1%} of {count}, expected about {least:.0%}"
-            )
-    # Decode says nothing where prefill always ends.
-    return problems or silent
-
+# Of `check`: what a checkpoint may lose.
 
 LIMITS: dict[str, dict[str, float]] = {
     name: dict(zip(FIGURES, limits, strict=True))
     for names, limits in {
-        ("fp16",): (0.98, 1.005, 0.0001, 0.0001, 0.001, 0.005),
-        ("u16u8", "16a8w"): (0.9, 1.05, 0.05, 0.05, 0.5, 0.1),
-        ("8a8w", "16a4w"): (0.75, 1.2, 0.15, 0.15, 1.5, 0.2),
+        ("fp16",): (0.98, 0.99, 1.005, 0.0001, 0.0001, 0.001),
+        ("u16u8", "16a8w"): (0.9, 0.97, 1.05, 0.05, 0.05, 0.5),
+        ("8a8w", "16a4w"): (0.75, 0.95, 1.2, 0.15, 0.15, 1.5),
     }.items()
     for name in names
 }
-"""Of `check` by precision, where the command line names no other."""
-FP16_LEAST_DB, QUANTIZED_LEAST_DB, CHIP_DB, LOSS_DB = 30.0, 10.0, 6.0, 4.0
-"""A part is wrong below the least of its precision (where rounding alone leaves little more, LOSS_DB below
-that), and a quantized one also if it is CHIP_DB worse than on the CPU, or at most places LOSS_DB worse than
-rounding alone makes it: right ones: at most 2.2 dB worse."""
-APART_DB = 1.5
-"""By how much one part must come nearer to its limit than all others to be named: those of right models
-differ by as much as 1.4."""
+"""By precision, where the command line names no other. Right models had at least .996 within a tie."""
 FLOORS = {"divergence": 0.001, "divergence_99": 0.005}
 """What a right quantized model may lose whatever rounding costs, twice what any by which they were chosen
 needed: the few tokens whose values quantizing never saw are cut off otherwise in each graph."""
@@ -322,77 +225,97 @@ operator's output alone costs: right models had 5 to 8 times the divergence, and
 HALVES_ENOUGH_DB = 45.0
 """At most places of a part in fp16, whatever rounding costs: half of what the worst right model had. Faults
 left 23 dB at most."""
+FP16_LEAST_DB, QUANTIZED_LEAST_DB, CHIP_DB, LOSS_DB = 30.0, 10.0, 6.0, 4.0
+"""A part is wrong below the least of its precision (where rounding alone leaves little more, LOSS_DB below
+that), and a quantized one also if it is CHIP_DB worse than on the CPU, or at most places LOSS_DB worse than
+rounding alone makes it: right ones: at most 2.2 dB worse."""
+APART_DB = 1.5
+"""By how much one part must come nearer to its limit than all others to be named: those of right models
+differ by as much as 1.4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What `check` holds a checkpoint to: limits, or what rounding alone costs it where that is less."""
+    """What a checkpoint may lose: the limits of its precision, or what rounding alone costs it."""
 
-    limits: Mapping[str, float]
+    precision: str
     rounding: Mapping[str, Figures]
-    """By reader, what rounding alone costs on the tokens that it reads."""
-    narrow: Mapping[str, Mapping[str, float]]
+    """What rounding alone costs on the places that prefill, decode and Genie's two read."""
     parts: Sequence[Mapping[str, Any]]
-    """Of each, what rounding alone leaves of its outputs, in dB: `typical_db` at most places, and `db` of the
-    worst block, by the kind of graph."""
-    tie: float
-    """Float's logits are as good as equal if they are no further apart."""
-    halves: bool
+    """What rounding alone leaves of each part's outputs, by kind of graph, in dB: `typical` at most places,
+    and `db` of the worst block."""
+    own: Mapping[str, float]
+    """The user's own limits."""
 
-    @classmethod
-    def of(cls, rounding: Mapping[str, Any], precision: str, given: Mapping[str, float]) -> Bounds:
-        """`given` are the user's own limits."""
-        halves, limits = precision == "fp16", {**LIMITS[precision], **given}
-        every = {reader: figures_from(facts) for reader, facts in rounding["noise"].items()}
-        narrow = {
-            reader: {name: _narrowed(name, limits[name], figures[name], halves=halves) for name in FIGURES}
-            | dict(given)
-            for reader, figures in every.items()
-        }
-        tie = rounding["tie"] * math.sqrt(HALVES if halves else 2)
-        return cls(limits, every, narrow, rounding["parts"], tie, halves)
+    @property
+    def halves(self) -> bool:
+        return self.precision == "fp16"
 
-    def of_reader(self, reader: str) -> Mapping[str, float]:
-        return self.narrow.get(reader) or self.narrow[OF_WINDOWS]
+    def of_reader(self, reader: str) -> dict[str, float]:
+        narrow = dict(LIMITS[self.precision])
+        explained = self._explained(reader)
+        for name in DIVERGENCES:
+            narrow[name] = min(narrow[name], explained[name])
+        # Of words that float finds nearly equal rounding alone swaps many.
+        narrow["first_choice"] = min(narrow["first_choice"], explained["first_choice"])
+        return narrow | dict(self.own)
 
     def explain(self, reader: str, figures: Figures) -> bool:
         """Whether rounding alone costs as much, be it more than the limits allow."""
-        noise = self.rounding.get(reader) or self.rounding[OF_WINDOWS]
-        allowed = {name: _explained(name, noise[name], halves=self.halves) for name in DIVERGENCES}
-        return not misses(figures, allowed, chance=True)
+        explained = self._explained(reader)
+        return not misses(figures, {name: explained[name] for name in DIVERGENCES}, chance=True)
+
+    def _explained(self, reader: str) -> dict[str, float]:
+        costs = self.rounding[reader if is_genies(reader) else reader.partition("_")[0]]
+        swapped = costs["first_choice"]
+        times = math.sqrt(HALVES) if self.halves else CHIP
+        explained = {"first_choice": 1 - times * (1 - swapped.value) - STANDARD_ERRORS * swapped.error}
+        for name in DIVERGENCES:
+            cost = costs[name]
+            explained[name] = (
+                HALVES * cost.value
+                if self.halves
+                else max(FLOORS.get(name, 0.0), CHIP * cost.value + STANDARD_ERRORS * cost.error)
+            )
+        return explained
 
 
-def _narrowed(name: str, limit: float, noise: Figure, *, halves: bool) -> float:
-    """Only divergences: what else is measured follows from them, and each comparison more is a false alarm
-    more."""
-    return min(limit, _explained(name, noise, halves=halves)) if name in DIVERGENCES else limit
+def width_of_tie(tie: float, precision: str) -> float:
+    """Of `tie_of`, for a model that is rounded by the chip besides."""
+    return tie * math.sqrt(HALVES if precision == "fp16" else 2)
 
 
-def _explained(name: str, noise: Figure, *, halves: bool) -> float:
-    if halves:
-        return HALVES * noise.value
-    return max(FLOORS.get(name, 0.0), CHIP * noise.value + STANDARD_ERRORS * noise.error)
-
-
-def figure_problems(facts: Mapping[str, Any], bounds: Bounds) -> Iterator[str]:
+def figure_problems(figures: Mapping[str, Figures], bounds: Bounds) -> Iterator[str]:
     """A figure may be beyond its limit by three standard errors of its own."""
     for name, words in READER_NAMES.items():
-        if name in facts and (
-            missed := misses(figures_from(facts[name]), bounds.of_reader(name), chance=True)
-        ):
+        if name in figures and (missed := misses(figures[name], bounds.of_reader(name), chance=True)):
             more = f"; {len(missed) - 1} more" if len(missed) > 1 else ""
             yield f"logits of {words}: {missed[0]}{more}"
 
 
-def choice_problems(facts: Mapping[str, Mapping[str, float]], bounds: Bounds) -> list[str]:
-    """Of the shipped sampler's choices."""
-    if not bounds.halves:
-        return choice_misses(facts, bounds.limits["first_choice"])
-    count, ties = (sum(row[name] for row in facts.values()) for name in ("tokens", "near_ties"))
-    others = round(sum((1 - row["first_choice"]) * row["tokens"] for row in facts.values()))
-    if others <= min(ties, max(1, EXCUSED * count)):
-        return choice_misses(facts, 0.0)
-    return [f"Genie chooses unlike float at {others} tokens, {ties} of them near ties"]
+def unexplained(figures: Mapping[str, Figures], bounds: Bounds) -> list[str]:
+    """The readers that miss a limit by more than rounding alone costs."""
+    return [
+        name
+        for name, read in figures.items()
+        if misses(read, bounds.of_reader(name), chance=True) and not bounds.explain(name, read)
+    ]
+
+
+def rounding_warning(bounds: Bounds) -> str:
+    """What rounding alone costs of the first choices, where that is more than the precision should; or
+    nothing."""
+    least = LIMITS[bounds.precision]["first_choice"]
+    share, error = (getattr(bounds.rounding["prefill"]["first_choice"], name) for name in ("value", "error"))
+    if share >= least:
+        return ""
+    return (
+        f"rounding alone changes {1 - share:.0%} ± {error:.1%} of the first choices: more than the"
+        f" {1 - least:.0%} that this precision usually does"
+    )
+
+
+# Where it goes wrong.
 
 
 def part_rows(parts: Sequence[Mapping[str, Any]], bounds: Bounds) -> list[dict[str, Any]]:
@@ -401,19 +324,19 @@ def part_rows(parts: Sequence[Mapping[str, Any]], bounds: Bounds) -> list[dict[s
 
 
 def _part_row(part: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
-    htp, cpu, rounding = part["htp"], part.get("cpu"), bounds.parts[part["part"]]
+    htp, cpu, rounding = part["htp"], part.get("cpu"), bounds.parts[part["part"]][part["kind"]]
     first, last = part["layers"]
     loss, enough = (HALVES_DB, HALVES_ENOUGH_DB) if bounds.halves else (LOSS_DB, math.inf)
     at_least = {name: min(db - loss, enough) for name, db in rounding["typical"].items()}
     least, beside, cause = FP16_LEAST_DB, "", "halves"
     if cpu:
-        worst = min(QUANTIZED_LEAST_DB, rounding["db"][part["kind"]] - loss)
+        worst = min(QUANTIZED_LEAST_DB, rounding["db"] - loss)
         least, beside = max(worst, cpu["db"] - CHIP_DB), f", {in_decibels(cpu['db'])} on the CPU"
         right = cpu["db"] >= worst and all(db >= at_least[name] for name, db in cpu["typical"].items())
         cause = "lowering" if right else "graph"
     # The one of which rounding explains the least. NaN comes first.
     spare = {name: db - at_least[name] for name, db in htp["typical"].items()}
-    output = min(spare, key=lambda name: spare[name] if spare[name] == spare[name] else -math.inf)
+    output = min(spare, key=lambda name: -math.inf if math.isnan(spare[name]) else spare[name])
     typical, typical_least = htp["typical"][output], at_least[output]
     wrong = ""
     if not htp["db"] >= least:
@@ -449,29 +372,26 @@ FIXES = {
 """What to do, by what makes a model inaccurate."""
 
 
-def cause_of(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], bounds: Bounds) -> str:
+def cause_of(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figures], bounds: Bounds) -> str:
     """Of what is wrong. Without rows the CPU alone was asked, which computes the graph as it is."""
     if wrong := next((row for row in rows if row["wrong"]), None):
         return str(wrong["cause"])
-    figures = {name: figures_from(facts[name]) for name in READER_NAMES if name in facts}
-    missed = [name for name in figures if misses(figures[name], bounds.of_reader(name), chance=True)]
-    unexplained = [name for name in missed if not bounds.explain(name, figures[name])]
-    # If nothing is missed, Genie's choices are.
-    if rows and (unexplained or not missed) and all(map(is_genies, unexplained)):
+    readers = unexplained(figures, bounds)
+    if rows and readers and all(map(is_genies, readers)):
         return "genie"
     if bounds.halves:
         return "halves"
-    if not unexplained:
+    if not readers:
         return "rounding"
     return "hidden" if rows else "graph"
 
 
-def culprit(rows: Sequence[Mapping[str, Any]], *, inaccurate: bool) -> str:
-    """The first part that is worse than its precision explains; where the whole is inaccurate and no part is,
-    the one that comes nearest to its limit, unless another one comes about as near."""
+def culprit(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figures], bounds: Bounds) -> str:
+    """The first part that is worse than its precision explains; where only the whole is, the one that comes
+    nearest to its limit, unless another one comes about as near."""
     if wrong := next((row for row in rows if row["wrong"]), None):
         return f"it goes wrong in {wrong['name']}: {wrong['wrong']}"
-    if not (rows and inaccurate):
+    if not (rows and unexplained(figures, bounds)):
         return ""
     spare = {row["name"]: row["typical_db"] - row["typical_least_db"] for row in rows}
     part = min(rows, key=lambda row: spare[row["name"]])
@@ -484,11 +404,63 @@ def culprit(rows: Sequence[Mapping[str, Any]], *, inaccurate: bool) -> str:
     return f"no layer misses its limit; {where}"
 
 
-SHOWN = ("bytes", "figures", "choices", "peak", "speed")
+# Texts.
+
+NEAR_TIE = 0.05
+"""In logits: if float's two best tokens are closer than this, fp16 may choose the other one."""
+EXCUSED = 0.01
+"""The share of tokens that may differ for that reason."""
+
+
+def lost_by(
+    tokens: Sequence[int], stopped: str, rows: Array, ends: Collection[int], room: int
+) -> list[float]:
+    """What float loses in logits by each token of a text that has room for so many, and by its end. `rows`
+    are float's logits after the prompt and after each token. Infinite is what no choice explains: a token
+    that ends texts, said as a word, or an end for no reason."""
+    lost = [
+        math.inf if token in ends else float(row.max() - row[token])
+        for token, row in zip(tokens, rows, strict=False)
+    ]
+    if len(tokens) == room:
+        return lost
+    if stopped != "eos" or len(tokens) > room:
+        return [*lost, math.inf]
+    last = rows[len(tokens)]
+    return [*lost, float(last.max() - last[list(ends)].max())]
+
+
+def first_difference(lost: Sequence[float]) -> dict[str, float | None] | None:
+    """For the page: where a text leaves float's, and what float loses by that; None is no number."""
+    place = next((place for place, logits in enumerate(lost) if logits > 0), None)
+    if place is None:
+        return None
+    return {"place": place, "lost": lost[place] if math.isfinite(lost[place]) else None}
+
+
+def text_problems(texts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Each text that float would not say, and too many near ties."""
+    for text in texts:
+        wrong = [place for place, lost in enumerate(text["lost"]) if not lost < NEAR_TIE]
+        if wrong:
+            yield (
+                f"after {text['prompt'][-40:]!r} float would not choose token {wrong[0] + 1}, and loses"
+                f" {text['lost'][wrong[0]]:.3g} logits by it: {text['said']['htp']['text'][:80]!r} for"
+                f" {text['said']['float']['text'][:80]!r}"
+            )
+    every = [lost for text in texts for lost in text["lost"]]
+    near = sum(0 < lost < NEAR_TIE for lost in every)
+    if near > EXCUSED * len(every):
+        yield f"{near} of {len(every)} tokens are near ties, and at most {EXCUSED:.0%} may be"
+
+
+# Findings of `test_llm`.
+
+SHOWN = ("bytes", "figures", "peak", "speed", "texts")
 
 
 def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
-    """Findings of `test_llm` about the float model."""
+    """About the float model."""
     if failure := result.failure:
         rule = "llm-machine" if failure.blame == "machine" else "llm-training"
         yield Finding(rule, Severity.ERROR, case, failure.message, failure.fix)
@@ -502,7 +474,7 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
 
 
 def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
-    """Of `test_llm`, by the limits of its suite."""
+    """By the limits of its suite."""
     error = errors_of(program.name, SUITES.repeat(program))
     if failure := result.failure:
         yield error(f"llm-{failure.rule}", failure.message, failure.fix)
@@ -511,13 +483,12 @@ def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
     if limits is None:
         yield from (error("llm-text", message) for message in text_problems(result.facts["texts"]))
         return
-    by_genie = program.run.through == "genie"
     for name, words in READER_NAMES.items():
         chosen = against_cpu if name.endswith("_htp_cpu") else limits
-        if chosen is None or (is_genies(name) and not by_genie):
+        if chosen is None or (is_genies(name) and program.run.through != "genie"):
             continue
         bounds = chosen.model_dump()
-        figures = figures_from(result.facts["figures"][name])
+        figures = {key: Figure(**facts) for key, facts in result.facts["figures"][name].items()}
         for miss in misses(figures, bounds, chance=is_genies(name)):
             yield error(
                 "llm-accuracy", f"{words}: {miss}", "raise the precision, or calibrate with other text"
@@ -525,57 +496,14 @@ def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
         for near in [] if is_genies(name) else close(figures, bounds):
             message, fix = f"{words}: {near}", "move the limit, or judge more text"
             yield Finding("llm-limit-close", Severity.WARNING, program.name, message, fix)
-    for miss in choice_misses(result.facts["choices"], limits.first_choice) if by_genie else []:
-        yield error("llm-accuracy", miss, "look for what Genie's configuration and the graphs do differently")
-
-
-def text_problems(texts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Each text that differs from float's, and too many excused differences."""
-    for text in texts:
-        if difference := text["difference"]:
-            yield (
-                f"after {text['prompt_text'][-40:]!r} token {difference['place']} is"
-                f" {_token(difference['found'])} ({difference['found_logit']:.3f}), and float says"
-                f" {_token(difference['expected'])} ({difference['expected_logit']:.3f}):"
-                f" {text['found_text'][:80]!r} for {text['expected_text'][:80]!r}"
-            )
-        elif text["found_stop"] != text["expected_stop"] and not text["excused"]:
-            yield (
-                f"after {text['prompt_text'][-40:]!r} it ended by {text['found_stop']},"
-                f" and float by {text['expected_stop']}"
-            )
-    compared, excused = (sum(text["compared"] for text in texts), sum(len(text["excused"]) for text in texts))
-    if excused > EXCUSED * compared:
-        yield f"{excused} of {compared} tokens are excused as near ties, and at most {EXCUSED:.0%} may be"
-
-
-def _token(number: int) -> str:
-    return "its end" if number == -1 else str(number)
 
 
 def report_row(program: LlmProgram, result: Result) -> dict[str, Metric]:
-    """Of `test_llm`: figures, and every text beside float's."""
-    shown: dict[str, Metric] = {
+    """Figures, and every text beside float's."""
+    return {
         "cached": result.cached,
         "seconds": round(result.seconds, 1),
         "precision": program.run.precision,
         "through": program.run.through,
+        **{name: result.facts[name] for name in SHOWN if name in (result.facts or {})},
     }
-    if result.failure:
-        return shown
-    texts: list[Metric] = [
-        {
-            "prompt": text["prompt_text"],
-            "said": {
-                "float": {"text": text["expected_text"], "stopped": text["expected_stop"]},
-                "htp": {
-                    "text": text["found_text"],
-                    "stopped": text["found_stop"],
-                    "difference": text["difference"],
-                    "excused": len(text["excused"]),
-                },
-            },
-        }
-        for text in result.facts["texts"]
-    ]
-    return {**shown, **{name: result.facts[name] for name in SHOWN if name in result.facts}, "texts": texts}

@@ -37,6 +37,8 @@ WEIGHTS = ".safetensors"
 CONFIGS = ("config.json", "adapter_config.json")
 TOOLKIT = "this toolkit"
 READ = (".json", WEIGHTS)
+COMPILED = (".bin", ".onnx", ".pte", ".pt2")
+"""How the names of the files end that only `compile` writes."""
 
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
@@ -181,6 +183,14 @@ def float_of(folder: Path, adapter: str, store: Path) -> dict[str, str]:
     return {**read, TOOLKIT: hashlib.sha256(json.dumps(code).encode()).hexdigest()}
 
 
+def changed_files(folder: Path, record: Mapping[str, Any], store: Path) -> list[str]:
+    """Binaries and graphs that are not what `compile` wrote, by its record."""
+    written = {name: digest for name, digest in record["files"].items() if name.endswith(COMPILED)}
+    there = {name: folder / name for name in written if (folder / name).is_file()}
+    found = digests_of(store, there)
+    return [name for name, digest in written.items() if found.get(name) != digest]
+
+
 def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
     digests = Digests(store)
     found = {name: digests.of(str(path))[0] for name, path in paths.items()}
@@ -208,9 +218,8 @@ class CompileCheckpoint(LanguageStep):
         if adapter := request.pop("adapter"):
             of_adapter = digests_of_checkpoint(Path(adapter), store)
             files |= {f"the adapter's {name}": digest for name, digest in of_adapter.items()}
-        for name, words in {"calibrate": "to calibrate by", "text": "that is judged"}.items():
-            if text := request.pop(name, ""):
-                files[f"the text {words}"] = digests_of(store, {text: Path(text)})[text]
+        if text := request.pop("calibrate", ""):
+            files["the text to calibrate by"] = digests_of(store, {text: Path(text)})[text]
         rest = {"order": request, "files": files, **self.qnn}
         return {"what": self.what, "name": program.case_name, **rest}
 

@@ -1,0 +1,298 @@
+"""What rounding alone costs a checkpoint: transformers' own model with a precision's numbers. The compiled
+graph is never used for it, because its errors would hide in the limits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ci.lanes.llm.graphs import FAR, MARGIN
+from ci.lanes.llm.suite import FOUR_BITS
+from ci.pipeline.models.arrays import Array
+from provisioning.base.errors import CheckFailed
+
+ATTENTION = "qnn_ci_rounded"
+SCORES = 1 << 24
+"""Computed at a time: those of all heads of a long row would fill the memory."""
+PROVIDERS_FACTORS = 8
+"""Bits to which onnxruntime-qnn converts the second of two activations that MatMul multiplies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How `compile` rounds. Without `bits` all are halves."""
+
+    bits: int = 0
+    """Of activations."""
+    weights: int = 0
+    cache: int = 0
+    """Of keys and values."""
+    factors: int = 0
+    """Of keys and values in products, where they have fewer there than in the cache."""
+    by_channel: float = 0.0
+    """Whether each row of weights has a scale of its own, around zero: what the largest becomes."""
+    head: int = 0
+    """Of the head, where it has a scale for all its weights."""
+    norm_in_steps: bool = True
+    """Whether RMSNorm is several operators, or one."""
+    far: float = FAR
+    """What hides a place: the range of the scores holds it."""
+
+
+SCHEMES = {
+    ("genie", "fp16"): Scheme(),
+    ("genie", "u16u8"): Scheme(16, 8, 8, factors=PROVIDERS_FACTORS),
+    ("genie", FOUR_BITS): Scheme(16, 4, 8, factors=PROVIDERS_FACTORS, by_channel=7.5, head=8),
+    ("executorch", "fp16"): Scheme(norm_in_steps=False),
+    ("executorch", "16a8w"): Scheme(16, 8, 16, by_channel=127, norm_in_steps=False, far=-100.0),
+    ("executorch", FOUR_BITS): Scheme(16, 4, 16, by_channel=7, norm_in_steps=False, far=-100.0),
+    ("executorch", "8a8w"): Scheme(8, 8, 8, by_channel=127, norm_in_steps=False, far=-100.0),
+}
+"""By what the model speaks through, and precision."""
+
+
+def scheme_of(through: str, precision: str, cache: int = 0) -> Scheme:
+    """`cache` is how many bits the compiled graphs give keys and values, where that is a choice."""
+    scheme = SCHEMES[through, precision]
+    return replace(scheme, cache=cache) if cache and scheme.cache else scheme
+
+
+Ranges = dict[str, tuple[float, float]]
+"""The lowest and the highest value of each activation, by its name."""
+
+
+@dataclass
+class Rounding:
+    """Values pass while their ranges are seen, and while float reads; then as numbers of the scheme."""
+
+    scheme: Scheme
+    ranges: Ranges = field(default_factory=dict)
+    phase: Literal["see", "pass", "round"] = "see"
+    places: tuple[int, Tensor] | None = None
+    """The length of the row that is seen, and its places that count; None for all."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """The latest values that a part of the layers hands on."""
+    given: Mapping[int, Tensor] = field(default_factory=dict)
+    """By layer, what it gets in place of its input."""
+
+    def __call__(self, name: str, values: Tensor, bits: int = 0, *, cache: bool = False) -> Tensor:
+        if self.phase == "pass":
+            return values
+        if self.phase == "round":
+            low, high = self.ranges.get(name, (0.0, 0.0))
+            return rounded(values, low, high, bits or self.scheme.bits)
+        seen = values if cache else self._at_places(values)
+        low, high = min(0.0, float(seen.min())), max(0.0, float(seen.max()))
+        if cache:
+            high = max(-low, high) * MARGIN
+            low = -high
+        known = self.ranges.get(name, (low, high))
+        self.ranges[name] = min(low, known[0]), max(high, known[1])
+        return values
+
+    def _at_places(self, values: Tensor) -> Tensor:
+        if self.places is None:
+            return values
+        length, places = self.places
+        axes = [axis for axis, size in enumerate(values.shape) if axis and size == length]
+        return values.index_select(axes[0], places) if axes else values
+
+
+def rounded(values: Tensor, low: float, high: float, bits: int) -> Tensor:
+    if not bits:
+        return values.half().float()
+    most = 2**bits - 1
+    scale = max(high - low, 1e-9) / most
+    zero = round(-low / scale)
+    integers: Tensor = ((values / scale).round() + zero).clamp(0, most)
+    return (integers - zero) * scale
+
+
+def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
+    bits = scheme.head if scheme.head and name == "lm_head" else scheme.weights
+    if bits and (not scheme.by_channel or bits == scheme.head):
+        return rounded(weight, min(0.0, float(weight.min())), max(0.0, float(weight.max())), bits)
+    if not bits:
+        return weight.half().float()
+    scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-9) / scheme.by_channel
+    lowest = -(2 ** (bits - 1)) if scheme.by_channel % 1 else -scheme.by_channel
+    return (weight / scale).round().clamp(lowest, 2 ** (bits - 1) - 1) * scale
+
+
+@dataclass(frozen=True)
+class RoundedModel:
+    """`exact` and `rounded` are the logits of rows; `kept` is what float's layers hand on while they read
+    one. Keys, values and hidden values are named as the graphs' outputs."""
+
+    reference: Any
+    rounding: Rounding
+    exact: list[Array]
+    rounded: list[Array]
+    row: Sequence[int]
+    kept: Mapping[str, Array]
+
+    def kept_from(self, cuts: Sequence[int]) -> dict[str, Array]:
+        """The same of the rounded model, where each layer of `cuts` gets what float's gets."""
+        given = {cut: torch.from_numpy(self.kept[f"hidden_{cut}"]) for cut in cuts if cut}
+        self.rounding.given = given
+        return _kept(self.reference, self.rounding, self.row)
+
+
+def rounded_model(
+    reference: Any,
+    rows: Sequence[Sequence[int]],
+    row: Sequence[int],
+    scheme: Scheme,
+    *,
+    last: Sequence[int] = (),
+    calibration: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+    ranges: Ranges | None = None,
+) -> RoundedModel:
+    """`reference` is not float's afterwards. `row` is the one of which all is kept. `last` says how many of
+    each row's last logits are wanted, and 0 is all. The ranges of activations are those given, or those of
+    the rows of `calibration` at their places, or else of the rows themselves."""
+    rounding = Rounding(scheme, dict(ranges or {}))
+    linear = _hooked(reference, rounding)
+    tied = reference.get_input_embeddings().weight
+    with torch.no_grad():
+        for known, places in calibration:
+            rounding.places = len(known), torch.tensor(places)
+            _logits(reference, known)
+        if calibration or ranges:
+            rounding.phase = "pass"
+        wanted = list(zip(rows, last or [0] * len(rows), strict=True))
+        exact = [_logits(reference, tokens, count) for tokens, count in wanted]
+        kept = _kept(reference, rounding, row)
+        for name, module in linear.items():
+            weight = rounded_weight(name, module.weight, scheme)
+            if module.weight is tied:
+                module.weight = nn.Parameter(weight)
+            else:
+                # In its place: a whole 1B beside its checkpoint's pages would be 10 GB.
+                module.weight.copy_(weight)
+        rounding.phase = "round"
+        again = [_logits(reference, tokens, count) for tokens, count in wanted]
+    return RoundedModel(reference, rounding, exact, again, row, kept)
+
+
+def _hooked(reference: Any, rounding: Rounding) -> dict[str, Any]:
+    """Its linear modules by name; all that it computes goes through `rounding` from now on."""
+    from transformers import AttentionInterface
+    from transformers.activations import SiLUActivation
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    AttentionInterface.register(ATTENTION, functools.partial(_attention, rounding))
+    reference.config._attn_implementation = ATTENTION
+
+    def after(name: str, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
+        return rounding(name, output)
+
+    def before(name: str, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (rounding(f"{name} input", inputs[0]), *inputs[1:])
+
+    def into(layer: int, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (rounding.given.get(layer, inputs[0]), *inputs[1:])
+
+    def out_of(layer: int, _module: Any, _inputs: Any, output: Any) -> Any:
+        # Gemma 3's layers give a tuple.
+        first, *others = output if isinstance(output, tuple) else (output,)
+        hidden = rounding.kept[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", first)
+        return (hidden, *others) if isinstance(output, tuple) else hidden
+
+    linear: dict[str, Any] = {}
+    for name, module in reference.named_modules():
+        if isinstance(module, nn.Linear):
+            linear[name] = module
+            module.register_forward_pre_hook(functools.partial(before, name))
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.register_forward_hook(functools.partial(after, name))
+        elif isinstance(module, GradientCheckpointingLayer):
+            layer = int(name.rpartition(".")[2])
+            module.register_forward_pre_hook(functools.partial(into, layer))
+            module.register_forward_hook(functools.partial(out_of, layer))
+        elif type(module).__name__.endswith("Norm"):
+            module.register_forward_hook(functools.partial(_norm, rounding, name))
+        elif isinstance(module, nn.SiLU | SiLUActivation):
+            module.register_forward_hook(functools.partial(_silu, rounding, name))
+    return linear
+
+
+def _kept(reference: Any, rounding: Rounding, row: Sequence[int]) -> dict[str, Array]:
+    with torch.no_grad():
+        logits = _logits(reference, row)
+    return {**{name: tensor.numpy() for name, tensor in rounding.kept.items()}, "logits": logits}
+
+
+def _logits(reference: Any, row: Sequence[int], last: int = 0) -> Array:
+    result: Array = (
+        reference(torch.tensor([list(row)]), use_cache=False, logits_to_keep=last).logits[0].numpy()
+    )
+    return result
+
+
+def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Step by step where it is compiled so: a square has the widest range of all."""
+    llama = hasattr(module, "variance_epsilon")
+    eps, weight = (module.variance_epsilon, module.weight) if llama else (module.eps, 1 + module.weight)
+    x = rounding(f"{name} input", inputs[0])
+    if rounding.scheme.norm_in_steps:
+        squares = rounding(f"{name} squares", x * x)
+        mean = rounding(f"{name} mean", squares.mean(-1, keepdim=True) + eps)
+        # A root that is rounded to nothing makes the largest quotient, and of nothing none.
+        root = rounding(f"{name} root", mean.sqrt())
+        quotient = rounding(f"{name} quotient", (x / root).nan_to_num(0.0, torch.inf, -torch.inf))
+    else:
+        quotient = x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
+    result = rounding(name, quotient * rounding(f"{name} weight", weight))
+    if rounding.phase != "round" and not torch.allclose(
+        result, output, rtol=1e-3, atol=1e-4 * float(output.abs().max())
+    ):
+        raise CheckFailed(
+            f"{name}: not the norm that is rounded here", fix="report it, with the checkpoint's config.json"
+        )
+    return result
+
+
+def _silu(rounding: Rounding, name: str, _module: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+    gate = inputs[0]
+    return rounding(name, gate * rounding(f"{name} sigmoid", torch.sigmoid(gate)))
+
+
+def _attention(
+    rounding: Rounding,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' own, where no cache is used. Hidden places are far away as the runtime has them, which
+    the range of the scores must hold, too."""
+    scheme, layer = rounding.scheme, module.layer_idx
+    name = f"layer {layer}"
+    query = rounding(f"{name} query", query)
+    # What is computed has integers of its own first.
+    key = rounding(f"{name} keys", rounding(f"{name} new keys", key), scheme.cache, cache=True)
+    value = rounding(f"{name} values", value, scheme.cache, cache=True)
+    rounding.kept |= {f"past_key_{layer}_out": key, f"past_value_{layer}_out": value}
+    if scheme.factors:
+        key = rounding(f"{name} keys", key, scheme.factors, cache=True)
+        value = rounding(f"{name} values", value, scheme.factors, cache=True)
+    group, count = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    hidden, mixed = torch.full((count, count), scheme.far).triu(1), list[Tensor]()
+    heads = (tensor.split(max(1, SCORES // count**2), 1) for tensor in (query, key, value))
+    for some, others, values in zip(*heads, strict=True):
+        # Places after a token are empty where decode reads it, and so is their product.
+        products = (some @ others.transpose(2, 3)).tril()
+        scores = rounding(f"{name} products", products) * scaling
+        weights = torch.softmax(rounding(f"{name} scores", scores + hidden), -1)
+        mixed.append(rounding(f"{name} mixed", rounding(f"{name} weights", weights) @ values))
+    return torch.cat(mixed, 1).transpose(1, 2).contiguous(), None

@@ -1,0 +1,168 @@
+"""A checkpoint's weights as safetensors: where each is, and whether they are what config.json says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.config import read_object
+from ci.pipeline.models.arrays import Array
+from provisioning.base.errors import CheckFailed, UsageError
+
+INDEX = "model.safetensors.index.json"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+EXPONENTS = {
+    "F64": ("<u8", 0x7FF0 << 48),
+    "F32": ("<u4", 0x7F80 << 16),
+    "BF16": ("<u2", 0x7F80),
+    "F16": ("<u2", 0x7C00),
+}
+"""By the type of a tensor: how its values are read, and the bits that only NaN and infinity have all set."""
+BLOCK = 1 << 24
+"""Values looked at in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    """Of its bytes in the file."""
+
+    def bytes(self) -> Array:
+        return np.memmap(self.path, np.uint8, "r", self.begin, (self.end - self.begin,))
+
+    @property
+    def is_finite(self) -> bool:
+        if self.dtype not in EXPONENTS or self.begin == self.end:
+            return True
+        kind, exponent = EXPONENTS[self.dtype]
+        values, mask = self.bytes().view(kind), np.array(exponent, kind)
+        blocks = (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))
+        return not any(((block & mask) == mask).any() for block in blocks)
+
+
+def shards_of(folder: Path) -> dict[str, Stored]:
+    """Where each tensor is; reads no weights. Raises CheckFailed where a file is missing or incomplete."""
+    shards: dict[str, Stored] = {}
+    for name in _files(folder):
+        path = folder / name
+        if not path.is_file():
+            raise CheckFailed(f"{folder} lacks {name}", fix="download the checkpoint again")
+        shards |= stored_in(path)
+    return shards
+
+
+def stored_in(path: Path) -> dict[str, Stored]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        # It checks the whole header against the file.
+        with safe_open(path, framework="np"), path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except SafetensorError as error:
+        raise CheckFailed(f"{path} is damaged or incomplete: {error}", fix="download it again") from None
+    return {
+        name: Stored(
+            path,
+            tensor["dtype"],
+            tuple(tensor["shape"]),
+            *(8 + length + offset for offset in tensor["data_offsets"]),
+        )
+        for name, tensor in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _files(folder: Path) -> list[str]:
+    """Those that transformers reads: a single file rather than an index's."""
+    single, index = "model.safetensors", folder / INDEX
+    if (folder / single).is_file():
+        return [single]
+    if not index.is_file():
+        if pickled := next(folder.glob("pytorch_model*.bin"), None):
+            raise UsageError(
+                f"{folder}: expected {single}; found {pickled.name}, weights in PyTorch's pickle format",
+                fix="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT) converts them;"
+                " then copy the tokenizer's files to OUT",
+            )
+        return [single]
+    found = read_object(index, CheckFailed).get("weight_map")
+    names: list[Any] = list(found.values()) if isinstance(found, dict) else [found]
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckFailed(
+                f"{index}: weight_map: expected safetensors files of its folder; found {json.dumps(name)}",
+                fix="download it again",
+            )
+    return sorted(set(names))
+
+
+def require_tensors(folder: Path, shape: Architecture) -> None:
+    """Refuse a checkpoint that lacks a weight, has one of another shape or one that nothing reads, or values
+    that are no numbers."""
+    names, stored = shape.tensors, shards_of(folder)
+    _require_stored(folder, names, stored)
+    _require_tied(folder, shape, stored)
+    # The rotation is computed.
+    others = set(stored) - set(names) - {HEAD}
+    if unread := sorted(name for name in others if not name.endswith("rotary_emb.inv_freq")):
+        raise UsageError(
+            f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
+            "would be left out",
+            fix=f"take a model that is built like {shape.family.models}",
+        )
+    if broken := [name for name in names if not stored[name].is_finite]:
+        raise CheckFailed(
+            f"{stored[broken[0]].path}: {broken[0]} (and {len(broken) - 1} more) holds NaN or infinity",
+            fix="download it again; if you trained it, take an earlier checkpoint",
+        )
+
+
+def _require_tied(folder: Path, shape: Architecture, stored: Mapping[str, Stored]) -> None:
+    """A tied head is the embedding; transformers would not read another one that is stored."""
+    if not shape.tied or HEAD not in stored:
+        return
+    head, embedding = stored[HEAD], stored[EMBEDDING]
+    if head.dtype != embedding.dtype or not np.array_equal(head.bytes(), embedding.bytes()):
+        raise UsageError(
+            f"{folder} has a {HEAD} that is not its embedding, and config.json ties them",
+            fix='if the head is its own, set "tie_word_embeddings": false in config.json; else remove it',
+        )
+
+
+def _require_stored(folder: Path, names: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> None:
+    if missing := sorted(set(names) - set(stored)):
+        tied = 'if its head is the embedding, add "tie_word_embeddings": true to config.json'
+        raise CheckFailed(
+            f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
+            fix=tied if missing == ["lm_head.weight"] else "download it again",
+        )
+    for name, shape in names.items():
+        if stored[name].shape != shape:
+            raise CheckFailed(
+                f"{stored[name].path}: {name}: expected {shape} by config.json, found {stored[name].shape}",
+                fix="take config.json and weights of one model",
+            )
+
+
+def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
+    """Torch tensors in float32, by name, one at a time. `names` has their shapes."""
+    import torch
+    from safetensors import safe_open
+
+    shards = shards_of(folder)
+    _require_stored(folder, names, shards)
+    for path in sorted({shards[name].path for name in names}):
+        with safe_open(path, framework="pt") as shard:
+            for name in (name for name in names if shards[name].path == path):
+                yield name, shard.get_tensor(name).to(torch.float32)
