@@ -15,7 +15,16 @@ from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
-from ci.lanes.executorch.emulate import RAN, Emulation, RunOne, causes_of, findings_of, measure, ran
+from ci.lanes.executorch.emulate import (
+    RAN,
+    Emulation,
+    RunOne,
+    causes_of,
+    findings_of,
+    measure,
+    ran,
+    suspected_of,
+)
 from ci.lanes.executorch.judge import (
     artifact,
     costs_of,
@@ -35,6 +44,7 @@ from ci.lanes.executorch.user_program import (
 )
 from ci.operators.faults import shown_by_inputs
 from ci.pipeline.accuracy import in_words
+from ci.pipeline.divergence import known_fault
 from ci.pipeline.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product
@@ -154,7 +164,8 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         kept = [*self.how.keep_on_cpu, *(facts.get("kept_on_cpu") or {}).get("nodes", ())]
         flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
         divergence = self.command("divergence", program.soc, *flags)
-        causes = causes_of(program, facts, slices, plan.basis.build_id)
+        causes = causes_of(program, facts, slices, figures, plan.basis.build_id)
+        suspects = suspected_of(program, facts, figures, plan.basis.build_id)
         if self.how.search:
             # What is likely is said where nothing is measured.
             causes = replace(causes, losses="", known=())
@@ -173,6 +184,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             warnings,
             outcome,
             findings=found,
+            suspects=[known_fault(met.fault, met.line) for met in suspects],
             facts={"accuracy": figures, "ddr": facts["ddr"]},
             chips=program.soc,
             unverified=unverified,

@@ -115,18 +115,34 @@ def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
 
 
 def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
-    """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
+    """`--input NAME=x.npy`, `--input x.npy` for each input in the model's order, or one .npz with all."""
     sample: Sample = {}
-    for text in files:
-        name, equals, file = text.partition("=")
-        if not equals:
-            name, file = "", text
-        path = user_path(file, "--input", str(Parser.user_folder()))
-        whole = path.suffix == ".npz" and not name
-        arrays = read_arrays(path) if whole else {name or only_input(signature, path): read_array(path)}
+
+    def add(text: str, arrays: Sample) -> None:
         if again := sorted(sample.keys() & arrays.keys()):
             raise UsageError(f"--input {text}: {again[0]} is given twice", fix=f"give {again[0]} once")
         sample.update(arrays)
+
+    unnamed: list[tuple[str, Path]] = []
+    for text in files:
+        name, equals, file = text.partition("=")
+        path = user_path(file if equals else text, "--input", str(Parser.user_folder()))
+        if equals:
+            add(text, {name: read_array(path)})
+        elif path.suffix == ".npz":
+            add(text, read_arrays(path))
+        else:
+            unnamed.append((text, path))
+    # An .npy does not name its input: those without a name are the others, in order.
+    left = [tensor.name for tensor in signature.inputs if tensor.name not in sample]
+    if len(unnamed) > len(left):
+        text, names = unnamed[len(left)][0], ", ".join(tensor.name for tensor in signature.inputs)
+        raise UsageError(
+            f"--input {text}: {names} have files already, and the model has no other input",
+            fix="give one file for each input",
+        )
+    for name, (text, path) in zip(left, unnamed, strict=False):
+        add(text, {name: read_array(path)})
     return checked(sample, signature, "--input")
 
 
