@@ -204,15 +204,40 @@ def least_sqnr_db(pairs: Iterable[Pair]) -> float:
     return _worst(floats, True)["sqnr_db"]
 
 
-def least_of_a_sample(pairs: Iterable[Pair], samples: int) -> float | None:
-    """The least SQNR of a single sample; None of whole numbers. The pairs are in the order of the samples."""
+def each_sample_db(pairs: Iterable[Pair], samples: int) -> list[float]:
+    """The SQNR of each sample by itself; of whole numbers none. The pairs are in the order of the samples."""
     every = list(pairs)
     size = len(every) // samples
     floats = [
         [pair for pair in every[first : first + size] if pair.expected.dtype.kind == "f"]
         for first in range(0, len(every), size or 1)
     ]
-    return min((least_sqnr_db(of_sample) for of_sample in floats if of_sample), default=None)
+    return [least_sqnr_db(of_sample) for of_sample in floats if of_sample]
+
+
+FEW_SAMPLES = 3
+"""Of fewer nothing is said beside the worst."""
+
+
+def samples_in_words(each_db: Sequence[float]) -> str:
+    """What the samples of a program say beside the worst of them, which decides: their median, and one that
+    is far below all others."""
+    from statistics import median
+
+    if len(each_db) < FEW_SAMPLES:
+        return ""
+    worst, following = sorted(each_db)[:2]
+    words = f"median {in_decibels(median(each_db))}"
+    if following - worst < CLEARLY_DB:
+        return words
+    number, apart = each_db.index(worst), following - worst
+    return f"{words}; sample {number} alone is {apart:.1f} dB below the next"
+
+
+def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], whose: str, used: object) -> str:
+    """The figures of a program, by which inputs, and how its samples differ."""
+    beside = samples_in_words(each_db)
+    return f"{in_words(figures)} against {whose} {used}" + (f" ({beside})" if beside else "")
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:

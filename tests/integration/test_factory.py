@@ -276,6 +276,21 @@ def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
     assert "vmap" in cause and "attention_mask" in fix
 
 
+@pytest.mark.parametrize(
+    ("wide", "many", "inferences", "compared"),
+    [(64, True, None, 8), (64, False, None, 2), (64, True, 3, 3), (16384, True, None, 2)],
+)
+def test_more_inputs_are_drawn_of_a_model_that_computes_little(
+    wide: int, many: bool, inferences: int | None, compared: int
+) -> None:
+    def draw(generator: torch.Generator) -> tuple[torch.Tensor]:
+        return (torch.randn(1, wide, 32, generator=generator),)
+
+    model = factory.ModelWithInputs(torch.nn.Conv1d(wide, 512, 1), draw)
+    chosen = model.chosen(inferences, 4, many_draws=many)
+    assert len(chosen.compared) == chosen.used.compared == compared
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("running", [True, False])
 def test_a_batch_norm_by_its_inputs_statistics_is_another_operator(running: bool) -> None:

@@ -20,10 +20,12 @@ from ci.pipeline.accuracy import (
     Unusable,
     compare,
     compared,
+    each_sample_db,
     in_files,
     in_words,
     least_sqnr_db,
     missed,
+    samples_in_words,
     tie_noise,
     usual_of,
 )
@@ -38,7 +40,7 @@ from ci.pipeline.findings import (
     one_a_cause,
     placeholder,
 )
-from ci.pipeline.models.inputs import InputsUsed
+from ci.pipeline.models.inputs import InputsUsed, drawn_compared
 from ci.pipeline.precision import has_16_bit_activations
 from ci.pipeline.suite import Thresholds
 from ci.report.values import in_unit
@@ -645,3 +647,45 @@ def test_every_accepted_program_of_16_bits_has_what_is_usual_of_them() -> None:
         if has_16_bit_activations(name.split("/")[2]) and "-settings/" not in name
     }
     assert len(of_16_bits) >= 5 and min(of_16_bits.values()) > usual_of("16a8w")["reference_sqnr_db"]
+
+
+def samples(*decibels: float) -> list[Pair]:
+    """Of two outputs each, of which the second is exact."""
+    signal = numpy.ones(8)
+    pairs = ((signal, signal * (1 + 10 ** (-value / 20))) for value in decibels)
+    return [
+        pair
+        for wanted, found in pairs
+        for pair in (Pair("y", wanted, found, 0), Pair("z", wanted, wanted, 1))
+    ]
+
+
+def test_each_sample_has_the_figure_of_its_worst_output() -> None:
+    assert each_sample_db(samples(26.0, 40.0, 35.0), 3) == pytest.approx([26.0, 40.0, 35.0], abs=0.01)
+    integers = Pair("i", numpy.arange(3), numpy.arange(3), 0)
+    assert each_sample_db([integers, integers], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("each_db", "median", "outlier"),
+    [
+        ([35.0, 26.5, 36.0, 34.0, 35.4, 36.1, 35.2, 35.9], "35.3 dB", "sample 1 alone is 7.5 dB below"),
+        ([35.0, 30.0, 36.0, 34.0, 35.4, 36.1, 35.2, 35.9], "35.3 dB", ""),
+        # Two low ones are no outlier.
+        ([17.0, 18.0, 33.0, 32.0, 31.0, 30.0, 33.0, 32.0], "31.5 dB", ""),
+        ([17.0, 33.0], "", ""),
+        ([30.0], "", ""),
+        ([], "", ""),
+    ],
+)
+def test_beside_the_worst_sample_stand_the_median_and_one_that_is_far_below_all_others(
+    each_db: list[float], median: str, outlier: str
+) -> None:
+    words = samples_in_words(each_db)
+    assert (median in words) if median else not words
+    assert (outlier in words) if outlier else "alone" not in words
+
+
+@pytest.mark.parametrize(("flops", "drawn"), [(17e6, 8), (300e6, 8), (450e6, 2)])
+def test_more_are_drawn_of_a_model_that_takes_less_than_a_second(flops: float, drawn: int) -> None:
+    assert drawn_compared(flops) == drawn

@@ -19,10 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ci.pipeline.models import model_lines
 from ci.pipeline.models.imports import search_first
-from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, most_calibrating, shares_of
+from ci.pipeline.models.inputs import (
+    DRAWN_COMPARED,
+    InputsUsed,
+    drawn_compared,
+    most_calibrating,
+    shares_of,
+)
 from ci.pipeline.models.mistakes import (
     not_a_function,
     not_tensors,
@@ -219,8 +227,11 @@ class ModelWithInputs:
     notes: tuple[tuple[str, str], ...] = ()
     """Rule and message of what the author should know."""
 
-    def chosen(self, inferences: int | None, calibration: int | None) -> ChosenSamples:
-        """The samples to compare and to calibrate by, at most so many; None: as many as is usual."""
+    def chosen(
+        self, inferences: int | None, calibration: int | None, *, many_draws: bool = False
+    ) -> ChosenSamples:
+        """The samples to compare and to calibrate by, at most so many; None: as many as is usual. With
+        `many_draws` more are drawn for a light model."""
         if isinstance(self.inputs, Samples):
             data = self.inputs
             shares = shares_of(len(data.files), inferences, calibration)
@@ -233,7 +244,8 @@ class ModelWithInputs:
             calibrating = [] if calibration == 0 else [self.sample(0)]
             return ChosenSamples([self.sample(0)], calibrating, InputsUsed(1, len(calibrating), given=1))
         count = most_calibrating(calibration, given=False)
-        compared = [self.sample(number) for number in range(inferences or DRAWN_COMPARED)]
+        drawn = drawn_compared(flops_of(self.model, self._example)) if many_draws else DRAWN_COMPARED
+        compared = [self.sample(number) for number in range(inferences or drawn)]
         calibrating = self.drawn_to_calibrate(count)
         return ChosenSamples(compared, calibrating, InputsUsed(len(compared), count))
 
@@ -499,6 +511,34 @@ def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
         " but the compiler needs constant weights"
     )
     return message, f"before the model is returned, {calls[names[0]]}{more}"
+
+
+aten: Any = torch.ops.aten
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution)
+
+
+class _Work(TorchDispatchMode):
+    """Counts what the model computes, without hooks in its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operator = getattr(func, "_overloadpacket", None)
+        if operator in PRODUCTS and (count := flop_registry.get(operator)):
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def flops_of(model: nn.Module, sample: tuple[Tensor, ...]) -> float:
+    """Of the matrix products and convolutions of one inference."""
+    with _Work() as work:
+        run_copied(model, sample)
+    return work.flops
 
 
 def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:

@@ -23,6 +23,14 @@ COMPARED, CALIBRATING = 16, 200
 """Of the user's samples, the most that judge a program, and the most that calibrate it."""
 DRAWN_COMPARED, DRAWN_CALIBRATING = 2, 32
 """How many are drawn of inputs that can be drawn without end."""
+DRAWN_OF_LIGHT = 8
+"""How many are compared of a light model: one of two may be far from all others."""
+LIGHT_FLOPS = 300e6
+"""Of one inference: the emulator then takes less than a second."""
+
+
+def drawn_compared(flops: float) -> int:
+    return DRAWN_OF_LIGHT if flops <= LIGHT_FLOPS else DRAWN_COMPARED
 
 
 def most_calibrating(calibration: int | None, *, given: bool) -> int:
