@@ -323,3 +323,25 @@ def test_an_operator_that_stays_whole_is_named_once_and_without_its_schema() -> 
     cause, _ = of_a_pass(node, error)
     assert "net.py:7" in cause and "not decomposed" in cause
     assert cause.count("linear") == 1 and "Tensor" not in cause
+
+
+def test_every_line_whose_number_of_a_constant_a_pass_took_away_is_named() -> None:
+    """The pass leaves products of which an operand does not fit."""
+    graph = torch.fx.Graph()
+
+    def node(line: int, shape: tuple[int, ...], *operands: torch.fx.Node) -> torch.fx.Node:
+        made = graph.call_function(torch.ops.aten.mul.Tensor, operands)
+        made.meta["val"] = torch.empty(shape)
+        made.meta["stack_trace"] = f'  File "/opt/theirs/net.py", line {line}, in forward\n    return w * x\n'
+        return made
+
+    x, weight = graph.placeholder("x"), graph.placeholder("w")
+    x.meta["val"], weight.meta["val"] = torch.empty(1, 8, 4, 4), torch.empty(2)
+    broken = node(7, (1, 8, 4, 4), weight, x)
+    node(9, (1, 8, 4, 4), broken, x)
+    node(11, (1, 8, 4, 4), weight, broken)
+    error = RuntimeError(
+        "Attempting to broadcast a dimension of length 4 at -1! Mismatching argument at index 1"
+    )
+    cause, fix = of_a_pass(broken, error)
+    assert "net.py:7" in cause and "net.py:7, " in fix and "net.py:11" in fix and "net.py:9" not in fix

@@ -73,6 +73,7 @@ PASS = re.compile(r"An error occurred when running the '\w+' pass")
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
+KEEP_DIMENSION = "write w[i : i + 1] for each w[i], where w is that constant and i the place of the number"
 NOT_COMPILABLE = (
     (
         "deserialize object on a CUDA device",
@@ -152,9 +153,8 @@ NOT_COMPILABLE = (
     ),
     (
         r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
-        "a pass of ExecuTorch's QNN backend uses a whole constant where the model uses one number of it,"
-        " such as w[i]",
-        "keep the dimension: write w[i : i + 1] instead of w[i]",
+        "a pass of ExecuTorch's QNN backend uses a whole constant where the model uses one number of it",
+        KEEP_DIMENSION,
     ),
     (
         "min nan should be less than max nan",
@@ -686,7 +686,11 @@ def explained(error: BaseException) -> tuple[str, str]:
     if node:
         place = f" ({_place_of(node)})"
     if known := not_compilable(text):
-        return known[0] + place, known[1]
+        message, fix = known[0] + place, known[1]
+        at_hand = node or _node_at_hand(frames)
+        if fix == KEEP_DIMENSION and at_hand and (lines := _lines_with_whole_constants(at_hand.graph)):
+            fix = f"{fix}, in {', '.join(lines)}"
+        return message, fix
     if node:
         operator = getattr(node.target, "__name__", node.target)
         words, fix = f"{operator} ({_place_of(node)})", model_lines.fix_inside(node)
@@ -701,6 +705,27 @@ def explained(error: BaseException) -> tuple[str, str]:
     if explanation := EXPLANATION.search(text):
         cause += f": {explanation[1].strip()}"
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
+
+
+POINTWISE = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
+
+
+def _lines_with_whole_constants(graph: torch.fx.Graph) -> list[str]:
+    """Of operators whose operands do not fit their outputs: a pass took the selection of one number away."""
+
+    def fits(operand: torch.fx.Node, shape: torch.Size) -> bool:
+        value = operand.meta.get("val")
+        sizes = value.shape if isinstance(value, Tensor) else ()
+        return all(size in (1, whole) for size, whole in zip(reversed(sizes), reversed(shape), strict=False))
+
+    wrong = (
+        node
+        for node in graph.nodes
+        if getattr(node.target, "__name__", "").removeprefix("aten.") in POINTWISE
+        and isinstance(value := node.meta.get("val"), Tensor)
+        and not all(fits(operand, value.shape) for operand in node.all_input_nodes)
+    )
+    return list(dict.fromkeys(source for node in wrong if (source := model_lines.source_of(node)[0])))
 
 
 def _node_at_hand(frames: Iterable[tuple[FrameType, int]]) -> torch.fx.Node | None:
