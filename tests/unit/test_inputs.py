@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from ci.pipeline.models.inputs import GraphSignature, Tensor, read_inputs
+from ci.pipeline.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
 from provisioning.base.errors import CheckFailed, UsageError
 
 SIGNATURE = GraphSignature(tuple(Tensor(name, "float32", (2,)) for name in ("wave", "mel", "state")), ())
@@ -53,3 +53,14 @@ def test_too_many_files_and_too_few_are_refused(
 ) -> None:
     with pytest.raises(error):
         read_inputs([text.format(**files) for text in given], SIGNATURE)
+
+
+@pytest.mark.parametrize(("compared", "calibrating"), [(8, 32), (2, 32), (8, 24), (1, 0)])
+def test_samples_that_are_written_for_a_rewritten_model_judge_it_as_they_judged_the_first(
+    compared: int, calibrating: int
+) -> None:
+    samples = range(compared), range(100, 100 + calibrating)
+    files = as_files(*samples)
+    judging, ranging = shares_of(len(files), compared, None)
+    assert [files[number] for number in judging] == [*samples[0]]
+    assert [files[number] for number in ranging] == [*samples[1]] or not calibrating

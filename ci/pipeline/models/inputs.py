@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
@@ -17,6 +17,7 @@ from provisioning.base.settings import user_path
 if TYPE_CHECKING:
     from ci.pipeline.models.arrays import Array, Sample
 
+T = TypeVar("T")
 NPY = b"\x93NUMPY"
 
 COMPARED, CALIBRATING = 16, 200
@@ -41,11 +42,22 @@ def most_calibrating(calibration: int | None, *, given: bool) -> int:
 def shares_of(count: int, inferences: int | None, calibration: int | None) -> tuple[list[int], list[int]]:
     """Which of the user's samples are compared, and which calibrate, by their numbers: each is used once, for
     one or the other; a lone one is used for both. The limits are the suite's."""
-    shuffled = sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
+    shuffled = _shuffled(count)
     held = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
     calibrating = [0] if count == 1 else shuffled[held:]
     compared = [0] if count == 1 else shuffled[:held]
     return compared, calibrating[: most_calibrating(calibration, given=True)]
+
+
+def _shuffled(count: int) -> list[int]:
+    return sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
+
+
+def as_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
+    """The samples in an order of which `shares_of` compares the same ones, as far as it compares so many."""
+    samples = [*compared, *calibrating]
+    placed = dict(zip(_shuffled(len(samples)), samples, strict=True))
+    return [placed[number] for number in range(len(samples))]
 
 
 @dataclass(frozen=True, slots=True)
