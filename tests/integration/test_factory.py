@@ -345,3 +345,16 @@ def test_every_line_whose_number_of_a_constant_a_pass_took_away_is_named() -> No
     )
     cause, fix = of_a_pass(broken, error)
     assert "net.py:7" in cause and "net.py:7, " in fix and "net.py:11" in fix and "net.py:9" not in fix
+
+
+def test_a_cell_that_stays_whole_is_written_with_what_computes_the_same() -> None:
+    """The fix, run as it is printed."""
+    cell, x, h = torch.nn.GRUCell(6, 5), torch.randn(2, 6), torch.randn(2, 5)
+    node = torch.fx.Graph().call_function(torch.ops.aten.linear.default)
+    node.meta["stack_trace"] = '  File "/opt/theirs/net.py", line 7, in forward\n    return self.cell(x, h)\n'
+    node.meta["nn_module_stack"] = {"": ("cell", "torch.nn.modules.rnn.GRUCell")}
+    _, fix = of_a_pass(node, RuntimeError("it was not decomposed or delegated"))
+    names = {"cell": cell, "x": x, "h": h, "linear": torch.nn.functional.linear, "torch": torch}
+    for line in fix.partition(": ")[2].split("; "):
+        exec(line, names)
+    torch.testing.assert_close(names["h"], cell(x, h))
