@@ -12,6 +12,7 @@ from typing import Any
 Traits = Mapping[str, Any]
 
 CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+POOLS = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d")
 USUAL_EPSILON_DB = 38.0
 """What a norm may lose by its epsilon."""
 HTP_EPSILON = 1e-9
@@ -62,11 +63,11 @@ def pads_a_negative_begin(node: Traits) -> bool:
 
 
 def pads_two_ends(node: Traits) -> bool:
-    """Of two dimensions, at no beginning, and not for a convolution alone."""
+    """Of two dimensions, at no beginning, and not for convolutions and pools alone."""
     pads, readers = _argument(node, "pad", ()), node.get("readers", ())
     ends = [(begin, end) for begin, end in zip(pads[::2], pads[1::2], strict=False) if begin or end]
-    convolved = readers and all(_name(reader) in CONVOLUTIONS for reader in readers)
-    return len(ends) > 1 and all(begin == 0 < end for begin, end in ends) and not convolved
+    windows = readers and all(_name(reader) in (*CONVOLUTIONS, *POOLS) for reader in readers)
+    return len(ends) > 1 and all(begin == 0 < end for begin, end in ends) and not windows
 
 
 def pads_beyond_its_range(node: Traits) -> bool:

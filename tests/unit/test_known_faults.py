@@ -179,6 +179,8 @@ CONVOLVED = ("aten.convolution.default",)
         (pad(1, 1, 1, 1), "16a8w", "negative-pad", False),
         (pad(0, 1, 0, 1), "fp16", "pad-at-the-ends", True),
         (pad(0, 1, 0, 1, readers=CONVOLVED), "fp16", "pad-at-the-ends", False),
+        # EfficientDet's BiFPN.
+        (pad(0, 1, 0, 1, readers=("max_pool2d.default",)), "fp16", "pad-at-the-ends", False),
         (pad(0, 1, 0, 1, readers=(*CONVOLVED, "aten.add.Tensor")), "fp16", "pad-at-the-ends", True),
         (pad(1, 1, 1, 1), "fp16", "pad-at-the-ends", False),
         (pad(0, 1), "fp16", "pad-at-the-ends", False),
