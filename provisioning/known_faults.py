@@ -47,6 +47,8 @@ class Fault(Model):
     """Whether its first operand must be a number: pow.Tensor_Tensor is `2 ** x` or `x ** 2`."""
     least: float | None = None
     """A value of the program's inputs at or below which alone it is met."""
+    when: str = ""
+    """The name of what says of a node whether it can be met there, in `ci/operators/conditions.py`."""
     shared: bool = False
     """Whether it needs a module that is called twice."""
     dies: bool = False

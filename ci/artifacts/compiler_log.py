@@ -15,6 +15,9 @@ OF_INTEGERS = "its values are integers, which no precision changes"
 NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>\s*)?(\S.+)")
 """The start of QNN's own messages in a log; the first one is nearest to the cause."""
 
+RANK = re.compile(r"\[\d+\] has incorrect Rank (\d+)")
+"""The number before it says nothing: it is that of no tensor."""
+
 CRASHES = "the compiler crashes on "
 """The start of a log line that names operators."""
 
@@ -39,6 +42,11 @@ NAMES = {
 """Our names and the compiler's of bytes between the NPU and DDR in one inference."""
 
 
+def in_plain_words(error: str) -> str:
+    """QNN's error; of what says nothing to a reader, what it means."""
+    return RANK.sub(r"HTP takes no tensor of \1 dimensions here", error)
+
+
 class Refusal(NamedTuple):
     """Why QNN refused a node: its code, and the first error that it printed for the node."""
 
@@ -46,7 +54,8 @@ class Refusal(NamedTuple):
     error: str
 
     def __str__(self) -> str:
-        return ": ".join(filter(None, [f"{self.code.code} {self.code.name}".strip(), self.error]))
+        code = f"{self.code.code} {self.code.name}".strip()
+        return ": ".join(filter(None, [code, in_plain_words(self.error)]))
 
 
 def refusals(log: str) -> dict[str, Refusal]:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from ci.operators.conditions import CONDITIONS
 from ci.operators.names import key_of
 from ci.operators.table import name_in_table
+from provisioning.base.units import EXACT_DB
 from provisioning.build_id import version_in
 from provisioning.known_faults import Fault, Product, load_faults
 from provisioning.manifest import soc_named
+
+DECIBELS = re.compile(r"(-?\d+(?:\.\d+)?)(?: to -?\d+(?:\.\d+)?)? dB")
 
 
 class Met(NamedTuple):
     fault: Fault
     line: str
+    operator: str
+    """Of the node, as the graph has it."""
 
     def __str__(self) -> str:
         at = f" at {self.line}" if self.line else ""
-        return f"known of {self.fault.operators[0]}{at}: {self.fault.title} ({self.fault.id})"
+        return f"known of {self.operator}{at}: {self.fault.title} ({self.fault.id})"
 
     @property
     def warning(self) -> str:
@@ -43,10 +50,11 @@ def faults_in(
     dies: bool = False,
     least: float | None = None,
     by_inputs: bool = False,
+    seen_db: float | None = None,
 ) -> list[Met]:
     """Those of the emulator that programs of ExecuTorch can have, with these nodes (`delegated_nodes`): such
     as give wrong numbers, or with `dies` no program. `least`: the least value of their inputs, if known;
-    `by_inputs`: those alone that it decides."""
+    `by_inputs`: those alone that it decides. First comes what is measured to lose as much as is seen."""
     arch = soc_named(soc).arch
     found = []
     for fault in load_faults():
@@ -61,9 +69,17 @@ def faults_in(
             and (fault.least is None or least is None or least <= fault.least)
             and any(fault.concerns(product, version) for product, version in versions.items())
         ):
-            line = next((str(node["line"]) for node in _concerned(fault, nodes)), None)
-            found += [] if line is None else [Met(fault, line)]
-    return found
+            node = next(_concerned(fault, nodes), None)
+            found += [Met(fault, str(node["line"]), str(node["operator"]))] if node else []
+    return (
+        sorted(found, key=lambda met: abs(effect_db(met.fault) - seen_db)) if seen_db is not None else found
+    )
+
+
+def effect_db(fault: Fault) -> float:
+    """The SQNR that its script printed first; that of equal outputs if it printed none."""
+    printed = DECIBELS.search(fault.effect)
+    return float(printed[1]) if printed else EXACT_DB
 
 
 def shown_by_inputs(facts: Mapping[str, Any], scheme: str, soc: str, build_id: str) -> list[Met]:
@@ -84,6 +100,7 @@ def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator
             and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.get("kinds", ())))
             and (fault.first is None or fault.first == node.get("first"))
             and (not fault.ranks or any(len(shape) in fault.ranks for shape in node.get("shapes", ())))
+            and (not fault.when or CONDITIONS[fault.when](node))
         ):
             yield node
 

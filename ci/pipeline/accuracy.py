@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ci.pipeline.lost_parts import LEAST_DB, parts_of
+from ci.pipeline.precision import has_16_bit_activations
 from provisioning.base.units import EXACT_DB, decibels, in_decibels
 
 if TYPE_CHECKING:
@@ -49,8 +50,12 @@ where they choose between equal values (`floors`)."""
 FLOAT_KIND = "fp16"
 """The kind of a run that quantizes nothing: rounding alone makes its outputs differ."""
 FLOORS_OF_FLOAT = {**DEFAULT_FLOORS, "sqnr_db": 30.0}
+FLOORS_OF_16_BITS = {**DEFAULT_FLOORS, "reference_sqnr_db": 30.0}
+"""With activations of 16 bits a chip that computes the quantized model hardly differs from it."""
 USUAL_OF_FLOAT_DB = 38.0
 """What nearly all right programs of FLOAT_KIND reach (docs/accuracy.md explains it)."""
+USUAL_OF_16_BITS_DB = 36.0
+"""What all accepted programs with 16-bit activations reach against the quantized model."""
 LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
 DIGITS = 6
 """How many are written of a figure, and shown at least."""
@@ -199,15 +204,40 @@ def least_sqnr_db(pairs: Iterable[Pair]) -> float:
     return _worst(floats, True)["sqnr_db"]
 
 
-def least_of_a_sample(pairs: Iterable[Pair], samples: int) -> float | None:
-    """The least SQNR of a single sample; None of whole numbers. The pairs are in the order of the samples."""
+def each_sample_db(pairs: Iterable[Pair], samples: int) -> list[float]:
+    """The SQNR of each sample by itself; of whole numbers none. The pairs are in the order of the samples."""
     every = list(pairs)
     size = len(every) // samples
     floats = [
         [pair for pair in every[first : first + size] if pair.expected.dtype.kind == "f"]
         for first in range(0, len(every), size or 1)
     ]
-    return min((least_sqnr_db(of_sample) for of_sample in floats if of_sample), default=None)
+    return [least_sqnr_db(of_sample) for of_sample in floats if of_sample]
+
+
+FEW_SAMPLES = 3
+"""Of fewer nothing is said beside the worst."""
+
+
+def samples_in_words(each_db: Sequence[float]) -> str:
+    """What the samples of a program say beside the worst of them, which decides: their median, and one that
+    is far below all others."""
+    from statistics import median
+
+    if len(each_db) < FEW_SAMPLES:
+        return ""
+    worst, following = sorted(each_db)[:2]
+    words = f"median {in_decibels(median(each_db))}"
+    if following - worst < CLEARLY_DB:
+        return words
+    number, apart = each_db.index(worst), following - worst
+    return f"{words}; sample {number} alone is {apart:.1f} dB below the next"
+
+
+def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], whose: str, used: object) -> str:
+    """The figures of a program, by which inputs, and how its samples differ."""
+    beside = samples_in_words(each_db)
+    return f"{in_words(figures)} against {whose} {used}" + (f" ({beside})" if beside else "")
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -428,7 +458,16 @@ SAME_DB = 0.01
 
 def required_of(kind: str) -> Mapping[str, float]:
     """What a program of a run of this kind must reach."""
-    return FLOORS_OF_FLOAT if kind == FLOAT_KIND else DEFAULT_FLOORS
+    if kind == FLOAT_KIND:
+        return FLOORS_OF_FLOAT
+    return FLOORS_OF_16_BITS if has_16_bit_activations(kind) else DEFAULT_FLOORS
+
+
+def usual_of(kind: str) -> Mapping[str, float]:
+    """What nearly every right program of a run of this kind reaches, and what has less is warned of."""
+    if kind == FLOAT_KIND:
+        return {"sqnr_db": USUAL_OF_FLOAT_DB}
+    return {"reference_sqnr_db": USUAL_OF_16_BITS_DB if has_16_bit_activations(kind) else LEAST_DB}
 
 
 def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:
@@ -478,11 +517,11 @@ OF_A_DRAW = tuple(
 """What `computed_otherwise` and the operator table ask of a sample."""
 
 
-def computed_otherwise(figures: Mapping[str, float]) -> bool:
+def computed_otherwise(figures: Mapping[str, float], kind: str = "") -> bool:
     """Whether the chip computes something else than the model that the program was made from."""
     prefix = against_nearest(figures)
     share = "choice_agreement" if f"{prefix}choice_agreement" in figures else "agreement"
-    least = {"sqnr_db": LEAST_DB, share: 1.0}
+    least = {"sqnr_db": required_of(kind).get("reference_sqnr_db", LEAST_DB), share: 1.0}
     return any(figures.get(f"{prefix}{name}", bound) < bound for name, bound in least.items())
 
 

@@ -23,7 +23,6 @@ from ci.pipeline.divergence import (
 from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
 from ci.pipeline.lane_model import LaneModel, of_lane
 from ci.pipeline.losses import Scores
-from ci.pipeline.lost_parts import LEAST_DB as WRONG_DB
 from ci.pipeline.suite import Thresholds
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import ToolkitError
@@ -60,18 +59,20 @@ def is_of_chip(outcome: Outcome, kind: str) -> bool | None:
     misses = [miss for miss in misses if miss.figure != SLICE]
     if "sqnr_db" not in figures or outcome.error:
         return None
-    if figures.get("reference_sqnr_db", math.inf) < WRONG_DB and (
-        chip_differs(misses, figures) or not misses
-    ):
-        return True
     if not misses:
         return None
     return chip_differs(misses, figures) or not against_nearest(figures)
 
 
 def cause_of(
-    taken: LaneModel[Any, Any], program: Any, outcome: Outcome, seconds: float = SECONDS
+    taken: LaneModel[Any, Any],
+    program: Any,
+    outcome: Outcome,
+    seconds: float = SECONDS,
+    suspects: Sequence[Mapping[str, str]] = (),
 ) -> Cause | None:
+    """`suspects` are the known faults that its nodes can have: of a search that the time ended they are all
+    that is known."""
     of_chip, model = is_of_chip(outcome, program.run.kind), taken.model
     # What noise may have lost is searched for once there are real samples.
     if of_chip is None or not (of_chip or outcome.wrong):
@@ -83,13 +84,19 @@ def cause_of(
             search: SearchesCuts = of_lane(model, "divergence")
             whole, goes_on = outcome.near("sqnr_db", -math.inf), taken.command("divergence", program.soc)
             result = search.cuts_of(model, program, LEAST_DB, seconds * SEARCHES, whole)
-            return of_cuts(result, goes_on)
+            return with_suspects(of_cuts(result, goes_on), suspects)
         scores: Scores = of_lane(model, "tune")
         return of_scores(scores.scores_of(model, program, FLOAT, seconds * SEARCHES))
     except ToolkitError as error:
         # A search is an extra: whatever ends it, the verdict stands.
         words = f"its cause was not found: {error.message.splitlines()[0]}"
-        return Cause(words, goes_on=goes_on if time.monotonic() > until else "")
+        found = Cause(words, goes_on=goes_on if time.monotonic() > until else "")
+        return with_suspects(found, suspects)
+
+
+def with_suspects(cause: Cause, suspects: Sequence[Mapping[str, str]]) -> Cause:
+    """What a search that the time ended before it named an operator leaves."""
+    return replace(cause, suspected=suspects) if cause.goes_on and not cause.place else cause
 
 
 def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:

@@ -81,7 +81,9 @@ def add_model(
         " also MODULE:FUNCTION [drawn]",
     )
     valued(parser, "--calibration", "N", "at most this many calibrate [200; 32 if drawn]", type=count)
-    valued(parser, "--inferences", "N", "at most this many others are compared [16; 2 if drawn]", type=count)
+    valued(
+        parser, "--inferences", "N", "at most this many others are compared [16; 2 or 8 if drawn]", type=count
+    )
     repeatable(parser, "--variable", "NAME", "pass this environment variable to the model")
     add_selection(parser)
     onnx = parser.add_argument_group("ONNX models")

@@ -113,7 +113,8 @@ def _explained(
         outcome, left = product.outcome, search_ends - time.monotonic()
         # The rest is for fixes.
         search_seconds = left * 2 / 3 if outcome.wrong else left
-        cause = cause_of(taken, program, outcome, search_seconds) if left > 0 else None
+        suspects = product.suspects
+        cause = cause_of(taken, program, outcome, search_seconds, suspects) if left > 0 else None
         found.append(product)
         told.searched |= bool(outcome.wrong or cause)
         if outcome.wrong:
@@ -122,7 +123,10 @@ def _explained(
             fixes, words = [proofs.fix], [first.message]
             if cause:
                 words += [cause.in_words()]
-                fixes += [Fix("{} goes on", cause.goes_on)] * bool(cause.goes_on)
+                if cause.goes_on:
+                    untried = list(dict.fromkeys(fault["command"] for fault in cause.suspected))
+                    fixes = fixes if proofs.helping or not untried else untried
+                    fixes = [*fixes, Fix("{} goes on", cause.goes_on)]
             else:
                 # A part of an output, or whole numbers: what the model returns is its author's to change.
                 fixes += [first.fix]

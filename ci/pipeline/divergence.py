@@ -340,9 +340,10 @@ def between_in_words(between: Sequence[str]) -> str:
     return f"the operators between {low or 'the inputs'} and {high}"
 
 
-def known_fault(fault: Fault) -> dict[str, str]:
-    """As `known` of an operator has it."""
-    return {"message": f"{fault.title} ({fault.id})", "command": fault.fix, "fault": fault.id}
+def known_fault(fault: Fault, line: str = "") -> dict[str, str]:
+    """As `known` of an operator has it; `line` is where it is suspected, if the operator does not say it."""
+    at = f" at {line}" if line else ""
+    return {"message": f"{fault.title} ({fault.id}){at}", "command": fault.fix, "fault": fault.id}
 
 
 def fix_of(result: Mapping[str, Any], command: Callable[..., str], tried: str) -> str:

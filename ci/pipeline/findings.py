@@ -12,7 +12,6 @@ from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
 from ci.pipeline import accuracy
 from ci.pipeline.losses import HALF_MOST
-from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.models.inputs import InputsUsed
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
@@ -257,9 +256,9 @@ def verdict_of_one_model(
     """The errors, and warnings of all else that its figures tell."""
     found = accuracy_of_one_model(subject, figures, divergence, where, causes, judged)
     errors = [finding for finding in found if finding.severity is Severity.ERROR]
-    suspect = filter(None, (nearly_constant(figures, slices), differs_on_chip(figures, divergence)))
+    constant = nearly_constant(figures, slices)
     low = (f"{finding.message}; {finding.fix}" for finding in found if finding not in errors)
-    return errors, [*suspect, *low]
+    return errors, [*filter(None, [constant]), *low]
 
 
 PROVISIONAL = "provisional, on random inputs: "
@@ -275,24 +274,16 @@ class HowJudged:
 
     def provisional(self, figures: Mapping[str, float]) -> bool:
         """Whether noise may be all that is wrong: the chip computes what it was given."""
-        return self.used.noise and not accuracy.computed_otherwise(figures)
+        return self.used.noise and not accuracy.computed_otherwise(figures, self.kind)
 
 
 def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed]:
-    """What floats lose beyond what rounding usually costs: worth a warning."""
-    value = figures.get("sqnr_db", math.inf)
-    low = kind == accuracy.FLOAT_KIND and value < accuracy.USUAL_OF_FLOAT_DB
-    return [accuracy.Missed("sqnr_db", accuracy.USUAL_OF_FLOAT_DB, value)] if low else []
-
-
-def differs_on_chip(figures: Mapping[str, float], divergence: str) -> str:
-    """What is wrong with outputs that no floor refuses, and that the quantized model does not give; else
-    empty."""
-    reference = figures.get("reference_sqnr_db", math.inf)
-    if reference >= LEAST_DB or not divergence or accuracy.missed(Thresholds(), figures):
-        return ""
-    wrong = f"{reference:.1f} dB against the quantized model: HTP computes something else"
-    return f"{wrong}; {divergence} names it"
+    """What is lost beyond what rounding usually costs, of floats or on the chip: worth a warning."""
+    return [
+        accuracy.Missed(name, bound, figures[name])
+        for name, bound in accuracy.usual_of(kind).items()
+        if figures.get(name, math.inf) < bound
+    ]
 
 
 def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
@@ -320,7 +311,7 @@ def below_usual_of(
         causes = causes_of()
         message = accuracy_message(misses, figures, causes)
         fix = accuracy_fix(misses, figures, divergence, "", causes=causes)
-        yield Finding("accuracy-fp16", Severity.WARNING, program.name, message, fix)
+        yield Finding("accuracy-usual", Severity.WARNING, program.name, message, fix)
 
 
 def constant_outputs(

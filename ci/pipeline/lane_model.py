@@ -45,6 +45,8 @@ class Product:
     """Its `wrong` makes the command end with exit code 1. The files are written all the same."""
     findings: Sequence[Finding] = ()
     """What an answer says of it (--json)."""
+    suspects: Sequence[Mapping[str, str]] = ()
+    """The known faults that its nodes can have, as `known` of an operator has them."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What an answer has beside its record."""
     chips: str = ""

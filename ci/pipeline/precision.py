@@ -72,6 +72,8 @@ ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
 """Other spellings, beside `w8a16` and `a16w8` for `16a8w`."""
 
+WIDE = re.compile(r"[us]?16|fp16a")
+
 WEIGHTS_FIRST = re.compile(r"w(\d+)a(\d+)")
 ACTIVATIONS_FIRST = re.compile(r"a(\d+)w(\d+)")
 
@@ -138,6 +140,11 @@ def written_name(name: object) -> object:
 
 
 TWO_PRECISIONS = add_flags("--precision", "8a8w", "--precision", "16a8w")
+
+
+def has_16_bit_activations(kind: str) -> bool:
+    """Of a quantized run, by the kind that suites write: `16a8w`, `u16u8`, `fp16a8w`."""
+    return WIDE.match(kind) is not None
 
 
 def refuse_floats(quantizes: bool, precision: object) -> None:

@@ -244,7 +244,7 @@ def _of_edit(one: LaneModel[Any, Any], edit: Edit) -> Outcome | None:
 def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:
     """What answers a fault that is suspected there may begin at another node. Where no place was found, all
     may help."""
-    if cause is None or not cause.place:
+    if cause is None or not (cause.place or cause.suspected):
         return True
     place = cause.place
     if any(fault["fault"] in change.rules for fault in cause.suspected):

@@ -249,8 +249,10 @@ def of_rewritten(taken: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[
     """The rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.made:
         return None
-    samples = str(rewritten.samples) if rewritten.samples else taken.model.calibrate
-    model = replace(taken.model, typed=str(rewritten.model), calibrate=samples, dimensions=(), python=None)
+    model = replace(taken.model, typed=str(rewritten.model), dimensions=(), python=None)
+    if rewritten.samples:
+        inferences = rewritten.compared or model.inferences
+        model = replace(model, calibrate=str(rewritten.samples), inferences=inferences)
     return taken.of(model, Compiling())
 
 
@@ -297,12 +299,13 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     name = Path(model.typed.partition(":")[0])
     stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
     path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
+    inferences = model.inferences
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), model.selection.store) as (new, publish):
         require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
         shutil.copyfile(rewritten.model, new / path.name)
         (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")
         if rewritten.samples and not samples:
-            samples = str(output / f"{stem}-samples")
+            samples, inferences = str(output / f"{stem}-samples"), rewritten.compared or inferences
             shutil.copytree(rewritten.samples, new / f"{stem}-samples")
             shutil.rmtree(samples, ignore_errors=True)
         written = publish([*new.iterdir()])
@@ -315,6 +318,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
         model,
         typed=str(path),
         calibrate=samples,
+        inferences=inferences,
         dimensions=(),
         per_channel=model.per_channel or bool(repair.by_channel),
     )

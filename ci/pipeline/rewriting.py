@@ -87,7 +87,9 @@ class Rewritten:
     model: Path | None
     """None: nothing was changed."""
     samples: Path | None = None
-    """A folder of the samples that the model itself draws, in the order of its seeds."""
+    """A folder of the samples that the model itself draws."""
+    compared: int | None = None
+    """How many of them judge it, as they judge the first model; None: as many as is usual."""
 
     @property
     def made(self) -> list[RewrittenPlace]:

@@ -276,10 +276,25 @@ def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
     assert "vmap" in cause and "attention_mask" in fix
 
 
+@pytest.mark.parametrize(
+    ("wide", "many", "inferences", "compared"),
+    [(64, True, None, 8), (64, False, None, 2), (64, True, 3, 3), (16384, True, None, 2)],
+)
+def test_more_inputs_are_drawn_of_a_model_that_computes_little(
+    wide: int, many: bool, inferences: int | None, compared: int
+) -> None:
+    def draw(generator: torch.Generator) -> tuple[torch.Tensor]:
+        return (torch.randn(1, wide, 32, generator=generator),)
+
+    model = factory.ModelWithInputs(torch.nn.Conv1d(wide, 512, 1), draw)
+    chosen = model.chosen(inferences, 4, many_draws=many)
+    assert len(chosen.compared) == chosen.used.compared == compared
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("running", [True, False])
 def test_a_batch_norm_by_its_inputs_statistics_is_another_operator(running: bool) -> None:
-    from ci.operators.partition.decisions import traits_of  # executorch warns as it is imported
+    from ci.operators.partition.traits import traits_of  # executorch warns as it is imported
 
     norm = torch.nn.BatchNorm2d(2, track_running_stats=running).eval()
     graph = torch.export.export(norm, (torch.rand(1, 2, 3, 3),)).module().graph
@@ -308,3 +323,38 @@ def test_an_operator_that_stays_whole_is_named_once_and_without_its_schema() -> 
     cause, _ = of_a_pass(node, error)
     assert "net.py:7" in cause and "not decomposed" in cause
     assert cause.count("linear") == 1 and "Tensor" not in cause
+
+
+def test_every_line_whose_number_of_a_constant_a_pass_took_away_is_named() -> None:
+    """The pass leaves products of which an operand does not fit."""
+    graph = torch.fx.Graph()
+
+    def node(line: int, shape: tuple[int, ...], *operands: torch.fx.Node) -> torch.fx.Node:
+        made = graph.call_function(torch.ops.aten.mul.Tensor, operands)
+        made.meta["val"] = torch.empty(shape)
+        made.meta["stack_trace"] = f'  File "/opt/theirs/net.py", line {line}, in forward\n    return w * x\n'
+        return made
+
+    x, weight = graph.placeholder("x"), graph.placeholder("w")
+    x.meta["val"], weight.meta["val"] = torch.empty(1, 8, 4, 4), torch.empty(2)
+    broken = node(7, (1, 8, 4, 4), weight, x)
+    node(9, (1, 8, 4, 4), broken, x)
+    node(11, (1, 8, 4, 4), weight, broken)
+    error = RuntimeError(
+        "Attempting to broadcast a dimension of length 4 at -1! Mismatching argument at index 1"
+    )
+    cause, fix = of_a_pass(broken, error)
+    assert "net.py:7" in cause and "net.py:7, " in fix and "net.py:11" in fix and "net.py:9" not in fix
+
+
+def test_a_cell_that_stays_whole_is_written_with_what_computes_the_same() -> None:
+    """The fix, run as it is printed."""
+    cell, x, h = torch.nn.GRUCell(6, 5), torch.randn(2, 6), torch.randn(2, 5)
+    node = torch.fx.Graph().call_function(torch.ops.aten.linear.default)
+    node.meta["stack_trace"] = '  File "/opt/theirs/net.py", line 7, in forward\n    return self.cell(x, h)\n'
+    node.meta["nn_module_stack"] = {"": ("cell", "torch.nn.modules.rnn.GRUCell")}
+    _, fix = of_a_pass(node, RuntimeError("it was not decomposed or delegated"))
+    names = {"cell": cell, "x": x, "h": h, "linear": torch.nn.functional.linear, "torch": torch}
+    for line in fix.partition(": ")[2].split("; "):
+        exec(line, names)
+    torch.testing.assert_close(names["h"], cell(x, h))

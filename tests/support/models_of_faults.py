@@ -83,6 +83,7 @@ FAULTS: Mapping[str, ModelOfFault] = {
     "nearest-to-no-multiple": ModelOfFault(
         "fp16", lambda: lambda x: functional.interpolate(x, size=(13, 13)), IMAGES
     ),
+    "negative-pad": ModelOfFault("16a8w", lambda: lambda x: functional.pad(x, (0, 0, -1, 1))),
     "pad-at-the-ends": ModelOfFault(
         "fp16", lambda: lambda x: functional.pad(x, [0, 1, 0, 1]), IMAGES, without="last"
     ),

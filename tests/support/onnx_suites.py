@@ -31,7 +31,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     """`changes` are those of the context beside its .onnx."""
     context: dict[str, Any] = {
         "slices": [],
-        "worst": None,
+        "each_db": [],
         "near": {
             "cosine": 0.999,
             "sqnr_db": 30.0,

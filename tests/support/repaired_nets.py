@@ -81,6 +81,10 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
     ],
     "pool-with-kernel": [lambda: _of(1, 2, 8, 8, 8)(lambda x: functional.adaptive_max_pool3d(x, 4))],
     "prelu-by-relus": [lambda: _of(*IMAGE, parts=(nn.PReLU(4),))(lambda prelu, x: prelu(x))],
+    "cut-before-pad": [
+        lambda: _of(1, 8, 16)(lambda x: functional.pad(x, (0, 0, 1, -1))),
+        lambda: _of(*IMAGE)(lambda x: functional.pad(x, (-1, 2, 1, -2), value=0.5)),
+    ],
     "pad-by-dimension": [lambda: _of(*IMAGE)(lambda x: functional.pad(x, (0, 1, 0, 2)))],
     "pad-by-slices": [
         lambda: _of(*IMAGE)(lambda x: functional.pad(x, (1, 2, 0, 1), mode="replicate")),

@@ -8,13 +8,27 @@ from typing import Any
 
 import pytest
 
-from ci.pipeline.cause import cause_of, is_of_chip, of_cuts, of_scores
+from ci.pipeline.cause import cause_of, is_of_chip, of_cuts, of_scores, with_suspects
 from ci.pipeline.divergence import FLOAT_MODEL
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from tests.support.taken_models import WRONG, Taken
 
 AT = {"operator": "aten.pow.Scalar", "module": "", "source": "net.py:7", "code": "2 ** x"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "figures", "of_chip"),
+    [
+        ("16a8w", {"sqnr_db": 26.8, "reference_sqnr_db": 26.8}, True),
+        ("16a8w", {"sqnr_db": 33.0, "reference_sqnr_db": 34.0}, True),
+        ("16a8w", {"sqnr_db": 15.7, "reference_sqnr_db": 42.4}, None),
+    ],
+)
+def test_a_chip_that_differs_is_searched_whatever_the_float_figure_is(
+    kind: str, figures: dict[str, float], of_chip: bool | None
+) -> None:
+    assert is_of_chip(Outcome(figures=figures), kind) is of_chip
 
 
 @pytest.mark.parametrize(
@@ -105,3 +119,22 @@ def test_a_search_that_fails_is_no_cause_and_no_failure(
     assert cause_of(taken, program, replace(outcome, wrong=())) is None  # type: ignore[arg-type]
     found = cause_of(taken, program, outcome)  # type: ignore[arg-type]
     assert found and "not found: the compiler dies" in found.words and not found.place
+
+
+@pytest.mark.parametrize(("between", "named"), [(["relu", "linear_3"], True), ([], False)])
+def test_what_the_nodes_meet_is_suspected_where_the_time_ended_the_search(
+    between: list[str], named: bool
+) -> None:
+    suspect = {
+        "message": "pad by less than nothing at net.py:7",
+        "command": "cut it",
+        "fault": "negative-pad",
+    }
+    found = with_suspects(of_cuts({**cuts(0.9, between), "first": None}, "divergence net.py"), [suspect])
+    assert ("net.py:7" in found.in_words()) is named and not found.place
+
+
+def test_an_operator_that_was_found_needs_no_suspicion_of_others() -> None:
+    suspect = {"message": "pad by less than nothing", "command": "cut it", "fault": "negative-pad"}
+    found = with_suspects(of_cuts(cuts(0.9), "divergence net.py"), [suspect])
+    assert found.place and not found.suspected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ci.artifacts.compiler_log import refusals
+from ci.artifacts.compiler_log import in_plain_words, refusals
 
 PREFIX = "2026-11-20 06:21:34.180934702 "
 QNN = f"{PREFIX}[V:onnxruntime:Default, qnn_backend_manager.cc:519 QnnLogging] "
@@ -34,3 +34,9 @@ def test_each_refused_node_has_its_code_and_the_first_error_that_was_printed_for
         "silent": (7004, ""),
     }
     assert refusals("[INFO] all is well\n") == {}
+
+
+def test_a_number_of_dimensions_is_said_in_words() -> None:
+    said = str(refusals(LOG)["relu"])
+    assert "7 dimensions" in said and "4294967295" not in said
+    assert in_plain_words("Tensor 0 has mismatching datatypes") == "Tensor 0 has mismatching datatypes"

@@ -83,6 +83,7 @@ EXECUTORCH_CASE = {
     "samples": "data",
     "files": ("others.bin",),
     "inferences": 3,
+    "many_draws": True,
     "metric": RIGHT,
     "delegates": 2,
     "cpu_budget": 3,

@@ -65,14 +65,15 @@ def test_inspect_names_a_fault_of_one_hexagon_version_for_that_one_alone(
     assert ("fp16-on-v68" in capsys.readouterr().out) is named
 
 
+ALONG_ROWS = {"input": [1, 4, 8], "output": [1, 4, 8], "arguments": {"dim": 1}}
 VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
 
 
 @pytest.mark.parametrize(
     ("operator", "more", "scheme", "soc", "named"),
     [
-        ("aten.cumsum.default", {}, "8a8w", "SM8650", {"cumsum-8-bit"}),
-        ("aten.cumsum.default", {}, "16a8w", "SM8650", set()),
+        ("aten.cumsum.default", ALONG_ROWS, "8a8w", "SM8650", {"cumsum-8-bit"}),
+        ("aten.cumsum.default", ALONG_ROWS, "16a8w", "SM8650", set()),
         ("aten.softmax.int", {}, "fp16", "SM8650", set()),
         ("aten.softmax.int", {}, "fp16", "SM8850", {"minus-infinity-on-v81"}),
         (
@@ -90,10 +91,23 @@ VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
         ("aten.pow.Tensor_Tensor", {}, "8a8w", "SM8650", set()),
         ("aten.pow.Tensor_Scalar", {}, "8a8w", "SM8650", set()),
         ("_native_batch_norm_legit.no_stats", {}, "fp16", "SM8650", {"batch-norm-without-statistics"}),
-        ("aten._native_batch_norm_legit_no_training.default", {}, "fp16", "SM8650", {"batch-norm-epsilon"}),
+        (
+            "aten._native_batch_norm_legit_no_training.default",
+            {"arguments": {"eps": 1e-3, "running_var": {"shape": [8], "least": 0.01, "largest": 2.0}}},
+            "fp16",
+            "SM8650",
+            {"batch-norm-epsilon"},
+        ),
         # It gives no program.
         ("aten.matmul.default", {}, "16a8w", "SM8650", set()),
-        ("aten.linear.default", {"again": True}, "8a8w", "SM8650", {"bias-used-twice"}),
+        (
+            "aten.linear.default",
+            {"again": True, "arguments": {"bias": {}}},
+            "8a8w",
+            "SM8650",
+            {"bias-used-twice"},
+        ),
+        ("aten.linear.default", {"again": True}, "8a8w", "SM8650", set()),
         ("aten.linear.default", {}, "8a8w", "SM8650", set()),
         (
             "dim_order_ops._to_dim_order_copy.default",
@@ -116,6 +130,168 @@ def test_an_operator_has_the_faults_of_its_scheme_and_chip(
     found = faults_in(nodes, scheme, soc, VERSIONS)
     assert {met.fault.id for met in found} == named and all("net.py:7" in str(met) for met in found)
     assert not faults_in(nodes, scheme, soc, {"executorch": "9"})
+
+
+def pad(*pads: int, readers: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    node = {"operator": "aten.constant_pad_nd.default", "arguments": {"pad": [*pads]}, "readers": [*readers]}
+    return {**node, **more}
+
+
+def pool(operator: str, size: int, to: int, **arguments: Any) -> dict[str, Any]:
+    shapes = {"input": [1, 8, size, size], "output": [1, 8, to, to]}
+    return {"operator": f"aten.{operator}.default", **shapes, "arguments": arguments}
+
+
+def norm(eps: float, least: float | None = None) -> dict[str, Any]:
+    arguments = {"eps": eps, "running_var": {} if least is None else {"least": least, "largest": 9.0}}
+    return {"operator": "aten.batch_norm.default", "arguments": arguments}
+
+
+def seen(operator: str, low: float | None = None, high: float = 1.0) -> dict[str, Any]:
+    return {"operator": operator, "range": None if low is None else [low, high]}
+
+
+def resized(size: int, to: int, kind: str = "nearest2d", **arguments: Any) -> dict[str, Any]:
+    shapes = {"input": [1, 4, size, size], "output": [1, 4, to, to]}
+    return {"operator": f"aten.upsample_{kind}.vec", **shapes, "arguments": arguments}
+
+
+def concatenated(*last: Any) -> dict[str, Any]:
+    return {"operator": "aten.cat.default", "arguments": {"tensors": [{}, *last]}}
+
+
+def parameters(count: int, maker: str = "add.Tensor") -> dict[str, Any]:
+    arguments = {"weight": {"shape": [count], "least": 0.1, "largest": 0.5}}
+    return {"operator": "aten.prelu.default", "maker": maker, "arguments": arguments}
+
+
+CONVOLVED = ("aten.convolution.default",)
+
+
+@pytest.mark.parametrize(
+    ("node", "scheme", "fault", "named"),
+    [
+        # RWKV's token shift.
+        (pad(0, 0, 1, -1), "16a8w", "negative-pad", True),
+        (pad(0, 0, 1, -1), "fp16", "negative-pad", True),
+        (pad(0, 0, -1, 0), "fp16", "negative-pad", True),
+        (pad(0, 0, 0, -1), "16a8w", "negative-pad", False),
+        (pad(1, 1, 1, 1), "16a8w", "negative-pad", False),
+        (pad(0, 1, 0, 1), "fp16", "pad-at-the-ends", True),
+        (pad(0, 1, 0, 1, readers=CONVOLVED), "fp16", "pad-at-the-ends", False),
+        # EfficientDet's BiFPN.
+        (pad(0, 1, 0, 1, readers=("max_pool2d.default",)), "fp16", "pad-at-the-ends", False),
+        (pad(0, 1, 0, 1, readers=(*CONVOLVED, "aten.add.Tensor")), "fp16", "pad-at-the-ends", True),
+        (pad(1, 1, 1, 1), "fp16", "pad-at-the-ends", False),
+        (pad(0, 1), "fp16", "pad-at-the-ends", False),
+        (pad(1, 1, range=[-2.0, 2.0], arguments={"value": 5.0}), "8a8w", "pad-beyond-range", True),
+        (pad(1, 1, range=[-2.0, 2.0], arguments={"value": 1.0}), "8a8w", "pad-beyond-range", False),
+        (pad(1, 1, range=[-2.0, 2.0]), "8a8w", "pad-beyond-range", False),
+        (resized(8, 13), "fp16", "nearest-to-no-multiple", True),
+        (resized(8, 4), "fp16", "nearest-to-no-multiple", True),
+        (resized(4, 8), "fp16", "nearest-to-no-multiple", False),
+        (resized(4, 8, "bicubic2d", align_corners=True), "16a8w", "bicubic-aligned-16-bit", True),
+        (resized(4, 12, "bicubic2d", align_corners=True), "16a8w", "bicubic-aligned-16-bit", False),
+        (resized(4, 8, "bicubic2d", align_corners=False), "16a8w", "bicubic-aligned-16-bit", False),
+        (
+            pool("max_pool2d_with_indices", 8, 5, kernel_size=[2, 2], stride=[2, 2], padding=[1, 1]),
+            "fp16",
+            "max-pool-padded-fp16",
+            True,
+        ),
+        (
+            pool("max_pool2d_with_indices", 8, 4, kernel_size=[3, 3], stride=[2, 2], padding=[1, 1]),
+            "fp16",
+            "max-pool-padded-fp16",
+            False,
+        ),
+        (
+            pool("max_pool2d_with_indices", 8, 4, kernel_size=[2, 2], stride=[2, 2]),
+            "fp16",
+            "max-pool-padded-fp16",
+            False,
+        ),
+        (
+            pool("avg_pool2d", 8, 5, kernel_size=[2], stride=[2], padding=[1]),
+            "fp16",
+            "avg-pool-over-the-edge",
+            True,
+        ),
+        (
+            pool("avg_pool2d", 10, 5, kernel_size=[3], stride=[2], ceil_mode=True),
+            "fp16",
+            "avg-pool-over-the-edge",
+            True,
+        ),
+        (
+            pool("avg_pool2d", 9, 4, kernel_size=[3], stride=[2], ceil_mode=True),
+            "fp16",
+            "avg-pool-over-the-edge",
+            False,
+        ),
+        (pool("avg_pool2d", 8, 4, kernel_size=[2, 2]), "fp16", "avg-pool-over-the-edge", False),
+        (pool("avg_pool2d", 8, 2, kernel_size=[4, 4]), "8a8w", "avg-pool-by-four", True),
+        (pool("avg_pool2d", 8, 4, kernel_size=[2, 2]), "8a8w", "avg-pool-by-four", False),
+        (norm(1e-3, 0.01), "fp16", "batch-norm-epsilon", True),
+        (norm(1e-3, 1.0), "fp16", "batch-norm-epsilon", False),
+        (norm(1e-5, 0.01), "fp16", "batch-norm-epsilon", False),
+        (norm(1e-5, 1e-5), "fp16", "batch-norm-epsilon", True),
+        (norm(1e-3), "fp16", "batch-norm-epsilon", True),
+        (seen("aten.elu.default", -0.05, 0.08), "16a8w", "small-values-16-bit", True),
+        (seen("aten.elu.default", -3.0), "16a8w", "small-values-16-bit", False),
+        (seen("aten.elu.default"), "16a8w", "small-values-16-bit", False),
+        (seen("aten.exp.default", -100.0), "fp16", "exp-below-minus-88", True),
+        (seen("aten.exp.default", -80.0), "fp16", "exp-below-minus-88", False),
+        (seen("aten.softplus.default", 0.0, 15.0), "fp16", "softplus-above-eleven", True),
+        (seen("aten.softplus.default", -5.0, 10.0), "fp16", "softplus-above-eleven", False),
+        (seen("aten.ceil.default", -0.1, 0.1), "16a8w", "ceil-16-bit", True),
+        (seen("aten.ceil.default", -0.2, 0.3), "16a8w", "ceil-16-bit", False),
+        (seen("aten.asin.default", -1.0), "16a8w", "arcsine-of-minus-one", True),
+        (seen("aten.asin.default", -0.99), "16a8w", "arcsine-of-minus-one", False),
+        (concatenated({"shape": [1], "least": 1.0, "largest": 1.0}), "8a8w", "concat-of-a-constant", True),
+        (concatenated({"shape": [2], "least": 0.0, "largest": 1.0}), "8a8w", "concat-of-a-constant", False),
+        (concatenated({}), "8a8w", "concat-of-a-constant", False),
+        (parameters(4), "fp16", "prelu-by-channel", True),
+        (parameters(1), "fp16", "prelu-by-channel", False),
+        (parameters(4, "aten.convolution.default"), "fp16", "prelu-by-channel", False),
+    ],
+)
+def test_a_fault_is_suspected_of_a_node_that_has_its_arguments_shapes_and_values(
+    node: dict[str, Any], scheme: str, fault: str, named: bool
+) -> None:
+    found = faults_in({"node": {"line": "net.py:7", **node}}, scheme, "SM8650", VERSIONS)
+    assert (fault in {met.fault.id for met in found}) is named
+
+
+def test_of_two_suspicions_the_one_that_loses_as_much_as_is_seen_comes_first() -> None:
+    nodes = {
+        "norm": {"line": "", **norm(1e-3, 0.01)},
+        "pool": {"line": "", **pool("avg_pool2d", 8, 5, kernel_size=[2], stride=[2], padding=[1])},
+    }
+    for near, first in ((25.0, "batch-norm-epsilon"), (1.0, "avg-pool-over-the-edge")):
+        found = faults_in(nodes, "fp16", "SM8650", VERSIONS, seen_db=near)
+        assert len(found) == 2 and found[0].fault.id == first
+
+
+def test_every_fault_that_an_argument_decides_says_how() -> None:
+    """What has no function and none of the other traits is met wherever its operator is."""
+    everywhere = {
+        fault.id
+        for fault in load_faults()
+        if fault.operators and fault.met and not fault.dies and fault.lane != "onnx" and not fault.when
+        if not (fault.kinds or fault.ranks or fault.first or fault.overloads or fault.shared or fault.least)
+    }
+    assert everywhere == {
+        "batch-norm-16a8w",
+        "batch-norm-without-statistics",
+        "depthwise-1x1",
+        "einsum-of-matrices",
+        "instance-norm-epsilon",
+        "isnan-of-infinity",
+        "linear-of-one-number",
+        "log-16-bit",
+        "max-pool3d-fp16",
+    }
 
 
 @pytest.mark.parametrize(("least", "named"), [(-3e38, True), (-7e4, True), (-65536.0, False), (0.0, False)])

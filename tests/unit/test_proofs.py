@@ -50,6 +50,15 @@ def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at
     assert taken.asked == [None, ("harms",)]
 
 
+def test_without_a_place_the_rewrites_of_what_is_suspected_are_tried_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = {"message": "it is too small", "fault": "harms"}
+    cause = Cause("the time is up", of_chip=True, suspected=[fault], goes_on="divergence")
+    _, taken = proved(tmp_path, monkeypatch, lambda model: RED, cause=cause)
+    assert taken.asked == [None, ("harms",)]
+
+
 WRITTEN = 'def make():\n    return torch.einsum("ij,kj->ik", x, y)\n'
 
 

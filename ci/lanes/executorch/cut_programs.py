@@ -20,8 +20,9 @@ from ci.lanes.executorch.accuracy_losses import described
 from ci.lanes.executorch.export import exported_case
 from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model, save_raw
 from ci.lanes.executorch.suite import parse_request
-from ci.operators.partition.decisions import is_quantizer, traits_of, varying
+from ci.operators.partition.decisions import is_quantizer, varying
 from ci.operators.partition.parts import restore_builtins
+from ci.operators.partition.traits import constants_of, traits_of
 from ci.pipeline.accuracy import Pair, in_files
 from ci.pipeline.divergence import FLOAT_MODEL, Cuts, keep_partial
 from ci.pipeline.models.factory import copied, run_copied
@@ -84,6 +85,33 @@ class _Given(Interpreter):
     def outputs(self, sample: tuple[Tensor, ...]) -> list[Tensor]:
         leaves = torch.utils._pytree.tree_leaves(self.run(*copied(sample)))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+class _Watched(Interpreter):
+    """The model on the CPU; `values` has what a node gave."""
+
+    def __init__(self, module: Any, node: Node) -> None:
+        super().__init__(module)
+        self.node, self.values = node.name, list[Tensor]()
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.name == self.node and isinstance(value, Tensor) and value.numel():
+            self.values.append(value.double())
+        return value
+
+
+def range_seen(module: Any, node: Node, samples: Sequence[tuple[Tensor, ...]]) -> list[float] | None:
+    """The least and the largest value that the node gives; None of what is no tensor."""
+    watched = _Watched(module, node)
+    for sample in samples:
+        watched.run(*copied(sample))
+    if not watched.values:
+        return None
+    return [
+        min(float(value.min()) for value in watched.values),
+        max(float(value.max()) for value in watched.values),
+    ]
 
 
 def _everywhere(node: Node, values: Any) -> dict[str, Tensor]:
@@ -218,15 +246,22 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         keep_partial(folder, {"reference": reference, **result})
 
     seconds = order["seconds"] - (time.monotonic() - began)
+
+    def described_here(node: Node) -> dict[str, Any]:
+        return _described(node, module, samples)
+
     result = cuts.search(
-        lambda: nodes, lambda: ends(module), operands_of, _described, order["least"], seconds, keep
+        lambda: nodes, lambda: ends(module), operands_of, described_here, order["least"], seconds, keep
     )
     return {"reference": reference, **result}
 
 
-def _described(node: Node) -> dict[str, Any]:
+def _described(node: Node, module: Any, samples: Sequence[tuple[Tensor, ...]]) -> dict[str, Any]:
     made_by = node.args[0] if node.target is getitem else node
-    traits = {near.name: traits_of(near) for near in (made_by, *operands_of(made_by))}
+    constants = constants_of(module)
+    traits = {near.name: traits_of(near, constants) for near in (made_by, *operands_of(made_by))}
+    if made_by.all_input_nodes:
+        traits[made_by.name]["range"] = range_seen(module, made_by.all_input_nodes[0], samples)
     # A cast alone may be right, and be wrong with what reads it: the compiler makes one of them.
     around = {name: row for name, row in traits.items() if name == made_by.name or "kinds" in row}
     return {**described(node), "operator": str(made_by.target), "traits": around}

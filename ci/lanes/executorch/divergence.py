@@ -80,7 +80,8 @@ def cuts_of(
     if result["first"]:
         scheme, soc = program.run.precision, program.soc
         first = result["first"] = dict(result["first"])
-        met = faults_in(first.pop("traits"), scheme, soc, versions_of(plan.basis.build_id))
+        versions = versions_of(plan.basis.build_id)
+        met = faults_in(first.pop("traits"), scheme, soc, versions, seen_db=first["sqnr_db"])
         first["known"] = [known_fault(found.fault) for found in met]
         measured = inexact([first["operator"]], scheme, soc)
         first["known"] += [row._asdict() for row in measured if row.compiles]

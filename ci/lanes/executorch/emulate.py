@@ -21,8 +21,8 @@ from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.run_worker import OUTPUTS
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.operators.faults import faults_in, versions_of
-from ci.pipeline.accuracy import in_words, missed, rounded
+from ci.operators.faults import Met, faults_in, versions_of
+from ci.pipeline.accuracy import against_nearest, in_words, missed, rounded
 from ci.pipeline.cached_steps import CachedStep, run_cached_step
 from ci.pipeline.findings import (
     BEYOND_FIX,
@@ -170,7 +170,7 @@ class Emulation(Lowering):
                 yield from placeholder(program, figures, every.plus("--accept"))
                 slices = mine[RAN].facts["slices"]
                 yield from constant_outputs(program, figures, slices, again)
-                causes = partial(causes_of, program, lowered.facts, slices, plan.basis.build_id)
+                causes = partial(causes_of, program, lowered.facts, slices, figures, plan.basis.build_id)
                 yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
 
     def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
@@ -365,24 +365,37 @@ def findings_of(
         return []
     commands = (SUITES.repeat(program, "divergence"), SUITES.repeat(program, "quantize").plus("--where"))
     every = SUITES.repeat(program, "test_emulator", every_chip=True)
-    causes = causes_of(program, compiled, facts["slices"], build_id)
+    causes = causes_of(program, compiled, facts["slices"], figures, build_id)
     cure = accuracy_fix(misses, figures, *commands, causes=causes)
     fixes = [Fix("{}; then {}", cure, again), accepting(program, misses, every)]
     message = accuracy_message(misses, figures, causes)
     return [wrong("accuracy", message, joined(fixes), causes.place)]
 
 
+def suspected_of(
+    program: ExecutorchProgram, compiled: Mapping[str, Any], figures: Mapping[str, float], build_id: str
+) -> list[Met]:
+    """The known faults that a node of the user's code meets, by the facts of its compile; of QNN's own only
+    with the id of its build."""
+    # Without a line it is of no code of the user's.
+    nodes = {name: node for name, node in compiled.get("nodes", {}).items() if node.get("line")}
+    seen_db = figures.get(f"{against_nearest(figures)}sqnr_db")
+    least, versions = compiled.get("least"), versions_of(build_id)
+    return faults_in(nodes, program.run.precision, program.soc, versions, least=least, seen_db=seen_db)
+
+
 def causes_of(
-    program: ExecutorchProgram, compiled: Mapping[str, Any], slices: Sequence[str], build_id: str = ""
+    program: ExecutorchProgram,
+    compiled: Mapping[str, Any],
+    slices: Sequence[str],
+    figures: Mapping[str, float],
+    build_id: str = "",
 ) -> Causes:
     """By the facts of its compile; faults of a build of QNN only with its id."""
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
     beyond: Sequence[Mapping[str, Any]] = compiled.get("beyond", ())
     chosen: Sequence[Mapping[str, Any]] = compiled.get("choices", ())
-    scheme = program.run.precision
-    # Without a line it is of no code of the user's.
-    nodes = {name: node for name, node in compiled.get("nodes", {}).items() if node.get("line")}
-    met = faults_in(nodes, scheme, program.soc, versions_of(build_id), least=compiled.get("least"))
+    met = suspected_of(program, compiled, figures, build_id)
     lines = [*(fault.line for fault in met), *(str(loss["source"]) for loss in losses[:1])]
     return Causes(
         place=next(filter(None, map(Place.read, lines)), None),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
+from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.engine.work import Failure, Result
@@ -48,7 +48,7 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
     if failure.kind in ("compile", "crash") and not explained and log and log.is_file():
         text = log.read_text(encoding="utf-8", errors="replace")
         if errors := NATIVE_ERROR.findall(text):
-            message = f"{message.rstrip('.')}: {errors[0].strip()}"
+            message = f"{message.rstrip('.')}: {in_plain_words(errors[0].strip())}"
         if known := nearest(text):
             message, fix = f"{message.rstrip('.')}. {known}", known.fix
     if fix == NO_FIX and log:

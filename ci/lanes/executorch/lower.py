@@ -55,7 +55,6 @@ from ci.operators.partition.decisions import (
     CpuOperator,
     PartitionerSpy,
     cpu_kernels,
-    delegated_nodes,
     left_on_cpu,
     module_path,
     operator_name,
@@ -69,6 +68,7 @@ from ci.operators.partition.failing_operators import (
     constant_results,
     workaround_of,
 )
+from ci.operators.partition.traits import delegated_nodes
 from ci.pipeline.models.factory import (
     ModelWithInputs,
     computed_weights,

@@ -15,7 +15,16 @@ from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
-from ci.lanes.executorch.emulate import RAN, Emulation, RunOne, causes_of, findings_of, measure, ran
+from ci.lanes.executorch.emulate import (
+    RAN,
+    Emulation,
+    RunOne,
+    causes_of,
+    findings_of,
+    measure,
+    ran,
+    suspected_of,
+)
 from ci.lanes.executorch.judge import (
     artifact,
     costs_of,
@@ -34,7 +43,8 @@ from ci.lanes.executorch.user_program import (
     stack_of,
 )
 from ci.operators.faults import shown_by_inputs
-from ci.pipeline.accuracy import in_words
+from ci.pipeline.accuracy import against_in_words, in_words
+from ci.pipeline.divergence import known_fault
 from ci.pipeline.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product
@@ -125,7 +135,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             raise CheckFailed(message, fix=BEYOND_FIX if compiled.facts["beyond"] else fix)
         path, facts, stem = compiled.folder / PROGRAM, compiled.facts, self.stem(program)
         figures, costs = dict(run.facts["figures"]) if run else {}, costs_of(compiled)
-        slices = list(run.facts["slices"]) if run else []
+        slices, each_db = (list(run.facts[name]) if run else [] for name in ("slices", "each_db"))
         record: dict[str, Any] = {
             "schema": 1,
             "program": f"{stem}.pte",
@@ -144,6 +154,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             "kept_on_cpu": facts.get("kept_on_cpu"),
             "accuracy": figures,
             "slices": slices,
+            "samples_db": each_db,
             "costs": costs,
         }
         more = [f"QNN {plan.basis.build_id}, {plural(facts['delegates'], 'delegate')}", *slices]
@@ -154,7 +165,8 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         kept = [*self.how.keep_on_cpu, *(facts.get("kept_on_cpu") or {}).get("nodes", ())]
         flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
         divergence = self.command("divergence", program.soc, *flags)
-        causes = causes_of(program, facts, slices, plan.basis.build_id)
+        causes = causes_of(program, facts, slices, figures, plan.basis.build_id)
+        suspects = suspected_of(program, facts, figures, plan.basis.build_id)
         if self.how.search:
             # What is likely is said where nothing is measured.
             causes = replace(causes, losses="", known=())
@@ -168,11 +180,12 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         found = [*_left(stem, facts), *found]
         return Product(
             files_of(path, stem, record),
-            [_line(program, facts, figures), *_on_cpu(facts)],
+            [_line(program, facts, figures, each_db), *_on_cpu(facts)],
             more,
             warnings,
             outcome,
             findings=found,
+            suspects=[known_fault(met.fault, met.line) for met in suspects],
             facts={"accuracy": figures, "ddr": facts["ddr"]},
             chips=program.soc,
             unverified=unverified,
@@ -213,7 +226,7 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
         return Outcome(error=f"run: {measured['message']}", costs=costs, on_cpu=on_cpu)
     if rule:
         return Outcome.not_compared(rule, measured["message"], costs=costs, on_cpu=on_cpu)
-    figures, worst = measured.get("figures", {}), measured.get("worst")
+    figures, worst = measured.get("figures", {}), min(measured.get("each_db", ()), default=None)
     program = compiled.facts["without_time"]
     return Outcome(figures=figures, costs=costs, worst_db=worst, on_cpu=on_cpu, program=program)
 
@@ -258,13 +271,18 @@ def notes_of(facts: Mapping[str, Any]) -> Iterator[str]:
         yield message
 
 
-def _line(program: ExecutorchProgram, facts: Mapping[str, Any], figures: Mapping[str, float]) -> str:
+def _line(
+    program: ExecutorchProgram,
+    facts: Mapping[str, Any],
+    figures: Mapping[str, float],
+    each_db: Sequence[float],
+) -> str:
     left = len(facts["left"])
     on_cpu = f"{plural(left, 'operator')} on the CPU" if left else "nothing on the CPU"
     ran = "not run"
     if figures:
         whose = "the quantized model" if program.run.precision == "qdq" else "float"
-        ran = f"{in_words(figures)} against {whose} {inputs_used(facts)}"
+        ran = against_in_words(figures, each_db, whose, inputs_used(facts))
     elif program.backend != "htp":
         ran = f"not run: the emulator has no {program.backend}"
     return f"{program.soc} {program.run.name}: {ran}; {on_cpu}"

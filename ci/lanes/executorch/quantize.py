@@ -45,7 +45,10 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
         figures, slices = facts["figures"], facts["slices"]
         words = f"{program.soc} {program.run.name}: {in_words(figures)} against float {inputs_used(facts)}"
         words += ", both in PyTorch"
-        where, causes = taken.command("quantize", program.soc, "--where"), causes_of(program, facts, slices)
+        where, causes = (
+            taken.command("quantize", program.soc, "--where"),
+            causes_of(program, facts, slices, {}),
+        )
         judged = HowJudged(program.run.kind, inputs_used(facts))
         wrong, low = verdict_of_one_model(stem, figures, slices, "", where, causes, judged)
         warnings = [*notes_of(facts), *low]

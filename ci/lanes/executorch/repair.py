@@ -36,4 +36,4 @@ def rewritten(taken: PytorchModel, choice: RewriteChoice) -> Rewritten:
     assert result.folder is not None
     model = result.folder / REWRITTEN
     written = (model, result.folder / SAMPLES) if model.is_file() else (None, None)
-    return Rewritten(changes_of(result.facts), *written)
+    return Rewritten(changes_of(result.facts), *written, compared=result.facts["compared"])

@@ -19,6 +19,7 @@ from ci.lanes.executorch.rewriting import Exported, NodeMatch, Tensors
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.factory import REMOVED_BY, computed_weights, is_quantized, run_copied
+from ci.pipeline.models.inputs import as_files
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.user_model import BadFactory
 from ci.pipeline.rewriting import Need, Repaired
@@ -37,8 +38,11 @@ def rewritten(
     if is_quantized(loaded.model):
         message = "the model is already quantized, but rewrites need a float model"
         raise BadFactory(message, "name the float model")
-    compared, calibrating, _ = exported.chosen(case, run)
-    samples = [*compared, *calibrating]
+    compared, calibrating, used = exported.chosen(case, run)
+    if not calibrating and not used.given:
+        # A quarter of the files is compared: of all that are drawn, as many as here.
+        calibrating = loaded.drawn_to_calibrate(3 * len(compared))
+    samples = as_files(compared, calibrating)
     repaired = RepairedModule(loaded.model, compared)
     repaired.apply([Need.read(need) for need in needs])
     if repaired.rewritten:
@@ -47,7 +51,7 @@ def rewritten(
         torch.export.save(repaired.exported(), into / REWRITTEN)
         for number, sample in enumerate(samples):
             torch.save(sample, into / SAMPLES / f"{number:04}.pt")
-    return {"changes": [asdict(change) for change in repaired.changes]}
+    return {"changes": [asdict(change) for change in repaired.changes], "compared": len(compared)}
 
 
 class RepairedModule(Repaired):

@@ -340,6 +340,24 @@ def pad_by_dimension(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) ->
     return x
 
 
+def _cuts_and_adds(_: Exported, node: Node) -> bool:
+    pads: Any = node.args[1]
+    ends = zip(pads[::2], pads[1::2], strict=True)
+    mode = node.args[2] if node.target is aten.pad.default and len(node.args) > 2 else "constant"
+    return mode == "constant" and any(before < 0 or before > 0 > after for before, after in ends)
+
+
+@one("cut-before-pad", aten.pad.default, aten.constant_pad_nd.default, when=_cuts_and_adds)
+def cut_before_pad(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) -> Tensor:
+    for place in range(0, len(pads), 2):
+        axis = x.dim() - 1 - place // 2
+        before, after = (max(-amount, 0) for amount in pads[place : place + 2])
+        if before or after:
+            x = x.narrow(axis, before, x.shape[axis] - before - after)
+    added = [max(amount, 0) for amount in pads]
+    return aten.pad.default(x, added, *rest, **more) if any(added) else x
+
+
 def _repeats_its_border(_: Exported, node: Node) -> bool:
     pads: Any = node.args[1]
     return len(node.args) > 2 and node.args[2] in ("replicate", "circular") and min(pads) >= 0

@@ -31,7 +31,7 @@ def prepare() -> None:
 
 def _measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
-    from ci.pipeline.accuracy import Unusable, compared, in_files, least_of_a_sample
+    from ci.pipeline.accuracy import Unusable, compared, each_sample_db, in_files
 
     folder, compiled = Path(order["into"]), Path(order["compiled"])
     outputs = folder / OUTPUTS
@@ -40,7 +40,14 @@ def _measured(order: dict[str, Any]) -> dict[str, Any]:
     runner = Runner.ordered(order["runner"])
     inputs = runner.write_inputs(folder / INPUTS, listed)
     command = runner.command(Path(order["program"]), inputs, outputs, figures=folder / METRICS)
-    facts: dict[str, Any] = {"figures": {}, "slices": [], "times": {}, "rule": "", "message": ""}
+    facts: dict[str, Any] = {
+        "figures": {},
+        "slices": [],
+        "each_db": [],
+        "times": {},
+        "rule": "",
+        "message": "",
+    }
     began = time.monotonic()
     doing("run")
     with (folder / LOG).open("wb") as log:
@@ -67,7 +74,7 @@ def _measured(order: dict[str, Any]) -> dict[str, Any]:
     try:
         both, count = (pairs(of, chosen=True) for of in ("expected", "reference")), len(order["inputs"])
         facts["figures"], facts["slices"] = compared(*both, non_finite=order["non_finite"])
-        facts["worst"] = least_of_a_sample(pairs("expected"), count)
+        facts["each_db"] = each_sample_db(pairs("expected"), count)
         facts["times"] = _times(runner, folder / METRICS)
     except Unusable as error:
         blame(error, order)

@@ -168,6 +168,8 @@ class ExecutorchCase(AnyCase):
     """What the factory reads beside Python modules, such as weights; relative to the suite."""
     inferences: Annotated[int, Field(ge=1)] | None = None
     """How many are compared at most; [2 drawn ones, 16 of `samples`]."""
+    many_draws: bool = False
+    """Whether 8 drawn ones are compared where an inference takes less than a second, as `compile` does."""
     metric: TaskMetric | None = None
     delegates: Annotated[int, Field(ge=0)] = 1
     """The expected number of delegates; a run may override it."""
@@ -232,7 +234,8 @@ def parse_request(order: dict[str, Any]) -> tuple[ExecutorchCase, ExecutorchRun,
 
 
 def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
-    chosen = loaded.chosen(case.inferences, run.calibration if run.quantizes else 0)
+    calibration = run.calibration if run.quantizes else 0
+    chosen = loaded.chosen(case.inferences, calibration, many_draws=case.many_draws)
     if run.qat and loaded.first is not None:
         # A step for each batch: one would train nothing.
         count = most_calibrating(run.calibration, given=False)

@@ -16,7 +16,7 @@ from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
-from ci.pipeline.accuracy import in_words
+from ci.pipeline.accuracy import against_in_words
 from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.findings import HowJudged, not_in_fp16, verdict_of_one_model
 from ci.pipeline.forecast import Forecasted
@@ -84,7 +84,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         facts, files = result.facts, step.files(program, result.folder)
         context = facts[FORMS[0] if FORMS[0] in facts else FORMS[1]]
         chips, near = step.chips(program), context["near"]
-        ran = f"{in_words(near)} against float {inputs_used(facts)}" if near else "not run"
+        ran = against_in_words(near, context["each_db"], "float", inputs_used(facts)) if near else "not run"
         words = [f"{chips[0]} {program.run.name}: {ran}; nothing on the CPU"]
         if figures := facts.get("for each"):
             words += [
@@ -141,4 +141,6 @@ def outcome_of(context: Mapping[str, Any], forecasted: Forecasted | None, cpu_se
     if forecasted and forecasted.forecasts:
         costs["ms"] = forecasted.forecasts[0].ms
     program = identity_of(context) if context["near"] else ""
-    return Outcome(figures=context["near"], costs=costs, worst_db=context["worst"], program=program)
+    return Outcome(
+        figures=context["near"], costs=costs, worst_db=min(context["each_db"], default=None), program=program
+    )

@@ -47,8 +47,8 @@ from ci.pipeline.accuracy import (
     Unusable,
     compare,
     compared,
+    each_sample_db,
     in_words,
-    least_of_a_sample,
     missed,
     pair_of_choice,
 )
@@ -181,7 +181,7 @@ def write_context(
         "audit": asdict(audit),
         **near,
         "draws": _each_draw(expected, reference, outputs, case.non_finite, among) if case.recorded else [],
-        "worst": least_of_a_sample(_pairs(expected, outputs, NONE), len(expected)) if expected else None,
+        "each_db": each_sample_db(_pairs(expected, outputs, NONE), len(expected)) if expected else [],
         "choices": list(among[0].operators),
         # Whether QNN computes floats in 16 bits; None if the context does not say.
         "half_floats": context.half_floats,

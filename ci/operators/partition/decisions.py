@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 
-from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES
+from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_plain_words
 from ci.diagnose.explain import with_names_of_data_types
 from ci.pipeline.models.model_lines import source_of
 
@@ -89,6 +89,7 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
         errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
         detail = next((text for text in errors if not text.startswith("Requested")), "")
         # Without the node's name, the same of several nodes is said once.
+        detail = in_plain_words(detail)
         detail = with_names_of_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
         integers = f" ({OF_INTEGERS})" if "datatypes" in detail and _gives_integers(node) else ""
         return REFUSES + (f": {detail.rstrip('.')}" if detail else "") + integers
@@ -191,81 +192,6 @@ def module_of(node: Any) -> str:
     """The name in named_modules() of the node's module; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return module_path(stack[-1][0]) if stack else ""
-
-
-CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
-
-
-def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
-    """The traits of every node in a delegate, by QNN's name of the node, and whether lowering added it (a
-    cast where `source`, if it is a graph, has none)."""
-    nodes = {}
-    graph = getattr(source, "graph", None)
-    casts = graph is None or any(_is_cast(node) for node in graph.nodes)
-    for name, lowered in program.graph_module.named_children():
-        if not name.startswith("lowered_module"):
-            continue
-        for node in lowered.original_module.graph.nodes:
-            if node.op == "call_function":
-                added = {"added": True} if not casts and _is_cast(node) else {}
-                nodes[node.name] = {**traits_of(node), **added}
-    return nodes
-
-
-def traits_of(node: Any) -> dict[str, Any]:
-    """Operator, line and module; the shapes of its tensors, its output's first size, the type that a cast
-    takes, and whether its module was called before: by these a known fault concerns it or not."""
-    return {
-        "operator": _lowered_name(node),
-        "line": source_of(node)[0],
-        "module": module_of(node),
-        "shapes": sorted(
-            [int(size) for size in value.shape]
-            for operand in (node, *node.all_input_nodes)
-            if isinstance(value := operand.meta.get("val"), torch.Tensor)
-        ),
-        "first": _first_size(node.meta.get("val")),
-        **({"kinds": _kinds_of(node.all_input_nodes)} if _is_cast(node) else {}),
-        **({"again": True} if _is_of_another_call(node) else {}),
-        **({"of_number": True} if _is_number(next(iter(node.args), None)) else {}),
-    }
-
-
-def _lowered_name(node: Any) -> str:
-    """A batch norm by statistics of its input becomes another operator than one by running statistics."""
-    name = operator_name(node)
-    by_input = name == "batch_norm.default" and node.args[5]
-    return "_native_batch_norm_legit.no_stats" if by_input else name
-
-
-def _first_size(value: Any) -> int | None:
-    """That of the values, where indices are given beside them."""
-    value = value[0] if isinstance(value, list | tuple) and value else value
-    return int(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else None
-
-
-def _is_number(operand: Any) -> bool:
-    value = operand.meta.get("val") if isinstance(operand, torch.fx.Node) else operand
-    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, int | float)
-
-
-def _kinds_of(operands: Sequence[Any]) -> list[str]:
-    return [_kind_of(operand) for operand in operands if isinstance(operand.meta.get("val"), torch.Tensor)]
-
-
-def _kind_of(node: Any) -> str:
-    kind = str(node.meta["val"].dtype).removeprefix("torch.")
-    # What a delegate computes of int64, it has in int32.
-    return "int32" if kind == "int64" and node.op == "call_function" else kind
-
-
-def _is_of_another_call(node: Any) -> bool:
-    """torch numbers the calls of a module from the second on."""
-    return "@" in next(reversed([*(node.meta.get("nn_module_stack") or {"": ""})]))
-
-
-def _is_cast(node: Any) -> bool:
-    return node.op == "call_function" and not {*operator_name(node).split(".")}.isdisjoint(CASTS)
 
 
 def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:

@@ -19,10 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ci.pipeline.models import model_lines
 from ci.pipeline.models.imports import search_first
-from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, most_calibrating, shares_of
+from ci.pipeline.models.inputs import (
+    DRAWN_COMPARED,
+    InputsUsed,
+    drawn_compared,
+    most_calibrating,
+    shares_of,
+)
 from ci.pipeline.models.mistakes import (
     not_a_function,
     not_tensors,
@@ -65,6 +73,7 @@ PASS = re.compile(r"An error occurred when running the '\w+' pass")
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
+KEEP_DIMENSION = "write w[i : i + 1] for each w[i], where w is that constant and i the place of the number"
 NOT_COMPILABLE = (
     (
         "deserialize object on a CUDA device",
@@ -144,9 +153,8 @@ NOT_COMPILABLE = (
     ),
     (
         r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
-        "a pass of ExecuTorch's QNN backend uses a whole constant where the model uses one number of it,"
-        " such as w[i]",
-        "keep the dimension: write w[i : i + 1] instead of w[i]",
+        "a pass of ExecuTorch's QNN backend uses a whole constant where the model uses one number of it",
+        KEEP_DIMENSION,
     ),
     (
         "min nan should be less than max nan",
@@ -219,8 +227,11 @@ class ModelWithInputs:
     notes: tuple[tuple[str, str], ...] = ()
     """Rule and message of what the author should know."""
 
-    def chosen(self, inferences: int | None, calibration: int | None) -> ChosenSamples:
-        """The samples to compare and to calibrate by, at most so many; None: as many as is usual."""
+    def chosen(
+        self, inferences: int | None, calibration: int | None, *, many_draws: bool = False
+    ) -> ChosenSamples:
+        """The samples to compare and to calibrate by, at most so many; None: as many as is usual. With
+        `many_draws` more are drawn for a light model."""
         if isinstance(self.inputs, Samples):
             data = self.inputs
             shares = shares_of(len(data.files), inferences, calibration)
@@ -233,7 +244,8 @@ class ModelWithInputs:
             calibrating = [] if calibration == 0 else [self.sample(0)]
             return ChosenSamples([self.sample(0)], calibrating, InputsUsed(1, len(calibrating), given=1))
         count = most_calibrating(calibration, given=False)
-        compared = [self.sample(number) for number in range(inferences or DRAWN_COMPARED)]
+        drawn = drawn_compared(flops_of(self.model, self._example)) if many_draws else DRAWN_COMPARED
+        compared = [self.sample(number) for number in range(inferences or drawn)]
         calibrating = self.drawn_to_calibrate(count)
         return ChosenSamples(compared, calibrating, InputsUsed(len(compared), count))
 
@@ -501,6 +513,34 @@ def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
     return message, f"before the model is returned, {calls[names[0]]}{more}"
 
 
+aten: Any = torch.ops.aten
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution)
+
+
+class _Work(TorchDispatchMode):
+    """Counts what the model computes, without hooks in its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operator = getattr(func, "_overloadpacket", None)
+        if operator in PRODUCTS and (count := flop_registry.get(operator)):
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def flops_of(model: nn.Module, sample: tuple[Tensor, ...]) -> float:
+    """Of the matrix products and convolutions of one inference."""
+    with _Work() as work:
+        run_copied(model, sample)
+    return work.flops
+
+
 def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
     """The outputs of one inference, in their own storage. The sample stays unchanged.
 
@@ -646,7 +686,11 @@ def explained(error: BaseException) -> tuple[str, str]:
     if node:
         place = f" ({_place_of(node)})"
     if known := not_compilable(text):
-        return known[0] + place, known[1]
+        message, fix = known[0] + place, known[1]
+        at_hand = node or _node_at_hand(frames)
+        if fix == KEEP_DIMENSION and at_hand and (lines := _lines_with_whole_constants(at_hand.graph)):
+            fix = f"{fix}, in {', '.join(lines)}"
+        return message, fix
     if node:
         operator = getattr(node.target, "__name__", node.target)
         words, fix = f"{operator} ({_place_of(node)})", model_lines.fix_inside(node)
@@ -661,6 +705,27 @@ def explained(error: BaseException) -> tuple[str, str]:
     if explanation := EXPLANATION.search(text):
         cause += f": {explanation[1].strip()}"
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
+
+
+POINTWISE = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
+
+
+def _lines_with_whole_constants(graph: torch.fx.Graph) -> list[str]:
+    """Of operators whose operands do not fit their outputs: a pass took the selection of one number away."""
+
+    def fits(operand: torch.fx.Node, shape: torch.Size) -> bool:
+        value = operand.meta.get("val")
+        sizes = value.shape if isinstance(value, Tensor) else ()
+        return all(size in (1, whole) for size, whole in zip(reversed(sizes), reversed(shape), strict=False))
+
+    wrong = (
+        node
+        for node in graph.nodes
+        if getattr(node.target, "__name__", "").removeprefix("aten.") in POINTWISE
+        and isinstance(value := node.meta.get("val"), Tensor)
+        and not all(fits(operand, value.shape) for operand in node.all_input_nodes)
+    )
+    return list(dict.fromkeys(source for node in wrong if (source := model_lines.source_of(node)[0])))
 
 
 def _node_at_hand(frames: Iterable[tuple[FrameType, int]]) -> torch.fx.Node | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
@@ -17,12 +17,21 @@ from provisioning.base.settings import user_path
 if TYPE_CHECKING:
     from ci.pipeline.models.arrays import Array, Sample
 
+T = TypeVar("T")
 NPY = b"\x93NUMPY"
 
 COMPARED, CALIBRATING = 16, 200
 """Of the user's samples, the most that judge a program, and the most that calibrate it."""
 DRAWN_COMPARED, DRAWN_CALIBRATING = 2, 32
 """How many are drawn of inputs that can be drawn without end."""
+DRAWN_OF_LIGHT = 8
+"""How many are compared of a light model: one of two may be far from all others."""
+LIGHT_FLOPS = 300e6
+"""Of one inference: the emulator then takes less than a second."""
+
+
+def drawn_compared(flops: float) -> int:
+    return DRAWN_OF_LIGHT if flops <= LIGHT_FLOPS else DRAWN_COMPARED
 
 
 def most_calibrating(calibration: int | None, *, given: bool) -> int:
@@ -33,11 +42,22 @@ def most_calibrating(calibration: int | None, *, given: bool) -> int:
 def shares_of(count: int, inferences: int | None, calibration: int | None) -> tuple[list[int], list[int]]:
     """Which of the user's samples are compared, and which calibrate, by their numbers: each is used once, for
     one or the other; a lone one is used for both. The limits are the suite's."""
-    shuffled = sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
+    shuffled = _shuffled(count)
     held = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
     calibrating = [0] if count == 1 else shuffled[held:]
     compared = [0] if count == 1 else shuffled[:held]
     return compared, calibrating[: most_calibrating(calibration, given=True)]
+
+
+def _shuffled(count: int) -> list[int]:
+    return sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
+
+
+def as_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
+    """The samples in an order of which `shares_of` compares the same ones, as far as it compares so many."""
+    samples = [*compared, *calibrating]
+    placed = dict(zip(_shuffled(len(samples)), samples, strict=True))
+    return [placed[number] for number in range(len(samples))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +135,34 @@ def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
 
 
 def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
-    """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
+    """`--input NAME=x.npy`, `--input x.npy` for each input in the model's order, or one .npz with all."""
     sample: Sample = {}
-    for text in files:
-        name, equals, file = text.partition("=")
-        if not equals:
-            name, file = "", text
-        path = user_path(file, "--input", str(Parser.user_folder()))
-        whole = path.suffix == ".npz" and not name
-        arrays = read_arrays(path) if whole else {name or only_input(signature, path): read_array(path)}
+
+    def add(text: str, arrays: Sample) -> None:
         if again := sorted(sample.keys() & arrays.keys()):
             raise UsageError(f"--input {text}: {again[0]} is given twice", fix=f"give {again[0]} once")
         sample.update(arrays)
+
+    unnamed: list[tuple[str, Path]] = []
+    for text in files:
+        name, equals, file = text.partition("=")
+        path = user_path(file if equals else text, "--input", str(Parser.user_folder()))
+        if equals:
+            add(text, {name: read_array(path)})
+        elif path.suffix == ".npz":
+            add(text, read_arrays(path))
+        else:
+            unnamed.append((text, path))
+    # An .npy does not name its input: those without a name are the others, in order.
+    left = [tensor.name for tensor in signature.inputs if tensor.name not in sample]
+    if len(unnamed) > len(left):
+        text, names = unnamed[len(left)][0], ", ".join(tensor.name for tensor in signature.inputs)
+        raise UsageError(
+            f"--input {text}: {names} have files already, and the model has no other input",
+            fix="give one file for each input",
+        )
+    for name, (text, path) in zip(left, unnamed, strict=False):
+        add(text, {name: read_array(path)})
     return checked(sample, signature, "--input")
 
 

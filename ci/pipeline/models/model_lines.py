@@ -42,6 +42,16 @@ ONE_SAMPLE = (
     " docs/model.md, which takes its weights, or pass a batch of two, torch.cat([x, x]), and use [:1]"
 )
 
+GRU_CELL = (
+    "write the cell with linear, sigmoid and tanh, where cell is the torch.nn.GRUCell, x its input and h its"
+    " state:"
+    " ir, iz, xn = linear(x, cell.weight_ih, cell.bias_ih).chunk(3, -1);"
+    " hr, hz, hn = linear(h, cell.weight_hh, cell.bias_hh).chunk(3, -1);"
+    " z = torch.sigmoid(iz + hz); h = (1 - z) * torch.tanh(xn + torch.sigmoid(ir + hr) * hn) + z * h"
+)
+FIXES_INSIDE = {ATTENTION: ONE_SAMPLE, "torch.nn.modules.rnn.GRUCell": GRU_CELL}
+"""By the module of torch in which a compiler fails."""
+
 
 def is_inside(node: Any, kind: str) -> bool:
     """Whether a node of a graph is inside a module of torch of this kind."""
@@ -56,7 +66,8 @@ def fix_inside(node: Any) -> str:
     for other in around:
         if not any(path for path, _ in (other.meta.get("nn_module_stack") or {}).values()):
             around += [near for near in (*other.all_input_nodes, *other.users) if near not in around]
-    return ONE_SAMPLE if any(is_inside(other, ATTENTION) for other in around) else ""
+    inside = (fix for kind, fix in FIXES_INSIDE.items() if any(is_inside(other, kind) for other in around))
+    return next(inside, "")
 
 
 def is_of_library(path: str) -> bool:
