@@ -522,7 +522,7 @@ class _Work(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops = 0.0
+        self.flops: float = 0.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -530,7 +530,7 @@ class _Work(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         operator = getattr(func, "_overloadpacket", None)
         if operator in PRODUCTS and (count := flop_registry.get(operator)):
-            self.flops += count(*args, **(kwargs or {}), out_val=result)
+            self.flops += float(count(*args, **(kwargs or {}), out_val=result))
         return result
 
 
@@ -538,7 +538,8 @@ def flops_of(model: nn.Module, sample: tuple[Tensor, ...]) -> float:
     """Of the matrix products and convolutions of one inference."""
     with _Work() as work:
         run_copied(model, sample)
-    return work.flops
+    flops: float = work.flops
+    return flops
 
 
 def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
