@@ -22,8 +22,9 @@ from ci.__main__ import VERBS
 from ci.lanes.llm.genie import KINDS
 from ci.lanes.llm.suite import SUITES
 from ci.lanes.llm.verdicts import NEAR_TIE, text_problems
-from ci.lanes.llm.work import environment, setup_of
+from ci.lanes.llm.work import WORKER, environment, home_of
 from ci.pipeline.installed import ready_environment
+from ci.work import asking
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT, Selection, store_path
@@ -435,8 +436,6 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     from ci.lanes.llm.measure import lost_after
     from ci.lanes.llm.reference import load_reference
     from ci.lanes.llm.verdicts import LIMITS, figures_of, misses, windows_from
-    from ci.lanes.llm.work import WORKER, home_of
-    from ci.work import asking
 
     layers = int(os.environ.get("QNN_CI_LAYERS", "2"))
     model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
@@ -877,14 +876,8 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
 
 def train(folder: Path) -> Path:
     """The tiny model of the suite, from nothing, in a process of its own."""
-    from ci.engine.workers.parent import Worker
-
-    worker = Worker(setup_of("train", folder / "logs", 900))
-    try:
-        reply = worker.ask({"do": "train", "into": str(folder / "model"), "log": ""})
-    finally:
-        worker.end()
-    assert "error" not in reply, reply
+    with asking(home_of("train", folder), f"{WORKER}:answer", folder / "train.log", 900) as ask:
+        ask(do="train", into=str(folder / "model"))
     return folder / "model"
 
 
@@ -909,12 +902,12 @@ def test_another_kind_of_processor_trains_the_same_bytes(tmp_path: Path) -> None
     script = (
         "import sys, pathlib; from ci.lanes.llm.tiny import train; train(pathlib.Path(sys.argv[1]), steps=3)"
     )
-    setup = setup_of("train", tmp_path, 900)
+    home = home_of("train", tmp_path)
     for folder, command in (("ours", []), ("other", ["qemu-x86_64", "-cpu", "Haswell"])):
         subprocess.run(
             [*command, sys.executable, "-c", script, str(tmp_path / folder)],
             cwd=ROOT,
-            env=dict(setup.environment),
+            env=dict(home.environment),
             check=True,
         )
     weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("ours", "other")]
