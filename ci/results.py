@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ci.engine.closed import table
 from ci.engine.digests import Digests
 from ci.engine.distributions import installed, site_folders
-from ci.work import Home, Template
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
+
+if TYPE_CHECKING:
+    from ci.work import Home, Template
 
 FORMAT = 1
 """Part of every key: another number invalidates every cached result."""
@@ -264,6 +265,8 @@ def surroundings(
 ) -> dict[str, Json]:
     """The rows of a key that all work of one home shares. `toolkit` has the digests of the toolkit's modules,
     `packages` an environment of the suite's own."""
+    from ci.engine.closed import table
+
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
     folders, digests = site_folders(packages), Digests(store)
     code: list[Json] = [_code_below(Path(folder), digests) for folder in search]

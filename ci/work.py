@@ -214,7 +214,7 @@ class _Schedule:
         self._free_cores = [next(shares) for _ in range(self.slots)]
         self._running: dict[str, tuple[Running, Job, set[int]]] = {}
         self._exporting: dict[str, tuple[Running, Job, set[int]]] = {}
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, HeldExport] = {}
         self._failed: dict[str, Outcome] = {}
         self.outcomes: dict[str, Outcome] = {}
 
@@ -289,7 +289,7 @@ class _Schedule:
 
     def _exported(self, name: str, entry: Running, outcome: Outcome) -> None:
         if isinstance(outcome, dict):
-            self._holders[name] = Holder(entry, outcome)
+            self._holders[name] = HeldExport(entry, outcome)
         else:
             entry.close()
             self._failed[name] = outcome
@@ -537,7 +537,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Holder:
+class HeldExport:
     """A task that has replied and stays."""
 
     entry: Running

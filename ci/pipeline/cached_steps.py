@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import Job
 from ci.engine.progress import Line
-from ci.engine.recheck import FILLED, RepeatableWork, Repeats
 from ci.engine.trouble import of_error
 from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import WARM
 from ci.engine.workers.parent import Refused, WorkerDied
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
+from ci.pipeline.recheck import FILLED, RepeatableWork, Repeats
 from ci.pipeline.relocation import Lines, relocated
 from ci.pipeline.stage import Named, WorkPlan, by_packages
 from ci.pipeline.suite import NO_SUITE, AnyProgram

@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import Job
-from ci.engine.recheck import Rechecked
 from ci.engine.work import Result
 from ci.pipeline.findings import not_passed, one_a_cause
 from ci.pipeline.installed import source_of_executorch
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
+from ci.pipeline.recheck import Rechecked, metrics, recheck
 from ci.pipeline.recheck import findings as recheck_findings
-from ci.pipeline.recheck import metrics, recheck
 from ci.pipeline.stage import AnyPlan, accepted, chosen, counts, finish, row_of, write_accepted
 from ci.pipeline.suite import AnyProgram, Suites
 from provisioning.base.findings import Finding, Metric

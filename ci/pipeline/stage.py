@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ci.engine.jobs import Job
-from ci.engine.recheck import RepeatableWork
 from ci.engine.trouble import MACHINE
 from ci.engine.work import Result
 from ci.pipeline.baseline import Baseline, load_baseline, load_tolerances
@@ -19,6 +18,7 @@ from ci.pipeline.models.own_packages import OwnPackages, installed
 from ci.pipeline.offers import offers_of, words_of
 from ci.pipeline.offers import show as show_offers
 from ci.pipeline.options import Accept, Choice, WorkOptions
+from ci.pipeline.recheck import RepeatableWork
 from ci.pipeline.shards import shard_named
 from ci.pipeline.suite import AnyProgram, Suites, accepted_thresholds
 from provisioning.base.commands import Fix

@@ -22,7 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from lab.operators.suites import SUITES
 
     names = [f"{name} ({suite.holds})" for name, suite in SUITES.items()]
-    parser.add_argument("suites", nargs="+", metavar="SUITE", help=f"one or more of {'; '.join(names)}")
+    parser.add_argument(
+        "suites", nargs="+", metavar="SUITE", choices=SUITES, help=f"one or more of {'; '.join(names)}"
+    )
     add_tests(parser)
     repeatable(parser, "--flow", "SCHEME", "only this precision", dest="flows", choices=MEASURED_SCHEMES)
 

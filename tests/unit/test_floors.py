@@ -20,6 +20,7 @@ FLOORS = (
     {"artifacts"},
     {"engine"},
     {"work"},
+    {"results"},
     {"pipeline"},
     {"operators"},
     {"lanes", "builds", "parity", "signing", "device", "inspect", "report"},

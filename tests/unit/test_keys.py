@@ -132,7 +132,17 @@ JUDGED = {
 FACTS: Mapping[str, Any] = {"inputs": [], "expected": [], "reference": [], "without_time": "digest"}
 
 BY_CONTENT = {
-    *("factory", "arguments", "model", "dimensions", "samples", "inputs", "inferences", "calibration"),
+    *(
+        "factory",
+        "arguments",
+        "model",
+        "dimensions",
+        "samples",
+        "inputs",
+        "inferences",
+        "calibration",
+        "many_draws",
+    ),
 }
 """Fields that say which model and which samples there are: an export gives their bytes."""
 

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import Field
 
-from ci.engine.recheck import Repeats
 from ci.pipeline.cached_steps import CachedStep, run_cached_step
 from ci.pipeline.compile_one import compile_model
 from ci.pipeline.lane import Lane, Mine, Results, run
@@ -28,6 +27,7 @@ from ci.pipeline.options import (
     StageOptions,
     WorkOptions,
 )
+from ci.pipeline.recheck import Repeats
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, Suites
 from ci.pipeline.suite_file import LaneForm

@@ -549,7 +549,7 @@ class TestCheckpoint:
             facts = kept if step.request["do"] == "rounding" else {**costs, "binaries": 2}
             return {program.name: Result(facts, made) for program in programs}
 
-        monkeypatch.setattr("ci.lanes.llm.product.run_step", run_step)
+        monkeypatch.setattr("ci.lanes.llm.product.run_cached_step", run_step)
         monkeypatch.setattr("ci.lanes.llm.product.require_installed", lambda: None)
         monkeypatch.setattr("ci.lanes.llm.product.available_memory", lambda: None)
         # An installed copy has no other command.
@@ -590,7 +590,7 @@ class TestCheckpoint:
             names.extend(program.name for program in programs)
             raise CheckFailed("the rest is another test's", fix="")
 
-        monkeypatch.setattr("ci.lanes.llm.product.run_step", run_step)
+        monkeypatch.setattr("ci.lanes.llm.product.run_cached_step", run_step)
         monkeypatch.setattr("ci.lanes.llm.product.require_installed", lambda: None)
         monkeypatch.setattr("ci.lanes.llm.product.ready_environment", lambda *_: None)
         assert self.compiled(["compile", *flags, "--calibrate", str(text)], whole_checkpoint) == 1

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ci.artifacts.program import digest_without_time
-from ci.engine.recheck import Repeats
 from ci.engine.work import Result
 from ci.lanes.onnx import verb as onnx
 from ci.pipeline.flags import work_of
+from ci.pipeline.recheck import Repeats
 from tests.support.programs import context, program
 from tests.support.typed import parsed
 

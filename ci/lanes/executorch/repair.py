@@ -35,5 +35,7 @@ def rewritten(taken: PytorchModel, choice: RewriteChoice) -> Rewritten:
     result = require_done(program, plan, compile_programs(plan))
     assert result.folder is not None
     model = result.folder / REWRITTEN
-    written, samples = (model, result.folder / SAMPLES) if model.is_file() else (None, None)
-    return Rewritten(changes_of(result.facts), written, samples, result.facts["compared"])
+    changes = changes_of(result.facts)
+    if not model.is_file():
+        return Rewritten(changes, None)
+    return Rewritten(changes, model, result.folder / SAMPLES, result.facts["compared"])

@@ -23,8 +23,15 @@ IMPORTED_LATE = (
 them."""
 
 
-OTHERS = ("wrap_context", "cut_programs", "cut_out", "repaired_module")
-"""Modules of this folder whose work has homes of the same imports."""
+MODULES = (
+    "ci.lanes.executorch.lower",
+    "ci.lanes.executorch.wrap_context",
+    "ci.lanes.executorch.cut_programs",
+    "ci.lanes.executorch.cut_out",
+    "ci.lanes.executorch.repaired_module",
+    "ci.pipeline.models.exported",
+)
+"""Where the work of these processes is done."""
 
 
 def prepare() -> None:
@@ -33,9 +40,8 @@ def prepare() -> None:
     # A fork can have threads of its own only if this process never had any; and by one number of them a
     # model's outputs are the same everywhere.
     torch.set_num_threads(1)
-    importlib.import_module("ci.pipeline.models.exported")
-    for name in ("lower", *OTHERS):
-        importlib.import_module(f"ci.lanes.executorch.{name}")
+    for name in MODULES:
+        importlib.import_module(name)
     _choose_kernels()
     for name in IMPORTED_LATE:
         with contextlib.suppress(ModuleNotFoundError):

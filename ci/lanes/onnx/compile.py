@@ -16,7 +16,6 @@ from ci.diagnose.explain import nearest
 from ci.engine.closed import closed
 from ci.engine.jobs import Job
 from ci.engine.progress import Line, failed
-from ci.engine.recheck import Repeats
 from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import WARM
 from ci.engine.workers.parent import WorkerDied
@@ -34,6 +33,7 @@ from ci.pipeline.installed import require_packages
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import load_forecasts
+from ci.pipeline.recheck import Repeats
 from ci.pipeline.scoring import scores_of
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.results import CachedResults, Key, digest_of

@@ -40,7 +40,7 @@ def ask(order: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Model:
+class PreparedModel:
     """As it was exported or checked, with the samples beside it."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Model:
         return {"prepared": str(self.folder), "source": path, "model": path}
 
 
-held: list[Model] = []
+held: list[PreparedModel] = []
 """The model of this process: its forks compile it."""
 
 
@@ -61,7 +61,7 @@ def _export(order: dict[str, Any]) -> dict[str, Any]:
     folder = empty_folder(Path(order["shared"], "prepared"))
     began = time.monotonic()
     facts = ask(order, do="prepare", into=str(folder), **order["preparing"])
-    held.append(Model(folder, facts))
+    held.append(PreparedModel(folder, facts))
     graph = load_graph(Path(facts["model"]))
     given = {name: facts[name] for name in ("used", "constant", "notes")}
     samples = {name: hash_file(folder / name) for name in (SAMPLES, CALIBRATION, EXPECTED)}

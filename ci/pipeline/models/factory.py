@@ -536,7 +536,8 @@ class _Work(TorchDispatchMode):
 
 def flops_of(model: nn.Module, sample: tuple[Tensor, ...]) -> float:
     """Of the matrix products and convolutions of one inference."""
-    with _Work() as work:
+    work = _Work()
+    with work:
         run_copied(model, sample)
     flops: float = work.flops
     return flops
