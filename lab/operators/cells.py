@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ci.operators import table
 from ci.operators.names import key_of
 from lab.operators.records import PartsRecord
-from lab.operators.tried import NEWER, NO_OPERATOR, TABLED, Tried, badness, tried_of
+from lab.operators.suites import NEWER
+from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of
 from lab.operators.value_cases import SAME_WITHOUT_WEIGHTS
 from provisioning.manifest import load_socs
 

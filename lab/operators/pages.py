@@ -15,9 +15,10 @@ from ci.operators.table import FAILING, LOSES_DB, MEANINGS, TABLE, Cell, Operato
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from lab.operators.cells import table_of
 from lab.operators.records import FOLDER, PartsRecord, load_record, record_of_run
+from lab.operators.suites import NEWER
 from lab.operators.table_file import as_json, updated
 from lab.operators.table_judge import by_key
-from lab.operators.tried import NEWER, TABLED
+from lab.operators.tried import TABLED
 from lab.operators.value_cases import DRAWS, PROGRAMS, cases, chains
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text

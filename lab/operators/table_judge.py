@@ -14,8 +14,8 @@ from ci.operators.names import key_of
 from ci.operators.table import ALONE, IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
 from ci.pipeline.losses import MOST_DB
 from lab.operators.records import PartsRecord, record_of_run
-from lab.operators.suites import COMMAND
-from lab.operators.tried import NEWER, NO_OPERATOR, TABLED, Tried, badness, tried_of
+from lab.operators.suites import COMMAND, NEWER
+from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact

@@ -545,8 +545,8 @@ class TestCheckpoint:
         asked: list[Mapping[str, Any]] = []
 
         def run_step(step: Any, programs: Sequence[Any]) -> dict[str, Result]:
-            asked.append(step.request)
-            facts = kept if step.request["do"] == "rounding" else {**costs, "binaries": 2}
+            asked.append(step.order)
+            facts = kept if step.order["do"] == "rounding" else {**costs, "binaries": 2}
             return {program.name: Result(facts, made) for program in programs}
 
         monkeypatch.setattr("ci.lanes.llm.product.run_cached_step", run_step)
