@@ -9,7 +9,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +220,8 @@ def vendor_items(plan: ImagePlan) -> list[Item]:
 
 def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
     """Run the `validate` session inside: no root, nothing of the image writable, no network."""
+    import tempfile
+
     from ci.image.engine import ContainerCommand, Mount
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as reports:
@@ -250,6 +251,8 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
 
 
 def _compare(stage: StageRun, order: Order, engine: Engine) -> None:
+    import tempfile
+
     from ci.image.build import build_twice
 
     name = order.plan.name
@@ -295,6 +298,8 @@ def newest_base(system: System, engine: Engine) -> System:
 
 
 def _lock(plan: ImagePlan, engine: Engine, base: str, apt: Apt) -> None:
+    import tempfile
+
     from ci.image.context import fetch_packages, packages_in
     from ci.image.image_plan import PACKAGES, PackageLock, render_packages
 

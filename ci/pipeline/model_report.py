@@ -8,7 +8,6 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.pipeline.installed import source_of_executorch
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -108,6 +107,8 @@ def _write(report: ModelReport, printed: str, model: OneModel) -> None:
 
 
 def _merged(report: ModelReport, printed: str, reports: Path) -> None:
+    from ci.pipeline.installed import source_of_executorch
+
     stage, name = report.stage, report.name
     now = stage.finish()
     row: dict[str, Metric] = {
