@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
 from ci.pipeline.compile_flags import add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
-from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import count, valued
 
@@ -20,13 +17,6 @@ EXAMPLES = """\
   qnn-ci audit net.py:model --precision 16a8w --fix out/
   qnn-ci audit model.onnx --calibrate samples/ --json audit.json
 """
-
-
-class Audits(Protocol):
-    """What is asked of a lane."""
-
-    def audited(self, model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """A row of facts for each precision, or for the usual ones."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.explain.audit import as_text, fails
+    from ci.explain.lane import explainer
+    from ci.explain.rewriting import RewriteChoice
     from ci.model_commands.repair import only_one, repaired
-    from ci.pipeline.audit_table import as_text, fails
-    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import DIES, ModelReport, reported
-    from ci.pipeline.rewriting import RewriteChoice
 
     model = one_model_of(args)
     require_one_chip(model.selection)
@@ -56,10 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if args.fix:
         return repaired(replace(model, precision=only_one(precisions)), args.fix, RewriteChoice())
 
-    lane: Audits = of_lane(model, "audit")
-
     def work(report: ModelReport) -> int:
-        rows = lane.audited(model, precisions)
+        rows = explainer(model).audited(model, precisions)
         answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:

@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.compile_one import compile_model, compile_precisions
+    from ci.model_commands.compile_one import compile_model, compile_precisions
     from ci.pipeline.lane_model import lane_model
     from ci.pipeline.model_report import reported
     from ci.work import sharing_templates
@@ -37,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
         with sharing_templates():
             return compile_precisions(model, how, precisions, suite)
     model = replace(model, precision=next(iter(precisions), None))
-    taken = lane_model(model, how)
-    return reported("compile", model, model.named, lambda report: compile_model(taken, suite, report))
+    subject = lane_model(model, how)
+    return reported("compile", model, model.named, lambda report: compile_model(subject, suite, report))

@@ -54,13 +54,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.cause import of_cuts
-    from ci.pipeline.divergence import LEAST_DB, SearchesCuts, as_text, fix_of
-    from ci.pipeline.lane_model import lane_model, measured, of_lane
+    from ci.explain.cause import of_divergence
+    from ci.explain.divergence import DIFFERS_DB, as_text, fix_of
+    from ci.explain.lane import explainer, measured
+    from ci.explain.operator_script import require_script, written
+    from ci.explain.proofs import proofs_of
+    from ci.pipeline.lane_model import lane_model
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.operator_script import require_script, written
     from ci.pipeline.options import Compiling
-    from ci.pipeline.proofs import proofs_of
     from provisioning.base.command_line import Parser
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
@@ -74,18 +75,18 @@ def run(args: argparse.Namespace) -> int:
     script = Parser.user_folder() / args.write if args.write else None
     if script:
         require_script(script)
-    lane: SearchesCuts = of_lane(model, "divergence")
-    taken = lane_model(model, Compiling(keep_on_cpu=kept))
+    lane = explainer(model)
+    subject = lane_model(model, Compiling(keep_on_cpu=kept))
 
     def command(verb: str, *more: str) -> str:
-        return taken.command(verb, model.selection.soc, *more) if model.typed else ""
+        return subject.command(verb, model.selection.soc, *more) if model.typed else ""
 
     def tried(result: dict[str, Any]) -> str:
         """Of a suite's program the command that tries fixes."""
         if not model.typed:
             return session("repair", *choice.words, *(f"--suite={suite}" for suite in choice.suites))
-        cause = of_cuts(result, command("divergence"))
-        return proofs_of(taken, model.selection.soc, measured(taken), cause).fix
+        cause = of_divergence(result, command("divergence"))
+        return proofs_of(subject, model.selection.soc, measured(subject), cause).fix
 
     def write(script: Path, program: Any, result: dict[str, Any], report: ModelReport) -> None:
         operator = result["first"] if result["sqnr_db"] < result["least"] else None
@@ -106,11 +107,13 @@ def run(args: argparse.Namespace) -> int:
             sys.stderr.write(f"{say}\n")
         held, name = program.thresholds, program.name
         try:
-            result = lane.cuts_of(model, program, least or (held and held.reference_sqnr_db) or LEAST_DB)
+            result = lane.divergence_of(
+                model, program, least or (held and held.reference_sqnr_db) or DIFFERS_DB
+            )
         except ToolkitError as error:
             if error.exit_code != CheckFailed.exit_code:
                 raise
-            again = command("audit") or taken.lane.suites.repeat(program)
+            again = command("audit") or subject.lane.suites.repeat(program)
             raise CheckFailed(
                 f"{name}: {error.message}",
                 fix=Fix("{} shows what does not compile, and what to write instead", again),

@@ -36,7 +36,7 @@ EXAMPLES = """\
 class Quantizes(Protocol):
     """What is asked of a lane."""
 
-    def quantized(self, taken: Any) -> Sequence[Product]: ...
+    def quantized(self, subject: Any) -> Sequence[Product]: ...
 
     def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
@@ -57,9 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.compile_one import quantize_model
+    from ci.explain.losses import as_text
+    from ci.model_commands.compile_one import quantize_model
     from ci.pipeline.lane_model import lane_model, of_lane
-    from ci.pipeline.losses import as_text
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.options import Compiling
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
         )
-    taken = lane_model(model, Compiling(args.output))
+    subject = lane_model(model, Compiling(args.output))
     return reported(
-        "quantize", model, model.named, lambda report: quantize_model(taken, lane.quantized, report)
+        "quantize", model, model.named, lambda report: quantize_model(subject, lane.quantized, report)
     )

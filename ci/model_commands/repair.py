@@ -14,7 +14,7 @@ from provisioning.base.command_line import repeatable, switch
 from provisioning.base.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from ci.pipeline.rewriting import RewriteChoice
+    from ci.explain.rewriting import RewriteChoice
 
 EXAMPLES = """\
   qnn-ci repair net.py:model --soc SM8650 --precision 16a8w -o out/
@@ -37,10 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.lane_model import of_lane
+    from ci.explain.lane import explainer
+    from ci.explain.repair import repair_suites
+    from ci.explain.rewriting import RewriteChoice
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.repair import Rewrites, repair_suites
-    from ci.pipeline.rewriting import RewriteChoice
     from provisioning.base.commands import Fix
     from provisioning.fixes import load_fixes
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.suite:
             raise UsageError("repair what?", fix="name a model, or --suite FILE")
         choice, accepts = choice_of(args), args.accept
-        lane: Rewrites = of_lane(model, "repair")
+        lane = explainer(model)
 
         def work(report: ModelReport) -> int:
             return repair_suites(lane.of_suites(model, choice), lane, wanted, report, accepts=accepts)
@@ -70,14 +70,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
-    from ci.pipeline.lane_model import lane_model, of_lane
+    from ci.explain.lane import explainer
+    from ci.explain.repair import repair_model
+    from ci.pipeline.lane_model import lane_model
     from ci.pipeline.model_report import reported
     from ci.pipeline.options import Compiling
-    from ci.pipeline.repair import Rewrites, repair_model
 
-    lane: Rewrites = of_lane(model, "repair")
-    taken = lane_model(model, Compiling(output))
-    return reported("repair", model, model.named, lambda report: repair_model(taken, lane, choice, report))
+    lane = explainer(model)
+    subject = lane_model(model, Compiling(output))
+    return reported("repair", model, model.named, lambda report: repair_model(subject, lane, choice, report))
 
 
 def only_one(precisions: Sequence[str]) -> str | None:

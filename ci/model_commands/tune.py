@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ci.pipeline.compile_flags import ONNX, add_model_or_suite, model_or_suite_of, require_one_chip
 from ci.pipeline.flags import add_accept, add_work, choice_of
-from ci.pipeline.losses import Scores
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import TWO_PRECISIONS
 from provisioning.base import answer
@@ -22,10 +21,10 @@ from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from ci.explain.lane import Explains
+    from ci.explain.tune import Goal, Tuned
     from ci.pipeline.lane_model import LaneModel
     from ci.pipeline.model_report import ModelReport
-    from ci.pipeline.repair import Rewrites
-    from ci.pipeline.tuning import Goal, Tuned
     from provisioning.base.accepted import Values
 
     Mixture = Callable[[LaneModel[Any, Any]], Tuned]
@@ -51,13 +50,6 @@ BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 class Floor:
     value: float
     decibels: bool
-
-
-class Tunes(Scores, Protocol):
-    """What is asked of a lane."""
-
-    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
-        """The content of a precision file for a script that quantizes by itself."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -111,10 +103,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.explain.lane import explainer
+    from ci.explain.tune import tuned
     from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX
-    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import reported
-    from ci.pipeline.tuning import tuned
 
     model, choice = model_or_suite_of(args), choice_of(args)
     goal = goal_of(args.floor, args.top1, args.metric, dict(args.budget))
@@ -141,15 +133,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("tune what?", fix="name a model, or --suite FILE")
     if "ms" in goal.budget and model.lane != ONNX:
         raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
-    lane: Tunes = of_lane(model, "tune")
+    lane = explainer(model)
     mixture = partial(tuned, lane=lane, precisions=(precisions[0], precisions[1]), goal=goal)
 
     def work(report: ModelReport) -> int:
         if model.typed:
             return _tuned(model, lane, mixture, output, report)
-        repairs: Rewrites = of_lane(model, "repair")
-        every = repairs.of_suites(model, choice)
-        return tune_suites(every, repairs, goal, mixture, report, accepts=accepts)
+        every = lane.of_suites(model, choice)
+        return tune_suites(every, lane, mixture, report, accepts=accepts)
 
     return reported("tune", model, about, work)
 
@@ -175,8 +166,8 @@ def budget(text: str) -> tuple[str, float]:
 
 
 def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
+    from ci.explain.tune import SQNR, Goal
     from ci.pipeline.models.metric import METRIC
-    from ci.pipeline.tuning import SQNR, Goal
 
     floors: dict[str, float] = {}
     if metric:
@@ -197,29 +188,29 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
     return Goal(floors, most, metric or "")
 
 
-def _tuned(model: OneModel, lane: Tunes, mixture: Mixture, output: Path, report: ModelReport) -> int:
+def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
+    from ci.explain.tune import settings_of
+    from ci.explain.tune_report import as_text, document, wrong
     from ci.pipeline.lane_model import ELSEWHERE, lane_model
     from ci.pipeline.output import keep_origins, require_own, writing_into
     from ci.pipeline.precision_file import SUFFIX, written
-    from ci.pipeline.tuning import as_text, document, settings_of
     from provisioning.base.disk import disk_errors
 
-    taken = lane_model(model)
-    found = mixture(taken)
+    subject = lane_model(model)
+    found = mixture(subject)
     answer.add(model=model.typed, **document(found))
     print("\n".join(as_text(found)))
-    if found.wrong:
-        report.fail(found.wrong)
-        print(found.wrong)
+    if found.chosen is None:
+        report.fail(wrong(found))
+        print(wrong(found))
         return 1
     named, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / output
     stem = re.sub(r"\.(py|pt2|onnx)$", "", named)
-    assert found.chosen is not None
     comment = f"Written by `{report.stage.command}`."
     precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
     texts = {
-        SUFFIX: written(taken.lane.suites.lane, precision, nodes, comment),
+        SUFFIX: written(subject.lane.suites.lane, precision, nodes, comment),
         ".precision.py": lane.in_python(precision, nodes, comment),
     }
     with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
@@ -239,8 +230,7 @@ def _tuned(model: OneModel, lane: Tunes, mixture: Mixture, output: Path, report:
 
 def tune_suites(
     every: Sequence[LaneModel[Any, Any]],
-    repairs: Rewrites,
-    goal: Goal,
+    lane: Explains,
     mixture: Mixture,
     report: ModelReport,
     *,
@@ -248,25 +238,25 @@ def tune_suites(
 ) -> int:
     """Tune each program of suites, repaired first as `repair` does it, and keep what it costs beside both
     precisions if that is accepted. Writes no precision file: the command for one does that."""
-    from ci.pipeline.repair import repair_of, replaced
-    from ci.pipeline.rewriting import RewriteChoice
+    from ci.explain.repair import repair_of, replaced
+    from ci.explain.rewriting import RewriteChoice
+    from ci.explain.tune_report import as_accepted, as_text, wrong
     from ci.pipeline.suite_file import accepted_path
-    from ci.pipeline.tuning import as_accepted, as_text
     from provisioning.base.accepted import accept
 
     code = 0
     found: dict[str, Values] = {}
-    for taken in every:
-        program = taken.given
+    for subject in every:
+        program = subject.given
         assert program is not None
-        repair = repair_of(taken, repairs, RewriteChoice())
+        repair = repair_of(subject, lane, RewriteChoice())
         tuned = mixture(repair.model)
-        print("\n".join((taken.name, *as_text(tuned), *filter(None, [tuned.wrong]))))
-        if tuned.wrong:
+        print("\n".join((subject.name, *as_text(tuned), *filter(None, [wrong(tuned)]))))
+        if tuned.chosen is None:
             code = 1
-            report.fail(f"{taken.name}: {tuned.wrong}")
-        name = f"{taken.lane.suites.lane}/{program.case_name}/{program.soc}"
-        found[name] = {**as_accepted(tuned, goal), "rewrites": " ".join(repair.rewrites)}
+            report.fail(f"{subject.name}: {wrong(tuned)}")
+        name = f"{subject.lane.suites.lane}/{program.case_name}/{program.soc}"
+        found[name] = {**as_accepted(tuned), "rewrites": " ".join(repair.rewrites)}
         if accepts:
             accept(accepted_path(program.suite, TUNED), partial(replaced, of_it={name: found[name]}))
     answer.add(tuned=found)

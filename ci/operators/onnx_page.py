@@ -22,7 +22,7 @@ from ci.operators.table import (
 )
 from ci.pipeline.accuracy import against_nearest, computed_otherwise
 from ci.pipeline.baseline import Recorded, load_baseline
-from ci.pipeline.lost_parts import LEAST_DB
+from ci.pipeline.lost_parts import WRONG_DB
 from ci.pipeline.precision import ONNX_PRECISIONS
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
@@ -87,8 +87,8 @@ def _case(recorded: Recorded, figures: Mapping[str, float]) -> Case:
         return Case("part" if recorded.taken else "cpu", shown)
     if computed_otherwise(figures):
         return Case("wrong", shown)
-    to_float = figures.get("sqnr_db", LEAST_DB)
-    if prefix and (to_float < LEAST_DB or figures.get("agreement", 1.0) < 1):
+    to_float = figures.get("sqnr_db", WRONG_DB)
+    if prefix and (to_float < WRONG_DB or figures.get("agreement", 1.0) < 1):
         return Case("lost", round(to_float, 1) if "sqnr_db" in figures else None)
     return Case("float" if recorded.in_float else "whole", shown)
 

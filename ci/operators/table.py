@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StringConstraints
 
 from ci.operators.names import key_of, names_of
-from ci.pipeline.lost_parts import LEAST_DB
+from ci.pipeline.lost_parts import WRONG_DB
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
+from provisioning.base.units import bound_in_decibels
 
 TABLE = MANIFESTS / "upstream" / "operators.json"
 
@@ -41,13 +42,13 @@ MEANINGS: Mapping[Result, tuple[str, str]] = {
     "bad_test": ("no test", "ExecuTorch's test does not test the operator"),
     "lost": (
         "LOST",
-        f"HTP agrees with the quantized model, but that is below {LEAST_DB:g} dB of float; the figure "
-        "compares with float",
+        f"HTP agrees with the quantized model, but that is below {bound_in_decibels(WRONG_DB)} of float; "
+        "the figure compares with float",
     ),
     "wrong": (
         "WRONG",
-        f"it lowers and runs, but HTP is below {LEAST_DB:g} dB of the quantized model, or an output's shape "
-        "differs from the float model's",
+        f"it lowers and runs, but HTP is below {bound_in_decibels(WRONG_DB)} of the quantized model, or an "
+        "output's shape differs from the float model's",
     ),
     "dies": ("DIES", "the partitioner takes it, but quantizing, lowering or running it fails"),
     "crash": ("CRASHES", "the process that lowers or runs it ends with a signal"),
@@ -259,7 +260,7 @@ def operators_in(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
 
 SAID: Mapping[tuple[str, ...], str] = {
     ("wrong",): "loses accuracy on the emulator of",
-    ("lost",): f"is below {LEAST_DB:g} dB of float once it is quantized, as seen for",
+    ("lost",): f"is below {bound_in_decibels(WRONG_DB)} of float once it is quantized, as seen for",
     NOT_COMPILED: "",
 }
 """What is said of cases with these results; of the last, what they do."""

@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ci.pipeline.lost_parts import LEAST_DB, parts_of
+from ci.pipeline.lost_parts import WRONG_DB, parts_of
 from ci.pipeline.precision import has_16_bit_activations
 from provisioning.base.units import EXACT_DB, decibels, in_decibels
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 CLEARLY_DB = 6.0
 """Figures that differ by more than this differ for a reason."""
+EQUAL_DB = 120.0
+"""Outputs that differ by less are equal."""
+HALF_MOST = 65504.0
+"""The largest finite value of fp16."""
 
 FIGURES = {
     "cosine": "cosine with the float model",
@@ -43,7 +47,7 @@ FIGURES = {
 AGAINST_REFERENCE = ("cosine", "sqnr_db", "agreement", "choice_agreement")
 """The figures that are also measured against the quantized model."""
 
-DEFAULT_FLOORS = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_sqnr_db": LEAST_DB}
+DEFAULT_FLOORS = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_sqnr_db": WRONG_DB}
 """What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
 common with the model's. A slice need not be nearer than the program's worst output, and indices may differ
 where they choose between equal values (`floors`)."""
@@ -150,7 +154,7 @@ def compared(
     if against:
         quantized = _worst(against, non_finite)
         figures |= {f"reference_{name}": quantized[name] for name in AGAINST_REFERENCE if name in quantized}
-    lost, lines = _parts(floats, min(LEAST_DB, figures.get("sqnr_db", LEAST_DB) - SAME_DB))
+    lost, lines = _parts(floats, min(WRONG_DB, figures.get("sqnr_db", WRONG_DB) - SAME_DB))
     lines += _means(floats)
     if "sqnr_db" in figures:
         # Below 0 dB nothing is left, and no threshold is lower.
@@ -180,7 +184,8 @@ def _means(outputs: Outputs) -> Iterator[str]:
         whole = min(_figures(*pair)["sqnr_db"] for pair in pairs)
         varying = spread.figures().get("variation_sqnr_db", math.inf)
         if len(outputs) > 1 and of_the_mean(whole, varying):
-            yield f"output {output}: {whole:.1f} dB SQNR, {varying:.1f} dB of what depends on the input"
+            varies = f"{in_decibels(varying)} of what depends on the input"
+            yield f"output {output}: {in_decibels(whole)} SQNR, {varies}"
 
 
 MEAN_DB = 10.0
@@ -422,7 +427,7 @@ def tie_noise(wanted: Sequence[Any], quantized: Sequence[Any], dim: int) -> floa
     along = dim + 1 if dim >= 0 else dim
     differences = floats - floats.mean(axis=along, keepdims=True)
     spread, lost = (float((values**2).mean()) for values in (differences, numpy.asarray(error)))
-    return 2 * float(abs(error).max()) if decibels(spread, lost) >= LEAST_DB else 0.0
+    return 2 * float(abs(error).max()) if decibels(spread, lost) >= WRONG_DB else 0.0
 
 
 def pair_of_choice(
@@ -467,7 +472,7 @@ def usual_of(kind: str) -> Mapping[str, float]:
     """What nearly every right program of a run of this kind reaches, and what has less is warned of."""
     if kind == FLOAT_KIND:
         return {"sqnr_db": USUAL_OF_FLOAT_DB}
-    return {"reference_sqnr_db": USUAL_OF_16_BITS_DB if has_16_bit_activations(kind) else LEAST_DB}
+    return {"reference_sqnr_db": USUAL_OF_16_BITS_DB if has_16_bit_activations(kind) else WRONG_DB}
 
 
 def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:
@@ -521,7 +526,7 @@ def computed_otherwise(figures: Mapping[str, float], kind: str = "") -> bool:
     """Whether the chip computes something else than the model that the program was made from."""
     prefix = against_nearest(figures)
     share = "choice_agreement" if f"{prefix}choice_agreement" in figures else "agreement"
-    least = {"sqnr_db": required_of(kind).get("reference_sqnr_db", LEAST_DB), share: 1.0}
+    least = {"sqnr_db": required_of(kind).get("reference_sqnr_db", WRONG_DB), share: 1.0}
     return any(figures.get(f"{prefix}{name}", bound) < bound for name, bound in least.items())
 
 
@@ -531,7 +536,7 @@ def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
     if (sqnr := figures.get(f"{prefix}sqnr_db")) is not None:
         parts.append(in_decibels(sqnr) + " SQNR" * (sqnr < EXACT_DB))
         if (varies := figures.get(f"{prefix}variation_sqnr_db", math.inf)) < sqnr - CLEARLY_DB:
-            parts.append(f"{varies:.1f} dB of what depends on the input")
+            parts.append(f"{in_decibels(varies)} of what depends on the input")
     if (share := figures.get(f"{prefix}agreement")) is not None:
         # Rounded down: 100 % is all of them.
         parts.append(f"{at_worst('agreement', share) * 100:.6g} % of integers equal")

@@ -11,12 +11,12 @@ from typing import Any
 from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
 from ci.pipeline import accuracy
-from ci.pipeline.losses import HALF_MOST
 from ci.pipeline.models.inputs import InputsUsed
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Place, Severity
+from provisioning.base.units import bound_in_decibels, in_decibels
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
 
@@ -41,7 +41,7 @@ def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], aga
         message = "its thresholds are a placeholder: outputs that are all zero would pass"
     elif thresholds == Thresholds() and figures.get("sqnr_db", -math.inf) >= least:
         words = accuracy.in_words(figures)
-        message = f"it has no thresholds: {words}, and anything from {least:g} dB on would pass"
+        message = f"it has no thresholds: {words}, and anything from {bound_in_decibels(least)} on would pass"
     else:
         return
     alone = f"take its thresholds out of {program.suite}; then " if program.demanded else ""
@@ -168,7 +168,7 @@ BEYOND_FIX = "make the values smaller before that line, such as by x * 0.01 (a n
 def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:
     """Which operators of a float model leave fp16; empty if none does."""
     words = [f"{operator_place(row)} has values up to {row['largest']:.3g}" for row in beyond[:BEYOND_NAMED]]
-    return f"in fp16 nothing is above {HALF_MOST:g}, and {', '.join(words)}" if words else ""
+    return f"in fp16 nothing is above {accuracy.HALF_MOST:g}, and {', '.join(words)}" if words else ""
 
 
 def operator_place(row: Mapping[str, Any]) -> str:
@@ -292,8 +292,8 @@ def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
     if not accuracy.of_the_mean(whole, varying):
         return ""
     message = (
-        f"{whole:.1f} dB SQNR, and {varying:.1f} dB without the mean over the compared inputs: the"
-        " outputs hardly depend on the input, and that part is lost"
+        f"{in_decibels(whole)} SQNR, and {in_decibels(varying)} without the mean over the compared inputs:"
+        " the outputs hardly depend on the input, and that part is lost"
     )
     return "; ".join([message, *slices])
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.pipeline.cached_steps import require_done
 from ci.pipeline.compile_flags import LANES
-from ci.pipeline.lane import Lane, Mine, Results, mine_of
+from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
 from ci.pipeline.output import Publish
 from ci.pipeline.precision import written_name
@@ -20,7 +20,7 @@ from ci.pipeline.stage import AnyPlan
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
@@ -134,26 +134,6 @@ def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, 
     module, _, name = LANES[model.lane].place.partition(":")
     taken: type[LaneModel[Any, Any]] = getattr(importlib.import_module(module), name)
     return taken.of(model, how)
-
-
-def tried(taken: LaneModel[Any, Any], programs: Sequence[Any]) -> list[Outcome]:
-    """What becomes of each: it is compiled, run and compared."""
-    plan = taken.plan(programs)
-    results, outcomes = taken.do(plan), list[Outcome]()
-    for program in plan.programs:
-        try:
-            outcomes.append(taken.product(plan, program, mine_of(program, results)).outcome)
-        except ToolkitError as error:
-            outcomes.append(Outcome.of_error(error))
-    return outcomes
-
-
-def measured(taken: LaneModel[Any, Any]) -> Outcome:
-    try:
-        (outcome,) = tried(taken, taken.programs)
-    except ToolkitError as error:
-        return Outcome.of_error(error)
-    return outcome
 
 
 def of_lane(model: OneModel, verb: str) -> Any:

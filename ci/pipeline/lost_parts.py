@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from provisioning.base.units import decibels
+from provisioning.base.units import decibels, in_decibels
 
-LEAST_DB = 20.0
+WRONG_DB = 20.0
 """Outputs with a lower SQNR are wrong, even if the tolerance of a test lets them pass."""
 FEW, MANY = 16, 1000
 """An output or slice with fewer distinct values than FEW, where float has more than MANY, is lost."""
@@ -41,10 +41,10 @@ class OutputPart:
     """False of a whole output of which the usual figures say all."""
 
     def __str__(self) -> str:
-        return self.words if self.sqnr_db is None else f"{self.words}: {self.sqnr_db:.1f} dB SQNR"
+        return self.words if self.sqnr_db is None else f"{self.words}: {in_decibels(self.sqnr_db)} SQNR"
 
 
-def parts_of(title: str, wanted: Any, found: Any, least: float = LEAST_DB) -> Iterator[OutputPart]:
+def parts_of(title: str, wanted: Any, found: Any, least: float = WRONG_DB) -> Iterator[OutputPart]:
     """Of the inferences of one output, stacked: all of it, then what is lost in it, what is weak, and what is
     constant. Slices must have `least` dB."""
     # The squares of very large values stay finite.
@@ -122,8 +122,8 @@ class _Compared:
         if (rest := below & ~few & ~weak & ~noisy).any():
             worst = decibels(1.0, float((noise[rest] / power[rest]).max()))
             yield OutputPart(
-                f"{named(numpy.flatnonzero(rest))}: {worst:.1f} dB SQNR at worst; small values, as exact"
-                " as the others: not judged",
+                f"{named(numpy.flatnonzero(rest))}: {in_decibels(worst)} SQNR at worst; small values, as"
+                " exact as the others: not judged",
                 None,
             )
 

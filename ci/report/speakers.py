@@ -21,7 +21,7 @@ from ci.report.values import (
     word,
 )
 from provisioning.base.findings import Finding, Report
-from provisioning.base.units import size
+from provisioning.base.units import in_decibels, size
 
 STAGES = ("test_llm", "check")
 WIDTH, HEIGHT = 100.0, 20.0
@@ -194,7 +194,7 @@ def _parts(row: Row) -> Iterator[Bar]:
             continue
         least, cpu, typical = (number(layer, key) for key in ("least_db", "cpu_db", "typical_db"))
         expected = number(layer, "typical_least_db")
-        text = f"{word(layer, 'output')} {value:.1f} dB"
+        text = f"{word(layer, 'output')} {in_decibels(value)}"
         text += "" if least is None else f" (at least {least:.1f})"
         text += "" if cpu is None else f", {cpu:.1f} on the CPU"
         good = least is None or value >= least

@@ -12,7 +12,7 @@ from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.operators.names import key_of
 from ci.operators.table import ALONE, IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
-from ci.pipeline.losses import MOST_DB
+from ci.pipeline.accuracy import EQUAL_DB
 from lab.operators.records import PartsRecord, record_of_run
 from lab.operators.suites import COMMAND, NEWER
 from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of
@@ -108,7 +108,7 @@ def _is_lower(cell: Cell, row: Tried) -> bool:
         or cell.db is None
     ):
         return False
-    return row.worst.db is None or min(cell.db, MOST_DB) - min(row.worst.db, MOST_DB) > SAME_DB
+    return row.worst.db is None or min(cell.db, EQUAL_DB) - min(row.worst.db, EQUAL_DB) > SAME_DB
 
 
 def judge_of(ledger: Ledger, soc: str, logs: Path, record: SuiteRecord) -> Judge:

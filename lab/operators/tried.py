@@ -10,7 +10,7 @@ from functools import cache
 from ci.lanes.upstream.verdict import Draw, RecordedPart
 from ci.operators import table
 from ci.operators.names import REWORK
-from ci.pipeline.lost_parts import LEAST_DB
+from ci.pipeline.lost_parts import WRONG_DB
 from ci.pipeline.precision import MEASURED_SCHEMES
 from lab.operators.suites import NEWER
 from lab.operators.value_cases import CHAIN, cases, chains
@@ -125,7 +125,7 @@ def _newer(function: str, identifier: str, test: str, parts: Iterable[RecordedPa
         if part.result in ("passed", "wrong", "bad_test") and part.sqnr_db is not None:
             # Below -EXACT there is no signal, and no ratio.
             figure = part.sqnr_db if part.sqnr_db > -table.EXACT else None
-            far = figure is not None and figure < LEAST_DB
+            far = figure is not None and figure < WRONG_DB
             refused = part.result == "wrong" and (scheme == "fp16" or figure is None or far)
             word = "wrong" if refused else "bad_test" if far and scheme != "fp16" else "whole"
             # A quantized model's figure has in it what quantizing loses.
@@ -156,12 +156,12 @@ def _result(part: RecordedPart, draw: Draw | None = None) -> table.Result:
         return "bad_test"
     if part.result in ("crash", "dies", "bad_test"):
         return part.result  # type: ignore[return-value]
-    if figures.sqnr_db is not None and figures.sqnr_db < LEAST_DB:
+    if figures.sqnr_db is not None and figures.sqnr_db < WRONG_DB:
         return "wrong"
     if part.in_float is not None and part.result in ("whole", "part", "float"):
         if _is_unlike_float(part, draw):
             return "wrong"
-        if figures.quantized_db is not None and -table.EXACT < figures.quantized_db < LEAST_DB:
+        if figures.quantized_db is not None and -table.EXACT < figures.quantized_db < WRONG_DB:
             return "lost"
     return part.result  # type: ignore[return-value]
 

@@ -46,7 +46,13 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def in_decibels(value: float) -> str:
+    """A measured figure."""
     return "bit-equal" if value >= EXACT_DB else f"{value:.1f} dB"
+
+
+def bound_in_decibels(value: float) -> str:
+    """What a figure is held to."""
+    return f"{value:g} dB"
 
 
 def utc_now() -> str:

@@ -27,21 +27,47 @@ LEAST = torch.finfo(torch.float32).min
 def test_what_leaves_fp16_is_a_cause_only_where_the_outputs_change_without_it(
     compute: Callable[[Tensor], Tensor], beyond: bool
 ) -> None:
-    from ci.lanes.executorch.accuracy_losses import beyond_half
+    from ci.explain.torch_graph import beyond_half
 
     rows = beyond_half(Net(compute), [(torch.rand(4, 3) + 1,)])
     assert bool(rows) is beyond
 
 
 def test_a_node_whose_operand_is_wrong_adds_nothing_of_its_own() -> None:
-    from ci.lanes.executorch.cut_programs import operands_of, with_error
+    from ci.explain.divergence import with_error
+    from ci.explain.torch_graph import TorchGraph
 
     sample = (torch.rand(4, 3) + 1,)
     module = torch.export.export(Net(lambda x: (x + 1).pow(2)), sample, strict=True).module()
-    power = next(node for node in module.graph.nodes if "pow" in node.name)
-    (total,) = operands_of(power)
+    graph = TorchGraph(module, [sample])
+    power = next(name for name in graph.operators if "pow" in name)
+    (total,) = graph.operands_of(power)
     wrong = sample[0] + 1.25
-    found = {total.name: [wrong.numpy()], power.name: [wrong.pow(2).numpy()]}
-    whole = least_sqnr_db(with_error(module, power, [], found, [sample]))
-    assert least_sqnr_db(with_error(module, total, [], found, [sample])) == pytest.approx(whole, abs=0.01)
-    assert least_sqnr_db(with_error(module, power, [total], found, [sample])) > 100 > whole
+    chip = {total: [wrong.numpy()], power: [wrong.pow(2).numpy()]}
+    whole = least_sqnr_db(with_error(graph, power, [], chip))
+    assert least_sqnr_db(with_error(graph, total, [], chip)) == pytest.approx(whole, abs=0.01)
+    assert least_sqnr_db(with_error(graph, power, [total], chip)) > 100 > whole
+
+
+def test_parts_of_a_result_and_what_is_joined_have_one_precision_and_each_can_be_looked_at() -> None:
+    from ci.explain.graph import groups_of
+    from ci.explain.torch_graph import TorchGraph
+
+    def compute(x: Tensor) -> Tensor:
+        left, right = x.chunk(2, -1)
+        return torch.cat([left.relu(), right * 2.0], -1).add_(1.0)
+
+    sample = (torch.tensor([[-1.0, 2.0, 3.0, 4.0]]),)
+    module = torch.export.export(Net(compute), sample, strict=True).module()
+    graph = TorchGraph(module, [sample])
+    relu, mul, cat, add = [*graph.operators][-4:]
+    assert graph.operands_of(cat) == [relu, mul] and graph.ends == [add]
+    ((part,),) = graph.ending_at(mul).outputs()
+    ((own, shown),) = graph.showing([cat]).outputs()
+    ((changed,),) = graph.outputs({relu: [torch.full((1, 2), 5.0).numpy()]})
+    assert part.tolist() == [[6, 8]] and shown.tolist() == [[0, 2, 6, 8]] and own.tolist() == [[1, 3, 7, 9]]
+    assert changed.tolist() == [[6, 6, 7, 9]]
+    (group,) = groups_of(graph)
+    assert {node.name for node in group} >= {relu, mul, cat, add}
+    (disturbed,) = graph.disturbed([{mul: torch.full((1, 2), 10.0).numpy()}])
+    assert disturbed[0].tolist() == [[1, 3, 17, 19]]

@@ -22,7 +22,7 @@ import pytest
 from ci.operators.onnx_page import shipped
 from ci.operators.onnx_tests import node_tests
 from ci.operators.table import ALONE, IN_CHAIN, PLAIN, Case, Cell, read
-from ci.pipeline.lost_parts import LEAST_DB
+from ci.pipeline.lost_parts import WRONG_DB
 from lab.operators.tried import LAYERS_LOSE
 from lab.operators.value_cases import CHAIN, ValueCase, cases, chains
 from provisioning.base.settings import ROOT
@@ -151,7 +151,7 @@ def _of_executorch(
 
 
 def _least(figure: float | None, scheme: str, below: float = BELOW_DB) -> float:
-    return -math.inf if figure is None else max(LEAST_DB, min(figure - below, ONE_STEP_DB[scheme[:2]]))
+    return -math.inf if figure is None else max(WRONG_DB, min(figure - below, ONE_STEP_DB[scheme[:2]]))
 
 
 def drawn_by(seed: int) -> list[DrawnCell]:

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 import qnn_ci
+from ci.explain.operator_script import JUDGE
 from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.measure import genie_windows
 from ci.lanes.llm.prompts import prefix_lengths, prefixes_of
 from ci.lanes.llm.verdicts import figures_of
-from ci.pipeline.operator_script import JUDGE
 from provisioning.known_faults import SCRIPTS
 from tests.unit.test_api import Words, answers
 from tests.unit.test_llm import checkpoint

@@ -14,11 +14,11 @@ import onnx
 import pytest
 import torch
 
-from ci.lanes.executorch import repaired_module, rewrites
-from ci.lanes.onnx import repaired_graph
-from ci.lanes.onnx import rewrites as onnx_rewrites
-from ci.lanes.onnx.rewriting import OnnxMatch, Rewriting, Writer
-from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, needs_of
+from ci.explain import onnx_rewrites, torch_repair
+from ci.explain.onnx_graph import CpuRuntime
+from ci.explain.onnx_rewriting import OnnxMatch, Rewriting, Writer
+from ci.explain.rewriting import Need, NotTheSame, RewriteChoice, needs_of
+from ci.lanes.onnx import provider
 from provisioning.fixes import fix_for, load_fixes, words_of
 from provisioning.known_faults import load_faults
 from tests.support.repaired_graphs import TEXTS, WITHOUT_SHAPES, model_of, sample_of
@@ -59,8 +59,8 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
     torch.manual_seed(0)
     model, sample = NETS[name][number]()
     with torch.no_grad():
-        repaired = repaired_module.RepairedModule(model.eval(), [sample, sample])
-        matches = [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
+        repaired = torch_repair.RepairedModule(model.eval(), [sample, sample])
+        matches = [match for find in torch_repair.BY_NAME[name] for match in find(repaired.model)]
         assert matches
         for match in matches:
             for spoil in (_larger, _turned):
@@ -72,7 +72,7 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
         assert repaired.changes[0].source.startswith("tests/support/repaired_nets.py:")
         # ExecuTorch does not lower it.
         assert str(repaired.model.module.graph).count("detach_.default") <= own
-        assert not [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
+        assert not [match for find in torch_repair.BY_NAME[name] for match in find(repaired.model)]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_what_an_input_is_written_into_is_no_constant(
 
     sample = (torch.rand(1, 4),)
     with torch.no_grad():
-        model = repaired_module.RepairedModule(Net(fills).eval(), [sample, sample]).model
-        found = list(rewrites.REWRITES["constants-folded"][0](model))
+        model = torch_repair.RepairedModule(Net(fills).eval(), [sample, sample]).model
+        found = list(torch_repair.BY_NAME["constants-folded"][0](model))
     assert not found
 
 
@@ -101,8 +101,8 @@ def test_a_pool_without_a_batch_is_passed_over() -> None:
 
     sample = (torch.randn(3, 9, 9),)
     with torch.no_grad():
-        model = repaired_module.RepairedModule(Net(pools).eval(), [sample, sample]).model
-    assert not [match for find in rewrites.REWRITES["pool-as-convolution"] for match in find(model)]
+        model = torch_repair.RepairedModule(Net(pools).eval(), [sample, sample]).model
+    assert not [match for find in torch_repair.BY_NAME["pool-as-convolution"] for match in find(model)]
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -120,7 +120,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
 ) -> None:
     model = model_of(name)
     sample = sample_of(model)
-    repaired = repaired_graph.RepairedOnnx(model, [sample, sample], tmp_path)
+    repaired = onnx_rewrites.RepairedOnnx(model, [sample, sample], tmp_path, provider)
     repaired.apply([])
     matches = list(onnx_rewrites.REWRITES[name](repaired.model))
 
@@ -150,7 +150,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
 @pytest.mark.parametrize("name", onnx_rewrites.REWRITES)
 def test_a_rewrite_passes_over_what_has_no_known_shape(name: str, tmp_path: Path) -> None:
     """The second Einsum multiplies rows of one element by matrices of two, which ONNX Runtime repeats."""
-    model = Rewriting(WITHOUT_SHAPES, [], tmp_path)
+    model = Rewriting(WITHOUT_SHAPES, [], tmp_path, provider)
     assert not list(onnx_rewrites.REWRITES[name](model))
 
 
@@ -161,7 +161,7 @@ def test_what_reads_an_operator_of_another_domain_keeps_its_type(tmp_path: Path)
     model.graph.node.append(onnx.helper.make_node("MatMul", ["gelu", "square"], ["y"]))
     square = onnx.numpy_helper.from_array(2 * np.eye(6, dtype="f4"), "square")
     model.graph.initializer.append(square)
-    repaired = repaired_graph.RepairedOnnx(model, [sample_of(model)], tmp_path)
+    repaired = onnx_rewrites.RepairedOnnx(model, [sample_of(model)], tmp_path, provider)
     repaired.apply([need("gelu-for-erf")])
     graph = repaired.model.model.graph
     assert [node.domain for node in graph.node if "gelu" in node.output] == ["com.microsoft"]
@@ -171,7 +171,7 @@ def test_what_reads_an_operator_of_another_domain_keeps_its_type(tmp_path: Path)
 def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> None:
     model = model_of(onnx_rewrites.FOLDED)
     sample = sample_of(model)
-    repaired = repaired_graph.RepairedOnnx(model, [sample], tmp_path)
+    repaired = onnx_rewrites.RepairedOnnx(model, [sample], tmp_path, provider)
     repaired.apply([need(onnx_rewrites.FOLDED)])
     assert [change.refused for change in repaired.changes] == [""]
     assert [node.op_type for node in repaired.model.model.graph.node] == ["Relu", "Neg"]
@@ -180,8 +180,8 @@ def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> No
 def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
     with torch.no_grad():
         model, sample = weight_normed()
-        repaired = repaired_module.RepairedModule(model, [sample, sample])
-        repaired.apply([need(rewrites.WEIGHTS)])
+        repaired = torch_repair.RepairedModule(model, [sample, sample])
+        repaired.apply([need(torch_repair.WEIGHTS)])
     assert "remove_parametrizations" in repaired.changes[0].words and repaired.rewritten
     assert "weight_norm" not in repaired.model.module.code
 
@@ -192,7 +192,7 @@ def test_the_type_of_an_input_changes_only_where_that_is_allowed(interface: bool
     needs = needs_of("8a8w", "executorch", versions, RewriteChoice(("int32-input-quantized",), interface))
     with torch.no_grad():
         model, sample = counted()
-        repaired = repaired_module.RepairedModule(model, [sample, sample])
+        repaired = torch_repair.RepairedModule(model, [sample, sample])
         repaired.apply(needs)
         assert repaired.fed(sample)[0].dtype == kind and repaired.rewritten is interface
         assert repaired.exported().example_inputs[0][0].dtype == kind
@@ -205,25 +205,25 @@ def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.Monkey
             weight.mul_(1.01)
         return model
 
-    computed = repaired_module.with_constant_weights
-    monkeypatch.setattr(repaired_module, "with_constant_weights", larger)
+    computed = torch_repair.with_constant_weights
+    monkeypatch.setattr(torch_repair, "with_constant_weights", larger)
     with torch.no_grad():
         model, sample = weight_normed()
-        repaired = repaired_module.RepairedModule(model, [sample, sample])
-        repaired.apply([need(rewrites.WEIGHTS)])
+        repaired = torch_repair.RepairedModule(model, [sample, sample])
+        repaired.apply([need(torch_repair.WEIGHTS)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
 
-@pytest.mark.parametrize("name", rewrites.INPUTS)
+@pytest.mark.parametrize("name", torch_repair.INPUTS)
 def test_an_input_of_a_type_that_cannot_hold_its_values_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (old, *_), _ = rewrites.INPUTS[name]
-    monkeypatch.setitem(rewrites.INPUTS, name, ((old,), torch.int8))
+    (old, *_), _ = torch_repair.INPUTS[name]
+    monkeypatch.setitem(torch_repair.INPUTS, name, ((old,), torch.int8))
     with torch.no_grad():
         model, _ = counted()
         sample = (torch.tensor([[3, 130, 250]], dtype=old),)
-        repaired = repaired_module.RepairedModule(model, [sample, sample])
+        repaired = torch_repair.RepairedModule(model, [sample, sample])
         repaired.apply([need(name)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
@@ -231,15 +231,15 @@ def test_an_input_of_a_type_that_cannot_hold_its_values_is_refused(
 def test_a_model_that_is_folded_to_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def other(model: onnx.ModelProto, into: Path) -> onnx.ModelProto:
-        folded = optimized(model, into)
+    def other(model: onnx.ModelProto, into: Path, runtime: CpuRuntime) -> onnx.ModelProto:
+        folded = optimized(model, into, runtime)
         next(node for node in folded.graph.node if node.op_type == "Neg").op_type = "Abs"
         return folded
 
-    optimized = repaired_graph.optimized
-    monkeypatch.setattr(repaired_graph, "optimized", other)
+    optimized = onnx_rewrites.optimized
+    monkeypatch.setattr(onnx_rewrites, "optimized", other)
     model = model_of(onnx_rewrites.FOLDED)
-    repaired = repaired_graph.RepairedOnnx(model, [sample_of(model)], tmp_path)
+    repaired = onnx_rewrites.RepairedOnnx(model, [sample_of(model)], tmp_path, provider)
     repaired.apply([need(onnx_rewrites.FOLDED)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
@@ -252,15 +252,15 @@ def test_a_build_without_the_fault_needs_no_rewrite_and_is_told_so() -> None:
     assert not needs_of("fp16", "executorch", {"executorch": "1.5.1", "qnn": "2.49.40"}, asked)
     with torch.no_grad():
         model, sample = NETS["bias-for-each-call"][0]()
-        repaired = repaired_module.RepairedModule(model, [sample, sample])
+        repaired = torch_repair.RepairedModule(model, [sample, sample])
         repaired.apply([replace(need("bias-for-each-call"), withheld="not needed")])
     assert not repaired.rewritten and [change.refused for change in repaired.changes] == ["not needed"]
 
 
 def test_each_row_of_the_table_names_a_rewrite_that_is_there_and_each_fault_has_a_row() -> None:
-    there = {*rewrites.REWRITES, *rewrites.INPUTS, rewrites.WEIGHTS, *onnx_rewrites.REWRITES}
+    there = {*torch_repair.BY_NAME, *torch_repair.INPUTS, torch_repair.WEIGHTS, *onnx_rewrites.REWRITES}
     named = {fix.rewrite for fix in load_fixes() if fix.rewrite}
     assert named == there | {onnx_rewrites.FOLDED}
     assert all(fix_for(operator, "") for operator in onnx_rewrites.DEFINITIONS)
     assert {fault.id for fault in load_faults()} <= {fix.rule for fix in load_fixes()}
-    assert {*NETS, *rewrites.INPUTS, rewrites.WEIGHTS, *TEXTS} == named
+    assert {*NETS, *torch_repair.INPUTS, torch_repair.WEIGHTS, *TEXTS} == named

@@ -22,9 +22,8 @@ def suspected(net: nn.Module, inputs: tuple[Tensor, ...], precision: str) -> set
     from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    from ci.lanes.executorch.cut_programs import operators, range_seen
+    from ci.explain.torch_graph import TorchGraph
     from ci.operators.faults import faults_in
-    from ci.operators.partition.traits import constants_of, traits_of
 
     module = torch.export.export(net, inputs, strict=True).module()
     if precision != "fp16":
@@ -33,10 +32,9 @@ def suspected(net: nn.Module, inputs: tuple[Tensor, ...], precision: str) -> set
         module = prepare_pt2e(module, quantizer)
         module(*inputs)
         module = convert_pt2e(module)
-    constants = constants_of(module)
-    nodes = {node.name: traits_of(node, constants) for node in operators(module)}
-    for node in operators(module):
-        nodes[node.name]["range"] = range_seen(module, node.all_input_nodes[0], [inputs])
+    graph = TorchGraph(module, [inputs])
+    rows = ((name, graph.traits(name)) for name in graph.operators)
+    nodes = {name: traits[name] for name, traits in rows if name in traits}
     return {met.fault.id for met in faults_in(nodes, precision, "SM8650", VERSIONS)}
 
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.mixed import scored as scored_onnx
+from ci.lanes.onnx.graphs import scores as scores_of_onnx
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.precision import precision_named
 from provisioning.base.settings import ROOT
@@ -106,7 +106,7 @@ def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_pat
     for precision in ("u8u8", "u16u8"):
         (tmp_path / precision).mkdir()
         quantized.append(provider.quantized(model, samples, precision_named(precision), tmp_path / precision))
-    found = scored_onnx(model, quantized, {}, samples[0], tmp_path, 1e9)
+    found = scores_of_onnx(model, quantized, {}, samples[0], tmp_path, 1e9)
     units = found["units"]
     assert nodes_of(units) == [["conv", "relu", "mean"], ["product"]]
     (right,) = provider.on_cpu(model, samples[:1])

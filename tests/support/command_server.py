@@ -31,7 +31,7 @@ LATER = (
     *("ci.builds.emulator_runner", "ci.device.bundle.assemble", "ci.parity.fix"),
     *("ci.inspect.package", "ci.inspect.libraries", "ci.signing.lpai.sign", "ci.gate.table"),
     *("provisioning.store", "provisioning.validation.gather", "ci.gate.stage_output"),
-    *("ci.pipeline.into_suite", "ci.pipeline.ran", "ci.pipeline.audit_table"),
+    *("ci.pipeline.into_suite", "ci.pipeline.ran", "ci.explain.audit"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.user_program"),
     *(
         "ci.pipeline.output",

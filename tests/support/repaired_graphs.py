@@ -20,8 +20,6 @@ TEXTS = {
     "gelu-for-erf": f"""g ({ROW} x) => ({ROW} y)
         <float two = {{1.41421356}}, float one = {{1}}, float half = {{0.5}}> {{
         d = Div(x, two) e = Erf(d) a = Add(e, one) m = Mul(x, a) y = Mul(m, half) }}""",
-    "attention-in-parts": """g (float[1,2,5,4] q, float[1,2,5,4] k, float[1,2,5,4] v) => (float[1,2,5,4] y) {
-        y = Attention<is_causal = 1>(q, k, v) }""",
     "depthwise-as-product": f"""g ({IMAGE} x) => ({IMAGE} y)
         <float[4,1,1,1] w = {{1, 2, -3, 0.5}}, float[4] b = {{1, 0, 0.5, 2}}> {{
         y = Conv<group = 4>(x, w, b) }}""",

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.compile_flags import PYTORCH
 from ci.pipeline.lane_model import Product
 from ci.pipeline.options import Choice, Compiling, OneModel, WorkOptions
-from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity

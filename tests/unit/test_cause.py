@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ci.pipeline.cause import cause_of, is_of_chip, of_cuts, of_scores, with_suspects
-from ci.pipeline.divergence import FLOAT_MODEL
+from ci.explain.cause import cause_of, is_of_chip, of_divergence, of_scores, with_suspects
+from ci.explain.graph import FLOAT_MODEL
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from tests.support.taken_models import WRONG, Taken
@@ -68,13 +68,13 @@ def cuts(share: float, between: list[str] | None = None, **more: Any) -> dict[st
 
 def test_an_operator_is_the_cause_where_most_of_the_error_is_its_own() -> None:
     fault = {"message": "pow is wrong", "command": "exp", "fault": "power-of-a-number"}
-    found = of_cuts(cuts(0.9, known=[fault, {"message": "measured", "command": "shows"}]), "divergence")
+    found = of_divergence(cuts(0.9, known=[fault, {"message": "measured", "command": "shows"}]), "divergence")
     assert "cause is aten.pow.Scalar at net.py:7" in found.words and "90%" in found.words
     assert found.in_words().endswith("suspected: pow is wrong") and found.place["node"] == "pow_1"
 
 
 def test_where_all_add_a_little_none_is_the_cause() -> None:
-    found = of_cuts(cuts(0.1), "divergence")
+    found = of_divergence(cuts(0.1), "divergence")
     assert "cause" not in found.words and not found.place
 
 
@@ -87,14 +87,14 @@ def test_where_all_add_a_little_none_is_the_cause() -> None:
 def test_what_is_too_small_for_fp16_is_said_of_an_operator_that_is_named(
     reference: str, faint: float | None, said: bool, share: float, between: list[str]
 ) -> None:
-    found = of_cuts({**cuts(share, between, faint=faint), "reference": reference}, "divergence")
-    other = of_cuts({**cuts(share, between, faint=None), "reference": reference}, "divergence")
+    found = of_divergence({**cuts(share, between, faint=faint), "reference": reference}, "divergence")
+    other = of_divergence({**cuts(share, between, faint=None), "reference": reference}, "divergence")
     is_named = share > 0.5 or not between
     assert (found.words != other.words) is (said and is_named)
 
 
 def test_a_search_that_the_time_ended_says_how_far_it_came_and_what_goes_on() -> None:
-    found = of_cuts({**cuts(0.9, ["relu", "linear_3"]), "first": None}, "divergence net.py")
+    found = of_divergence({**cuts(0.9, ["relu", "linear_3"]), "first": None}, "divergence net.py")
     assert "relu and linear_3" in found.words and found.goes_on == "divergence net.py" and not found.place
 
 
@@ -113,7 +113,7 @@ def test_a_search_that_fails_is_no_cause_and_no_failure(
         raise CheckFailed("the compiler dies", fix="")
 
     lane = type("Lane", (), {"scores_of": dies})
-    monkeypatch.setattr("ci.pipeline.cause.of_lane", lambda model, verb: lane)
+    monkeypatch.setattr("ci.explain.cause.explainer", lambda model: lane)
     outcome = Outcome(figures={"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, wrong=WRONG)
     taken, program = Taken(tmp_path), SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
     assert cause_of(taken, program, replace(outcome, wrong=())) is None  # type: ignore[arg-type]
@@ -130,11 +130,13 @@ def test_what_the_nodes_meet_is_suspected_where_the_time_ended_the_search(
         "command": "cut it",
         "fault": "negative-pad",
     }
-    found = with_suspects(of_cuts({**cuts(0.9, between), "first": None}, "divergence net.py"), [suspect])
+    found = with_suspects(
+        of_divergence({**cuts(0.9, between), "first": None}, "divergence net.py"), [suspect]
+    )
     assert ("net.py:7" in found.in_words()) is named and not found.place
 
 
 def test_an_operator_that_was_found_needs_no_suspicion_of_others() -> None:
     suspect = {"message": "pad by less than nothing", "command": "cut it", "fault": "negative-pad"}
-    found = with_suspects(of_cuts(cuts(0.9), "divergence net.py"), [suspect])
+    found = with_suspects(of_divergence(cuts(0.9), "divergence net.py"), [suspect])
     assert found.place and not found.suspected

@@ -10,9 +10,9 @@ from typing import Any
 import numpy
 import pytest
 
-from ci.engine.workers.parent import WorkerDied
-from ci.pipeline.accuracy import Pair
-from ci.pipeline.divergence import Cuts, as_text, ended_in_time, fix_of, keep_partial, worst_drop
+from ci.explain.divergence import Divergence, as_text, fix_of, keep_partial, partial_of, worst_drop
+from ci.explain.graph import INPUT, NOTHING, Arrays, Graph, Node
+from ci.pipeline.models.arrays import Array
 
 
 def worst(
@@ -84,68 +84,124 @@ def test_where_all_lose_a_little_the_search_ends() -> None:
     assert named in operands and programs < 80
 
 
-def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
-    def pairs(node: str | None) -> list[Pair]:
-        if node == "conv":
-            raise ValueError("no kernel\nat all")
-        wrong = node == "linear" or node is None
-        return [Pair("", numpy.ones(4), numpy.zeros(4) if wrong else numpy.ones(4))]
+Compute = Callable[..., Any]
 
-    cuts = Cuts[str](str, pairs, lambda node, *_: pairs(node))
-    described = {"operator": "aten.linear.default", "module": "", "source": "", "code": ""}
-    result = cuts.search(
-        lambda: list(OPERANDS), lambda: ["linear"], lambda node: OPERANDS[node], lambda _: described, 30.0
-    )
-    assert result["first"] == {
-        **described,
-        "node": "linear",
-        "sqnr_db": 0.0,
-        "sample": 0,
-        "faint": None,
-        "share": 1.0,
-        "operands": {"conv": None},
-    }
-    text = "\n".join(as_text({**result, "reference": "the float model"}))
+
+def _first(*given: Array) -> Any:
+    return given[0] if given else numpy.ones(4)
+
+
+class Toy(Graph):
+    """A model of one sample, of which each node gives what the first gives that it reads, if nothing else is
+    said; what reads none gives ones."""
+
+    reference = "the quantized model on the CPU"
+    samples = (0,)
+
+    def __init__(
+        self,
+        operands: Mapping[str, Sequence[str]],
+        computes: Mapping[str, Compute] | None = None,
+        end: str = "",
+        shown: Sequence[str] = (),
+    ) -> None:
+        self.operands, self.computes = operands, computes or {}
+        self.end, self.shown = end or list(operands)[-1], shown
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        rows = (Node(name, "op", (*reads, "x"), 4, True) for name, reads in self.operands.items())
+        return {"x": Node("x", INPUT, ()), **{row.name: row for row in rows}}
+
+    @property
+    def results(self) -> Sequence[str]:
+        return [self.end]
+
+    def operands_of(self, name: str) -> list[str]:
+        return [*self.operands[name]]
+
+    def described(self, name: str) -> dict[str, str]:
+        return {"operator": f"aten.{name}.default", "module": "", "source": "", "code": ""}
+
+    def ending_at(self, name: str) -> Toy:
+        return Toy(self.operands, self.computes, name)
+
+    def showing(self, names: Sequence[str]) -> Toy | None:
+        return None
+
+    def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
+        values: dict[str, Array] = {}
+        for name, reads in self.operands.items():
+            given = [values[operand] for operand in reads]
+            compute: Compute = self.computes.get(name, _first)
+            with numpy.errstate(all="ignore"):
+                values[name] = replaced[name][0] if name in replaced else compute(*given)
+        return [[values[name] for name in (self.end, *self.shown)]]
+
+    def values(self, sample: int) -> dict[str, Array]:
+        raise NotImplementedError
+
+    def errors_of(self, quantized: Any) -> dict[str, Array]:
+        raise NotImplementedError
+
+    def disturbed(self, errors: object) -> Any:
+        raise NotImplementedError
+
+
+class Shows(Toy):
+    def ending_at(self, name: str) -> Toy:
+        return Shows(self.operands, self.computes, name)
+
+    def showing(self, names: Sequence[str]) -> Toy:
+        return Shows(self.operands, self.computes, self.end, names)
+
+
+class Told:
+    """A chip that gives what it is told at each node."""
+
+    def __init__(self, gives: Callable[[str], Any]) -> None:
+        self.gives = gives
+
+    def outputs(self, graph: Any, expected: object) -> list[list[Array]]:
+        return [[numpy.asarray(self.gives(name)) for name in (graph.end, *graph.shown)]]
+
+
+def found_in(graph: Toy, gives: Callable[[str], Any], least: float = 40.0, **more: Any) -> dict[str, Any]:
+    return Divergence(graph, Told(gives), least, **more).search()
+
+
+def wrong_from(place: int) -> Callable[[str], Any]:
+    """Of a chain, zeros in place of ones."""
+    return lambda name: numpy.zeros(4) if int(name[1:]) >= place else numpy.ones(4)
+
+
+def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
+    def gives(name: str) -> Any:
+        if name == "conv":
+            raise ValueError("no kernel\nat all")
+        return numpy.zeros(4) if name == "linear" else numpy.ones(4)
+
+    result = found_in(Toy({**OPERANDS, "linear": ["conv"]}, end="linear"), gives, 30.0)
+    first = result["first"]
+    assert (first["node"], first["sqnr_db"], first["share"]) == ("linear", 0.0, 1.0)
+    assert first["operands"] == {"conv": None}
+    text = "\n".join(as_text(result))
     assert "conv not measured" in text and "no kernel" in text
 
 
 def test_a_power_of_a_wrong_operand_is_wrong_and_not_at_fault() -> None:
-    right, found = {"sum": 2.0, "pow": 4.0}, {"sum": 2.4, "pow": 5.76}
-
-    def pairs(node: str | None) -> list[Pair]:
-        name = node or "pow"
-        return [Pair("", numpy.full(4, right[name]), numpy.full(4, found[name]))]
-
-    def with_error(node: str, without: Sequence[str], found: Mapping[str, Sequence[Any]]) -> list[Pair]:
-        (values,) = found[node]
-        passed_on = found["sum"][0] ** 2 if without else 4
-        return [Pair("", numpy.full(4, 4.0), 4 + values - passed_on if node == "pow" else values**2)]
-
-    cuts = Cuts[str](str, pairs, with_error)
-    operands = {"sum": [], "pow": ["sum"]}
-    first = cuts.search(lambda: ["sum", "pow"], lambda: ["pow"], operands.__getitem__, lambda _: {}, 40.0)[
-        "first"
-    ]
-    assert first and first["node"] == "sum" and first["share"] == 1.0
+    model = Toy({"sum": [], "pow": ["sum"]}, {"sum": lambda: numpy.full(4, 2.0), "pow": lambda x: x**2})
+    chip = {"sum": 2.4, "pow": 5.76}
+    first = found_in(model, lambda name: numpy.full(4, chip[name]))["first"]
+    assert first["node"] == "sum" and first["share"] == 1.0
 
 
 def test_a_small_error_that_grows_on_the_way_to_the_outputs_is_found_where_it_begins() -> None:
     """Each node doubles what it reads: a step of rounding at the first is all of the output."""
     operands = chain(12)
-    found = {name: 1 + 2.0**place * 1e-3 for place, name in enumerate(operands)}
-
-    def pairs(node: str | None) -> list[Pair]:
-        return [Pair("", numpy.ones(4), numpy.full(4, found[node or "n11"]))]
-
-    def with_error(node: str, without: Sequence[str], _: Mapping[str, Sequence[Any]]) -> list[Pair]:
-        own = 0.0 if without else found["n11"] - 1
-        return [Pair("", numpy.ones(4), numpy.full(4, 1 + own))]
-
-    cuts = Cuts[str](str, pairs, with_error)
-    first = cuts.search(lambda: list(operands), lambda: ["n11"], operands.__getitem__, lambda _: {}, 40.0)[
-        "first"
-    ]
-    assert first and first["node"] == "n0" and first["share"] == 1.0
+    model = Toy(operands, {name: lambda x: 1 + 2 * (x - 1) for name in list(operands)[1:]})
+    first = found_in(model, lambda name: numpy.full(4, 1 + 2.0 ** int(name[1:]) * 1e-3))["first"]
+    assert first["node"] == "n0" and first["share"] == 1.0
 
 
 @pytest.mark.parametrize(("wrong", "share"), [(None, 0.1), ("n6", 0.9)])
@@ -155,22 +211,14 @@ def test_how_much_of_the_error_is_the_operators_own_tells_a_fault_from_rounding(
     """At 8 bits ten operators that round as much give 30 dB, and none of them is at fault."""
     operands = chain(10)
     powers = [0.1 if wrong is None else (0.9 if name == wrong else 0.1 / 9) for name in operands]
-    noise = {name: sum(powers[: place + 1]) * 1e-3 for place, name in enumerate(operands)}
 
-    def pairs(node: str | None) -> list[Pair]:
-        off = numpy.full(4, noise[node or "n9"] ** 0.5)
-        return [Pair("", numpy.ones(4), numpy.ones(4) + off)]
+    def gives(name: str) -> Any:
+        """Each rounds another value."""
+        noise = [power if place <= int(name[1:]) else 0.0 for place, power in enumerate(powers)]
+        return 1 + numpy.sqrt(numpy.array(noise) * 1e-2)
 
-    def with_error(node: str, without: Sequence[str], _: Mapping[str, Sequence[Any]]) -> list[Pair]:
-        own = numpy.full(4, noise[node] - sum(noise[operand] for operand in without))
-        return [Pair("", numpy.ones(4), numpy.ones(4) + own**0.5)]
-
-    ends = [list(operands)[-1]]
-    cuts = Cuts[str](str, pairs, with_error)
-    first = cuts.search(lambda: list(operands), lambda: ends, operands.__getitem__, lambda _: {}, 40.0)[
-        "first"
-    ]
-    assert first and first["share"] == pytest.approx(share, abs=0.02)
+    first = found_in(Toy(operands, {"n0": lambda: numpy.ones(10)}), gives)["first"]
+    assert first["share"] == pytest.approx(share, abs=0.02)
     assert wrong is None or first["node"] == wrong
 
 
@@ -197,24 +245,19 @@ def test_every_end_of_the_search_names_what_to_do_next(
 
 
 def test_a_search_whose_time_is_over_says_between_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    operands, clock = chain(64), [0.0]
+    clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
 
-    def pairs(node: str | None) -> list[Pair]:
+    def gives(name: str) -> Any:
         clock[0] += 10
-        wrong = node is None or int(node[1:]) >= 40
-        return [Pair("", numpy.ones(4), numpy.zeros(4) if wrong else numpy.ones(4))]
+        return wrong_from(40)(name)
 
-    cuts = Cuts[str](str, pairs, lambda node, *_: pairs(node), whole=0.0)
-    nodes = list(operands)
-    result = cuts.search(
-        lambda: nodes, lambda: nodes[-1:], operands.__getitem__, lambda _: {}, 30.0, seconds=45
-    )
+    result = found_in(Toy(chain(64)), gives, 30.0, seconds=45, whole=0.0)
     low, high = result["between"]
     assert int(low[1:]) < 40 <= int(high[1:]) and len(result["cuts"]) <= 5
     # It is the whole program, whose figure is known.
-    assert nodes[-1] not in result["cuts"]
-    assert low in "\n".join(as_text({**result, "reference": "the float model"}))
+    assert "n63" not in result["cuts"]
+    assert low in "\n".join(as_text(result))
 
 
 @pytest.mark.parametrize(("again", "cuts"), [(0.0, False), (1.0, True)], ids=["as the whole", "repaired"])
@@ -223,72 +266,45 @@ def test_a_program_that_shows_all_operators_is_believed_if_it_errs_as_the_whole_
     again: float, cuts: bool, takes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it showed is not lost, though it takes all of the time."""
-    operands, cut, clock = chain(64), list[str](), [0.0]
+    cut, clock = list[str](), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
 
-    def pairs_of(name: str) -> list[Pair]:
-        return [Pair("", numpy.ones(4), numpy.zeros(4) if int(name[1:]) >= 40 else numpy.ones(4))]
+    class Chip(Told):
+        def outputs(self, graph: Any, expected: object) -> list[list[Array]]:
+            rows = super().outputs(graph, expected)
+            if graph.shown:
+                clock[0] += takes
+                return [[numpy.full(4, again), *rows[0][1:]]]
+            cut.append(graph.end)
+            return rows
 
-    def pairs(node: str | None) -> list[Pair]:
-        cut.append(node or "n63")
-        return pairs_of(cut[-1])
-
-    def shown() -> tuple[list[Pair], dict[str, list[Pair]]]:
-        clock[0] += takes
-        return [Pair("", numpy.ones(4), numpy.full(4, again))], {name: pairs_of(name) for name in operands}
-
-    search = Cuts[str](str, pairs, lambda node, *_: pairs_of(node), 0.0, shown)
-    found = search.search(
-        lambda: list(operands), lambda: ["n63"], operands.__getitem__, lambda _: {}, 30.0, seconds=60
-    )
+    search = Divergence(Shows(chain(64)), Chip(wrong_from(40)), 30.0, 60, 0.0)
+    result = search.search()
     if cuts and takes:
-        assert found["between"] and found["first"] is None
+        assert result["between"] and result["first"] is None
     else:
-        assert found["first"]["node"] == "n40" and bool(cut) is cuts
+        assert result["first"]["node"] == "n40" and bool(cut) is cuts
 
 
 def test_what_reads_a_ruined_value_is_not_the_cause() -> None:
     """Two values that are lost make any quotient of them."""
-    operands = {"cast": [], "sum": ["cast"], "div": ["cast", "sum"]}
-    lost = {"cast": 0.0, "sum": 0.0, "div": -0.2}
-    errors = {"cast": 0.9, "sum": 0.0, "div": 1.2}
-
-    def pairs(node: str | None) -> list[Pair]:
-        return [Pair("", numpy.ones(4), numpy.full(4, lost[node or "div"]))]
-
-    def with_error(node: str, known: Sequence[str], _: object) -> list[Pair]:
-        return [Pair("", numpy.ones(4), numpy.full(4, 1 - errors[node]))]
-
-    cuts = Cuts[str](str, pairs, with_error)
-    first = cuts.search(lambda: list(operands), lambda: ["div"], operands.__getitem__, lambda _: {}, 30.0)[
-        "first"
-    ]
-    assert first["node"] == "cast"
+    model = Toy({"cast": [], "sum": ["cast"], "div": ["cast", "sum"]}, {"div": lambda x, y: x / y})
+    chip = {"cast": 0.0, "sum": 0.0, "div": -0.2}
+    assert found_in(model, lambda name: numpy.full(4, chip[name]), 30.0)["first"]["node"] == "cast"
 
 
 def test_what_a_search_knows_is_kept_for_when_it_is_ended(tmp_path: Path) -> None:
-    operands = chain(64)
-
-    def pairs(node: str | None) -> list[Pair]:
-        if node == "n47":
+    def gives(name: str) -> Any:
+        if name == "n47":
             raise KeyboardInterrupt
-        wrong = node is None or int(node[1:]) >= 40
-        return [Pair("", numpy.ones(4), numpy.zeros(4) if wrong else numpy.ones(4))]
+        return wrong_from(40)(name)
 
-    cuts = Cuts[str](str, pairs, lambda node, *_: pairs(node), whole=0.0)
-    kept: Callable[[Mapping[str, Any]], None] = partial(keep_partial, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        cuts.search(
-            lambda: list(operands), lambda: ["n63"], operands.__getitem__, lambda _: {}, 30.0, keep=kept
-        )
+        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, keep=partial(keep_partial, tmp_path))
 
-    def late() -> dict[str, Any]:
-        raise WorkerDied("timeout", "no result after 5 s")
-
-    known = ended_in_time(late, tmp_path)
-    assert known["between"] == ["n31", "n63"] and known["cuts"]["n31"] > 100
-    with pytest.raises(WorkerDied):
-        ended_in_time(late, tmp_path / "empty")
+    known = partial_of(tmp_path)
+    assert known and known["between"] == ["n31", "n63"] and known["cuts"]["n31"] > 100
+    assert partial_of(tmp_path / "empty") is None
 
 
 @pytest.mark.parametrize(
@@ -298,11 +314,6 @@ def test_what_a_search_knows_is_kept_for_when_it_is_ended(tmp_path: Path) -> Non
 def test_values_are_too_small_where_the_error_is_a_few_of_the_smallest_steps(
     expected: float, error: float, faint: bool
 ) -> None:
-    def pairs(node: str | None) -> list[Pair]:
-        return [Pair("", numpy.full(4, expected), numpy.full(4, expected + error))]
-
-    cuts = Cuts[str](str, pairs, lambda node, *_: pairs(node))
-    found = cuts.search(
-        lambda: ["a", "b"], lambda: ["b"], {"a": [], "b": ["a"]}.__getitem__, lambda _: {}, 300
-    )
-    assert (found["first"]["faint"] is not None) is faint
+    model = Toy({"a": [], "b": ["a"]}, {"a": lambda: numpy.full(4, expected)})
+    result = found_in(model, lambda name: numpy.full(4, expected + error), 300)
+    assert (result["first"]["faint"] is not None) is faint

@@ -23,6 +23,7 @@ FLOORS = (
     {"results"},
     {"pipeline"},
     {"operators"},
+    {"explain"},
     {"lanes", "builds", "parity", "signing", "device", "inspect", "report"},
     {
         "model_commands",
@@ -185,6 +186,21 @@ def _defines(file: Path, name: str) -> bool:
 def test_imports_go_down_only() -> None:
     bad = sorted(f"{importing} imports {imported}" for importing, imported in _violations())
     assert not bad, "\n".join(bad)
+
+
+def test_searches_know_a_model_only_as_a_graph() -> None:
+    """Adapters and rewrites alone are of a framework, and a search imports none of them."""
+    frameworks = ("torch", "executorch", "onnx", "onnxruntime")
+    files = {file.stem: file for file in (ROOT / "ci" / "explain").glob("*.py")}
+    adapters = [f"ci.explain.{name}" for name in files if name.startswith(("torch_", "onnx_"))]
+    known = {
+        (name, imported)
+        for name, file in files.items()
+        if f"ci.explain.{name}" not in adapters
+        for imported in names_imported(parsed(file))
+        if any(_below(imported, other) for other in (*frameworks, *adapters))
+    }
+    assert adapters and not known
 
 
 def test_every_room_is_on_a_floor() -> None:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import Field
 
+from ci.model_commands.compile_one import compile_model
 from ci.pipeline.cached_steps import CachedStep, run_cached_step
-from ci.pipeline.compile_one import compile_model
 from ci.pipeline.lane import Lane, Mine, Results, run
 from ci.pipeline.lane_model import LaneModel, Product
 from ci.pipeline.model_report import reported

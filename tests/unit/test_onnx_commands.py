@@ -15,7 +15,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx import running
-from ci.lanes.onnx.repair import of_suites
+from ci.lanes.onnx.explain import of_suites
 from ci.lanes.onnx.suite import programs_of
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.options import Choice, OneModel, WorkOptions

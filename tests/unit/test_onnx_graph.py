@@ -11,20 +11,22 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ci.explain.graph import groups_of
+from ci.explain.onnx_graph import OnnxGraph
+from ci.explain.onnx_rewriting import make_plain
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.cuts import beyond_half, searched
 from ci.lanes.onnx.graph import (
     all_in_float,
     external_files,
     fix_dimensions,
     load_graph,
-    make_plain,
     problems_of,
     shapes_of,
     signature_of,
     simplify_gathers,
     wrong_reciprocals,
 )
+from ci.lanes.onnx.graphs import beyond_half, divergence_of
 from ci.lanes.onnx.orders import dimensions_of
 from ci.pipeline.precision import precision_named
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -350,9 +352,33 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     samples = [{"x": np.full((1, 3, 8, 8), 2.0, "f4")}]
     precision, soc = precision_named("8a8w" if quantized else "fp16"), soc_named("SM8650")
     how: Any = None
-    found = searched(tmp_path / "net.onnx", {}, samples, (precision, soc, how), tmp_path, 60.0, 1e9, None)
+    found = divergence_of(
+        tmp_path / "net.onnx", {}, samples, (precision, soc, how), tmp_path, 60.0, 1e9, None
+    )
     assert found["first"]["node"] == "add" and found["first"]["share"] == 1.0
     assert found["sqnr_db"] < found["cuts"]["add"]
+
+
+def test_each_part_of_an_operators_result_is_a_node_and_has_the_operators_name_in_a_precision_file(
+    tmp_path: Path,
+) -> None:
+    nodes = [
+        helper.make_node("Split", ["x"], ["left", "right"], name="left", axis=1),
+        helper.make_node("Relu", ["right"], ["r"], name="relu"),
+        helper.make_node("Add", ["left", "r"], ["y"], name="add"),
+    ]
+    model = model_of(nodes, shape=(1, 4), output=(1, 2))
+    sample = {"x": np.array([[1, 2, 3, 4]], "f4")}
+    graph = OnnxGraph(model, [sample], tmp_path, provider)
+    assert [*graph.operators] == ["left:0", "left:1", "relu", "add"]
+    assert graph.operands_of("add") == ["left:0", "relu"] and graph.ends == ["add"]
+    ((part,),) = graph.ending_at("left:1").outputs()
+    ((changed,),) = graph.outputs({"left:1": [np.zeros((1, 2), "f4")]})
+    assert part.tolist() == [[3, 4]] and changed.tolist() == [[1, 2]]
+    groups = [graph.named([node.name for node in members]) for members in groups_of(graph)]
+    assert groups == [["left", "relu"], ["add"]]
+    (disturbed,) = graph.disturbed([{"relu": np.full((1, 2), 10, "f4")}])
+    assert disturbed[0].tolist() == [[14, 16]]
 
 
 def test_a_softmax_over_another_axis_is_another_operator_in_a_forecasts_difference() -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.engine.work import Result
-from ci.lanes.executorch import audit
+from ci.explain.audit import as_text, with_precisions
+from ci.lanes.executorch import explain
 from ci.lanes.executorch.emulate import findings_of
 from ci.lanes.executorch.judge import suspected_on_cpu
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.onnx_page import inexact_onnx
 from ci.operators.table import Inexact, inexact, name_in_table, read
-from ci.pipeline.audit_table import as_text
 from provisioning.fixes import NO_FIX
 from tests.support.own_table import own_table
 
@@ -232,7 +232,7 @@ def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
         "delegates": 1,
         "ddr": {"read": 1, "written": 1},
     }
-    rows = {"16a8w": audit.row_of(Result(facts, tmp_path), "16a8w", "SM8350")}
+    rows = {"16a8w": explain.audit_row(Result(facts, tmp_path), "16a8w", "SM8350")}
     text = "\n".join(as_text(rows))
     assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
     assert "→ nox -s diagnose -- log@16a8w" in text
@@ -259,7 +259,7 @@ def test_audit_warns_of_what_was_measured_with_this_nodes_shapes_alone(
         "delegates": 1,
         "ddr": {"read": 1, "written": 1},
     }
-    assert bool(audit.row_of(Result(facts, tmp_path), scheme, "SM8650")["inexact"]) is warns
+    assert bool(explain.audit_row(Result(facts, tmp_path), scheme, "SM8650")["inexact"]) is warns
 
 
 TYPES = f"{REFUSES}: Tensor 0 and 0 have mismatching datatypes"
@@ -287,10 +287,10 @@ def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_o
         "left": [on_cpu] * left_at_16_bits,
     }
     rows = {
-        scheme: audit.row_of(Result(of_scheme, tmp_path), scheme, "SM8750")
+        scheme: explain.audit_row(Result(of_scheme, tmp_path), scheme, "SM8750")
         for scheme, of_scheme in (("8a8w", facts), ("16a8w", exact))
     }
-    audit.suggest_precisions(rows, "SM8750")
+    with_precisions(rows, "SM8750")
     (left,) = rows["8a8w"]["cpu"]
     assert ("16a8w" in left["suggestion"]) is suggested
 

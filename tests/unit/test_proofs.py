@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from ci.pipeline.cause import Cause
+from ci.explain.cause import Cause, explained
+from ci.explain.proofs import MOST, helps, proofs_of
+from ci.explain.rewriting import Rewritten
 from ci.pipeline.options import OneModel
-from ci.pipeline.proofs import MOST, helps, proofs_of
-from ci.pipeline.proved import explained
-from ci.pipeline.rewriting import Rewritten
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
@@ -27,7 +26,7 @@ def proved(
     folder: Path, monkeypatch: pytest.MonkeyPatch, gives: Any, before: Outcome = RED, **more: Any
 ) -> Any:
     taken: Any = Taken(folder, gives=gives)
-    monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: taken)
+    monkeypatch.setattr("ci.explain.proofs.explainer", lambda model: taken)
     return proofs_of(taken, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), taken
 
 
@@ -68,7 +67,7 @@ def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_
 ) -> None:
     (tmp_path / "net.py").write_text(WRITTEN)
     (tmp_path / "weights.txt").write_text("3")
-    monkeypatch.setattr("ci.pipeline.proofs.Parser.user_folder", lambda: tmp_path)
+    monkeypatch.setattr("ci.explain.proofs.Parser.user_folder", lambda: tmp_path)
     code, asked = WRITTEN.splitlines()[1].strip(), list[str]()
     change = replace(HELPS, rules=("einsum-of-matrices",), source="net.py:2", code=code)
     monkeypatch.setattr(Taken, "rewritten", lambda self, _, asked: Rewritten([change], tmp_path / "r.pt2"))
@@ -119,7 +118,7 @@ def test_what_died_and_is_red_once_it_is_rewritten_is_rewritten_at_the_more_exac
         return RED if model.precision == "8a8w" else green(32.7)
 
     taken: Any = Taken(tmp_path, gives=gives)
-    monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: taken)
+    monkeypatch.setattr("ci.explain.proofs.explainer", lambda model: taken)
     taken.model = replace(taken.model, precision="8a8w")
     exact, runs = proofs_of(taken, "SM8650", Outcome("dies of aten.sort"), None).helping
     assert "still red" in runs and "8a8w" in runs
@@ -142,7 +141,7 @@ def test_a_trial_that_this_machine_cannot_do_is_said_and_the_next_one_is_tried(
         return green(44.4) if model.precision == "16a8w" else RED
 
     taken: Any = Taken(tmp_path, gives=gives)
-    monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: taken)
+    monkeypatch.setattr("ci.explain.proofs.explainer", lambda model: taken)
     taken.model = replace(taken.model, precision="8a8w")
     found = proofs_of(taken, "SM8650", RED, CAUSE)
     assert "the disk is full" in found.others[0] and "44.4 dB" in found.fix

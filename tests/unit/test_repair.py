@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from ci.explain import repair
+from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.model_commands import repair as verb
-from ci.pipeline import repair
+from ci.model_commands.compile_one import compile_model
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.compile_one import compile_model
 from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.options import OneModel
-from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.trial import Outcome
 from provisioning.base.accepted import load_accepted
@@ -182,8 +182,8 @@ def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
     first: dict[str, Any] = {"operator": "aten.pow.Scalar", "source": "net.py:7", "code": "2 ** x"}
     first |= {"node": "pow_1", "module": "", "sqnr_db": 2.0, "share": 0.9, "operands": {}, "faint": None}
     found = {"reference": "the quantized model on the CPU", "first": first, "between": []}
-    lane = SimpleNamespace(cuts_of=lambda *_: found)
-    monkeypatch.setattr("ci.pipeline.cause.of_lane", lambda model, verb: lane)
+    lane = SimpleNamespace(divergence_of=lambda *_: found)
+    monkeypatch.setattr("ci.explain.cause.explainer", lambda model: lane)
     taken: Any = Taken(tmp_path)
     taken.rewritten = lambda _taken, asked: Rewritten((), None)
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ci.lanes.executorch.accuracy_losses import outputs_of
+from ci.explain.torch_graph import outputs_of
 from ci.operators.partition.decisions import is_quantizer
 from ci.pipeline.accuracy import tie_noise
 from ci.pipeline.models.factory import copied

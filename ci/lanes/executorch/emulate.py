@@ -14,6 +14,7 @@ from ci.engine.jobs import Job
 from ci.engine.progress import Line, failed
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied
+from ci.explain.cause import explained
 from ci.lanes.executorch import KEPT, PROGRAM
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
@@ -40,7 +41,6 @@ from ci.pipeline.findings import (
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import StageOptions
-from ci.pipeline.proved import explained
 from ci.pipeline.runner import Runner, find_runner, ready_runner
 from ci.pipeline.scoring import scores_of
 from ci.results import CachedResults, Key
@@ -49,6 +49,7 @@ from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Severity
 from provisioning.base.stage_run import StageRun
+from provisioning.base.units import in_decibels
 
 RAN = "emulator"
 """The step whose figures are a program's."""
@@ -411,7 +412,7 @@ def causes_of(
 def lost_at(loss: Mapping[str, Any]) -> str:
     where = loss["operator"] + (f" of {loss['module']}" if loss["module"] else "")
     where += f" at {loss['source']} `{loss['code']}`" if loss["source"] else ""
-    return f"{where} ({loss['before_db']:g} dB before it, {loss['after_db']:g} dB after)"
+    return f"{where} ({in_decibels(loss['before_db'])} before it, {in_decibels(loss['after_db'])} after)"
 
 
 def _keep(stage: StageRun, compiled: Mapping[str, Result], folder: Path) -> None:

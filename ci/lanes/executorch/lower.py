@@ -38,17 +38,17 @@ from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
 from ci.engine.trouble import of_error
 from ci.engine.workers.child import doing
-from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
-from ci.lanes.executorch.accuracy_losses import (
+from ci.explain.torch_graph import (
     beyond_half,
     figures_in_torch,
     normed,
     outputs_of,
+    units_of,
     worst_losses,
 )
+from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
 from ci.lanes.executorch.choices import add_choices
 from ci.lanes.executorch.export import ExportedCase
-from ci.lanes.executorch.scores import units_of
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.operators.partition.decisions import (
     DELEGATE,

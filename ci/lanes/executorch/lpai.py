@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ci.lanes.executorch.accuracy_losses import figures_in_torch
+from ci.explain.torch_graph import figures_in_torch
 from ci.lanes.executorch.backends import lpai_library
 from ci.operators.partition.decisions import is_quantizer, operator_name
 from ci.pipeline.models.model_lines import source_of

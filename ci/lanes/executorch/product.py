@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.work import Failure, Result
+from ci.explain.divergence import known_fault
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
@@ -44,7 +45,6 @@ from ci.lanes.executorch.user_program import (
 )
 from ci.operators.faults import shown_by_inputs
 from ci.pipeline.accuracy import against_in_words, in_words
-from ci.pipeline.divergence import known_fault
 from ci.pipeline.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product

@@ -24,14 +24,12 @@ them."""
 
 
 MODULES = (
+    "ci.pipeline.models.exported",
     "ci.lanes.executorch.lower",
     "ci.lanes.executorch.wrap_context",
-    "ci.lanes.executorch.cut_programs",
-    "ci.lanes.executorch.cut_out",
-    "ci.lanes.executorch.repaired_module",
-    "ci.pipeline.models.exported",
+    "ci.lanes.executorch.graphs",
 )
-"""Where the work of these processes is done."""
+"""What the work of all homes imports."""
 
 
 def prepare() -> None:
@@ -81,24 +79,22 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _searched(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.cut_programs import searched
+def _diverged(order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.executorch.graphs import diverge
 
-    return searched(order, Path(order["into"]))
+    return diverge(order)
 
 
 def _script(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.cut_out import order_script
+    from ci.lanes.executorch.graphs import script
 
-    return order_script(order)
+    return script(order)
 
 
 def _rewritten(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.repaired_module import rewritten
-    from ci.lanes.executorch.suite import parse_request
+    from ci.lanes.executorch.graphs import rewritten
 
-    case, run, _, place = parse_request(order)
-    return rewritten(case, run, place, Path(order["into"]), order["needs"])
+    return rewritten(order)
 
 
 def _wrapped(order: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +135,6 @@ def _at_home(work: Answer) -> Answer:
     return reporting(done, error_of)
 
 
-compiled, searched, script, rewritten, wrapped = map(
-    _at_home, (facts_of, _searched, _script, _rewritten, _wrapped)
+compiled, diverged, script, rewritten, wrapped = map(
+    _at_home, (facts_of, _diverged, _script, _rewritten, _wrapped)
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from ci.lanes.onnx.values import values_of
+from ci.lanes.onnx.graphs import values_of
 from ci.pipeline.accuracy import tie_noise
 from ci.pipeline.models.arrays import Array, Sample
 

@@ -17,6 +17,7 @@ from ci.pipeline.precision import PRECISIONS, written_name
 from ci.pipeline.suite_file import read_suite
 from provisioning.base.commands import joined, session
 from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.units import bound_in_decibels, in_decibels
 
 STAGES = ("test_lowering", "test_emulator")
 LANE = "executorch"
@@ -154,9 +155,10 @@ def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> 
         worse, ours, theirs = pair.difference_db < 0, pair.onnx, pair.executorch
         whose = "ExecuTorch's baseline" if theirs.agreed else "ExecuTorch"
         severity = Severity.WARNING if theirs.agreed else Severity.ERROR
+        reached = [in_decibels(row.sqnr_db or 0.0) for row in (ours, theirs)]
         message = (
-            f"ONNX Runtime reaches {ours.sqnr_db:.1f} dB and {whose} {theirs.sqnr_db:.1f} dB: expected at"
-            f" most {tolerance_db:g} dB between them, found {abs(pair.difference_db):.1f}"
+            f"ONNX Runtime reaches {reached[0]} and {whose} {reached[1]}: expected at most"
+            f" {bound_in_decibels(tolerance_db)} between them, found {in_decibels(abs(pair.difference_db))}"
         )
         fix = f"look for what {'ONNX Runtime' if worse else whose} quantizes or computes otherwise"
         yield Finding("onnx-cross-check", severity, pair.name, message, fix)
@@ -164,7 +166,7 @@ def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> 
 
 def markdown(pairs: Sequence[CrossChecked], tolerance_db: float) -> str:
     lines = [
-        f"SQNR may differ by {tolerance_db:g} dB between the lanes.",
+        f"SQNR may differ by {bound_in_decibels(tolerance_db)} between the lanes.",
         "",
         "| program | lane | cosine | SQNR dB | bytes | DDR read | DDR written | |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",

@@ -8,12 +8,14 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, is_below
 from ci.pipeline.models.inputs import GraphSignature, Tensor, is_fixed
+from ci.pipeline.precision import precision_named
 from provisioning.base.commands import add_flags, joined
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
@@ -31,8 +33,6 @@ DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 """Operators whose output shape is known only after they ran."""
 PADDED = ("NonMaxSuppression", "NonZero")
 """The provider accepts these if the model says how large the output may become."""
-CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
-"""By attribute the type of a Constant that is written as numbers."""
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 DECIDES_TIME = ("axis", "group", "kernel_shape", "perm", "strides")
 """Attributes of nodes."""
@@ -210,71 +210,6 @@ def opset_of(model: onnx.ModelProto) -> int:
     return max((row.version for row in model.opset_import if row.domain in ("", "ai.onnx")), default=1)
 
 
-def make_plain(model: onnx.ModelProto) -> bool:
-    """Name nodes without a name, make weights of Constant nodes and of the Identity nodes by which exporters
-    share equal ones, and take weights out of the inputs; returns whether that changes the model.
-
-    The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and
-    cannot load a context with weights for inputs. The quantizer leaves a bias of an Identity in float."""
-    graph = model.graph
-    unnamed = [node for node in graph.node if not node.name]
-    for node in unnamed:
-        node.name = node.output[0]
-    folded = _fold_constants(graph)
-    weights = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in weights]
-    listed = len(inputs) < len(graph.input)
-    if listed:
-        del graph.input[:]
-        graph.input.extend(inputs)
-    if folded or listed:
-        # Older versions want every weight among the inputs.
-        model.ir_version = max(model.ir_version, 4)
-    return bool(unnamed or folded or listed)
-
-
-def _fold_constants(graph: onnx.GraphProto) -> bool:
-    """A Constant that is an output of the graph stays a node, and so does one of text or a sparse one."""
-    outputs = {value.name for value in graph.output}
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    for value in graph.input:
-        # A caller may replace it.
-        weights.pop(value.name, None)
-    kept, before = [], len(graph.node)
-    for node in graph.node:
-        tensor = None
-        if node.output[0] not in outputs:
-            shared = weights.get(node.input[0]) if node.op_type == "Identity" else None
-            tensor = shared or _constant(node)
-        if tensor is None:
-            kept.append(node)
-        else:
-            weight = graph.initializer.add()
-            weight.CopyFrom(tensor)
-            weight.name = node.output[0]
-            weights[weight.name] = weight
-    if len(kept) < before:
-        del graph.node[:]
-        graph.node.extend(kept)
-    return len(kept) < before
-
-
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The value of a Constant node, if a weight can have it."""
-    import numpy as np
-    from onnx import helper, numpy_helper
-
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
-        return None
-    (attribute,) = node.attribute
-    if attribute.name == "value":
-        return attribute.t
-    if attribute.name not in CONSTANT_TYPES:
-        return None
-    value = np.asarray(helper.get_attribute_value(attribute), CONSTANT_TYPES[attribute.name])
-    return numpy_helper.from_array(value)
-
-
 def simplify_gathers(model: onnx.ModelProto) -> None:
     """Replace each GatherND that looks up by one index with a Gather.
 
@@ -296,6 +231,31 @@ def simplify_gathers(model: onnx.ModelProto) -> None:
             inputs = [node.input[0], unsqueeze.input[0]]
             gather = helper.make_node("Gather", inputs, list(node.output), name=node.name, axis=0)
             graph.node[index].CopyFrom(gather)
+
+
+def overrides_of(
+    model: onnx.ModelProto, nodes: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, str], list[str]]:
+    """The type of each tensor that these nodes compute, and the nodes that stay in float."""
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model)
+    values = [*inferred.graph.value_info, *model.graph.output]
+    floats = {row.name for row in values if row.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
+    types: dict[str, str] = {}
+    excluded: list[str] = []
+    for precision, patterns in nodes.items():
+        for pattern in patterns:
+            matching = [node for node in model.graph.node if fnmatchcase(node.name, pattern)]
+            if not matching:
+                message = f"nodes = {pattern!r} matches no node"
+                raise CheckFailed(message, fix="tune the model again, or correct it")
+            if activations := precision_named(precision).activations:
+                tensors = [name for node in matching for name in node.output if name in floats]
+                types |= dict.fromkeys(tensors, activations)
+            else:
+                excluded += [node.name for node in matching]
+    return types, excluded
 
 
 def all_in_float(model: onnx.ModelProto) -> bool:

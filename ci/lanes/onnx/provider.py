@@ -22,9 +22,9 @@ from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, 
 from ci.artifacts.estimate import QnnEstimate, read_estimate
 from ci.diagnose.explain import read
 from ci.engine.workers.child import doing, threads
+from ci.explain.onnx_rewriting import make_plain
 from ci.lanes.onnx.context import nodes_beside_context
-from ci.lanes.onnx.graph import make_plain, opset_of, simplify_gathers
-from ci.lanes.onnx.node_graph import Graph, overrides_of
+from ci.lanes.onnx.graph import opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.own_output import quiet, size_of, text_since
@@ -121,7 +121,7 @@ def quantized(
             changed = True
         source = prepared if changed else model
         plain = onnx.load(str(source))
-        types, excluded = overrides_of(Graph(plain), nodes) if nodes else ({}, [])
+        types, excluded = overrides_of(plain, nodes) if nodes else ({}, [])
         config = get_qnn_qdq_config(
             str(source),
             Samples(),

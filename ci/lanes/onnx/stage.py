@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ci.engine.jobs import Job
 from ci.engine.work import Result
+from ci.explain.cause import explained
 from ci.lanes.onnx.compile import OnnxPlan, compile_programs, jobs_of, plan_of, require_installed, versions
 from ci.lanes.onnx.crosscheck import LaneFigures, executorch_lane, markdown, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
@@ -29,7 +30,6 @@ from ci.pipeline.baseline import COSTS, load_tolerances
 from ci.pipeline.findings import known_faults
 from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions
-from ci.pipeline.proved import explained
 from ci.pipeline.stage import baselines_of
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric

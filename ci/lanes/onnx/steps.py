@@ -15,6 +15,8 @@ from typing import Any
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
 from ci.engine.workers.child import blame, doing
+from ci.explain.onnx_rewriting import make_plain
+from ci.explain.rewriting import RewriteChoice
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.choices import NONE, Choices, choices_of
 from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_context, require_fit
@@ -28,7 +30,6 @@ from ci.lanes.onnx.graph import (
     fix_dimensions,
     is_context,
     load_graph,
-    make_plain,
     problems_of,
     shapes_of,
     signature_of,
@@ -60,7 +61,6 @@ from ci.pipeline.models.metric import side_by_side
 from ci.pipeline.models.wheels import located
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
-from ci.pipeline.rewriting import RewriteChoice
 from ci.pipeline.suite import Input, Thresholds
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
@@ -315,7 +315,7 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
 def _repaired(model: Path, prepared: Path, into: Path, precision: str) -> Path:
     import onnx
 
-    from ci.lanes.onnx.repaired_graph import repair
+    from ci.lanes.onnx.graphs import repair
 
     samples = [*saved(prepared / SAMPLES), *saved(prepared / CALIBRATION)]
     if not repair(onnx.load(str(model)), samples, into, precision, RewriteChoice()).rewritten:
@@ -520,31 +520,25 @@ def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     """Where the quantized model on HTP first differs from itself on the CPU."""
-    from ci.lanes.onnx.cuts import searched
+    from ci.lanes.onnx.graphs import divergence_of
 
     model, places = Path(order["model"]), places_of(load_graph(Path(order["source"])))
     samples, limits = saved(Path(order["prepared"]) / SAMPLES), (order["least"], order["seconds"])
     into, whole = Path(order["into"]), order["whole"]
-    return {"result": searched(model, places, samples, _target_of(order), into, *limits, whole)}
+    return {"result": divergence_of(model, places, samples, _target_of(order), into, *limits, whole)}
 
 
 def order_script(order: Mapping[str, Any]) -> dict[str, Any]:
     """One operator of the quantized model, alone."""
-    import onnx
+    from ci.lanes.onnx.graphs import script
 
-    from ci.lanes.onnx.cut_out import IMPORTS, body_of, cut_out
-    from ci.lanes.onnx.node_graph import Graph
-
-    graph, name = Graph(onnx.load(order["model"])), order["operator"]
-    node = next(node for node in graph.operators() if name in (node.name, node.output[0]))
     sample = saved(Path(order["prepared"]) / SAMPLES)[order["sample"]]
-    model, inputs = cut_out(graph, node, sample, order["before"], Path(order["into"]))
-    options = provider.provider_options(*_target_of(order), None)
-    return {"imports": IMPORTS, "body": body_of(model, inputs, options)}
+    into, target = Path(order["into"]), _target_of(order)
+    return script(Path(order["model"]), order["operator"], sample, order["before"], target, into)
 
 
 def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
-    from ci.lanes.onnx.cuts import losses
+    from ci.lanes.onnx.graphs import losses
 
     source, places = Path(order["source"]), places_of(load_graph(Path(order["source"])))
     sample = saved(Path(order["prepared"]) / SAMPLES)[0]
@@ -552,7 +546,7 @@ def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
-    from ci.lanes.onnx.repaired_graph import rewritten
+    from ci.lanes.onnx.graphs import rewritten
 
     choice = RewriteChoice(order["rules"] and tuple(order["rules"]), order["interface"])
     precision, into = run_of(order).precision, Path(order["into"])
@@ -561,7 +555,7 @@ def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_scores(order: Mapping[str, Any]) -> dict[str, Any]:
     """What each group of operators adds to the noise in the outputs of the quantized models of `folders`."""
-    from ci.lanes.onnx.mixed import scored
+    from ci.lanes.onnx.graphs import scores
 
     folders = [Path(folder) for folder in order["folders"]]
     changed = folders[0] / provider.PREPROCESSED
@@ -569,7 +563,7 @@ def order_scores(order: Mapping[str, Any]) -> dict[str, Any]:
     sample = saved(Path(order["prepared"]) / CALIBRATION)[0]
     places = places_of(load_graph(Path(order["source"])))
     models = [folder / "model_qdq.onnx" for folder in folders]
-    return scored(source, models, places, sample, Path(order["into"]), order["seconds"])
+    return scores(source, models, places, sample, Path(order["into"]), order["seconds"])
 
 
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
@@ -636,7 +630,7 @@ def _each_draw(
 
 
 def _beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> list[dict[str, Any]]:
-    from ci.lanes.onnx.cuts import beyond_half
+    from ci.lanes.onnx.graphs import beyond_half
 
     return beyond_half(source, places_of(load_graph(source)), samples, into)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ci.engine.progress import Line, failed
 from ci.engine.work import Result, line_of
+from ci.explain.rewriting import RewriteChoice
 from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.compile import PROGRAM, CompileOnnx, OnnxPlan, OnnxStep, plan_of, require_installed
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
@@ -21,7 +22,6 @@ from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.precision_file import precision_file_of
-from ci.pipeline.rewriting import RewriteChoice
 from ci.pipeline.suite import NO_SUITE
 from ci.results import CachedResults, Key
 from provisioning.base.findings import Metric

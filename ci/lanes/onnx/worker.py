@@ -19,11 +19,7 @@ from provisioning.base.settings import ROOT
 MODULES = (
     "ci.lanes.onnx.program",
     "ci.lanes.onnx.steps",
-    "ci.lanes.onnx.cuts",
-    "ci.lanes.onnx.cut_out",
-    "ci.lanes.onnx.mixed",
-    "ci.lanes.onnx.node_graph",
-    "ci.lanes.onnx.repaired_graph",
+    "ci.lanes.onnx.graphs",
     "ci.pipeline.models.samples",
 )
 EXPORTING = ("torch.onnx", "onnxscript", "onnxruntime.quantization", "ci.pipeline.models.factory")

@@ -17,8 +17,8 @@ import pytest
 
 from ci.operators.table import EXACT
 from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
-from ci.pipeline.lost_parts import LEAST_DB
-from provisioning.base.units import EXACT_DB
+from ci.pipeline.lost_parts import WRONG_DB
+from provisioning.base.units import EXACT_DB, bound_in_decibels
 
 
 @dataclass(slots=True)
@@ -218,11 +218,11 @@ def rounded(figure: float | None) -> float | None:
 
 def why_unheld(figure: float | None) -> str:
     """Why a test that passed with outputs of this SQNR says nothing of them; empty if it does."""
-    if figure is None or figure >= LEAST_DB:
+    if figure is None or figure >= WRONG_DB:
         return ""
     if not math.isfinite(figure) or figure <= -EXACT_DB:
         return f"any outputs pass: their SQNR is {figure:g}"
-    return f"its outputs are below {LEAST_DB:g} dB, and its limits let them pass"
+    return f"its outputs are below {bound_in_decibels(WRONG_DB)}, and its limits let them pass"
 
 
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ci.lanes.executorch.values import values_of
+from ci.explain.rewriting import Batch, Need, prove
+from ci.explain.torch_values import Tensors, values_of
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.factory import copied
-from ci.pipeline.rewriting import Batch, Need, prove
 
 aten: Any = torch.ops.aten
 ASSERTION = aten._assert_tensor_metadata.default
@@ -27,8 +27,6 @@ BY_SHAPE = (
 KEPT_META = ("stack_trace", "nn_module_stack")
 WRITTEN = "written_"
 """How the constants of rewrites are called."""
-
-Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -186,6 +184,46 @@ class Exported:
         number = sum(name.startswith(WRITTEN) for name, _ in self.module.named_buffers())
         self.module.register_buffer(f"{WRITTEN}{number}", tensor.detach().clone())
         return f"{WRITTEN}{number}"
+
+
+Find = Callable[[Exported], Iterator[NodeMatch]]
+Match = Callable[[Exported, Node], NodeMatch | None]
+When = Callable[[Exported, Node], bool]
+
+
+class Registry(dict[str, list[Find]]):
+    """By the name of a rewrite, what finds its places."""
+
+    def search(self, name: str) -> Callable[[Find], Find]:
+        def register(find: Find) -> Find:
+            self.setdefault(name, []).append(find)
+            return find
+
+        return register
+
+    def each(self, name: str, *targets: Any) -> Callable[[Match], Match]:
+        """For a rewrite of single nodes."""
+
+        def register(match: Match) -> Match:
+            self.search(name)(
+                lambda model: filter(None, (match(model, node) for node in model.all_of(*targets)))
+            )
+            return match
+
+        return register
+
+    def one(
+        self, name: str, *targets: Any, when: When = lambda *_: True, low: float = float("-inf")
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """For one of which the function takes the node's arguments."""
+
+        def register(write: Callable[..., Any]) -> Callable[..., Any]:
+            self.each(name, *targets)(
+                lambda model, node: model.call(node, write, low) if when(model, node) else None
+            )
+            return write
+
+        return register
 
 
 def _with(arguments: Any, values: Mapping[Node, Any]) -> Any:

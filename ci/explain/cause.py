@@ -4,28 +4,32 @@ What quantizing loses is found on the CPU, what the chip computes otherwise by p
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from ci.pipeline.accuracy import against_nearest, missed
-from ci.pipeline.divergence import (
-    LEAST_DB,
+from ci.explain.divergence import (
+    DIFFERS_DB,
     MANY_ROUND,
     NONE_ALONE,
     STANDS_OUT,
-    SearchesCuts,
     between_in_words,
     faint_in_words,
 )
+from ci.explain.lane import explainer
+from ci.pipeline.accuracy import against_nearest, missed
 from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
-from ci.pipeline.lane_model import LaneModel, of_lane
-from ci.pipeline.losses import Scores
+from ci.pipeline.lane_model import LaneModel
 from ci.pipeline.suite import Thresholds
 from ci.pipeline.trial import Outcome
+from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import ToolkitError
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Finding, Place
 from provisioning.base.units import in_decibels
 
 SECONDS = 90.0
@@ -65,7 +69,7 @@ def is_of_chip(outcome: Outcome, kind: str) -> bool | None:
 
 
 def cause_of(
-    taken: LaneModel[Any, Any],
+    subject: LaneModel[Any, Any],
     program: Any,
     outcome: Outcome,
     seconds: float = SECONDS,
@@ -73,7 +77,7 @@ def cause_of(
 ) -> Cause | None:
     """`suspects` are the known faults that its nodes can have: of a search that the time ended they are all
     that is known."""
-    of_chip, model = is_of_chip(outcome, program.run.kind), taken.model
+    of_chip, model = is_of_chip(outcome, program.run.kind), subject.model
     # What noise may have lost is searched for once there are real samples.
     if of_chip is None or not (of_chip or outcome.wrong):
         return None
@@ -81,12 +85,10 @@ def cause_of(
     model = replace(model, work=replace(model.work, until=until))
     try:
         if of_chip:
-            search: SearchesCuts = of_lane(model, "divergence")
-            whole, goes_on = outcome.near("sqnr_db", -math.inf), taken.command("divergence", program.soc)
-            result = search.cuts_of(model, program, LEAST_DB, seconds * SEARCHES, whole)
-            return with_suspects(of_cuts(result, goes_on), suspects)
-        scores: Scores = of_lane(model, "tune")
-        return of_scores(scores.scores_of(model, program, FLOAT, seconds * SEARCHES))
+            whole, goes_on = outcome.near("sqnr_db", -math.inf), subject.command("divergence", program.soc)
+            result = explainer(model).divergence_of(model, program, DIFFERS_DB, seconds * SEARCHES, whole)
+            return with_suspects(of_divergence(result, goes_on), suspects)
+        return of_scores(explainer(model).scores_of(model, program, FLOAT, seconds * SEARCHES))
     except ToolkitError as error:
         # A search is an extra: whatever ends it, the verdict stands.
         words = f"its cause was not found: {error.message.splitlines()[0]}"
@@ -99,7 +101,7 @@ def with_suspects(cause: Cause, suspects: Sequence[Mapping[str, str]]) -> Cause:
     return replace(cause, suspected=suspects) if cause.goes_on and not cause.place else cause
 
 
-def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:
+def of_divergence(result: Mapping[str, Any], goes_on: str) -> Cause:
     first, between = result["first"], result["between"]
     late = (
         f"the time is up before {between_in_words(between)} were searched; {goes_on} continues"
@@ -141,3 +143,50 @@ def of_scores(facts: Mapping[str, Any]) -> Cause:
 
 def _decibels(noise: float) -> str:
     return in_decibels(-10 * math.log10(noise))
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """What was proved of a program, for a gate that does not search: its cause, and a fix with its figure."""
+
+    cause: str
+    source: str
+    """The line of the model, if it is known."""
+    fix: str
+    """Empty where none helped."""
+
+
+def _kept(store: Path, program: str) -> Path:
+    return store / "cache" / "results" / "proofs" / f"{program}.json"
+
+
+def remember(store: Path, program: str, proved: Proved) -> None:
+    """`program` is the digest of its bytes; one without is not remembered."""
+    if program:
+        kept = _kept(store, program)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        document = {**asdict(proved), "fix": joined([proved.fix]).parts}
+        replace_text(kept, json.dumps(document) + "\n")
+
+
+def explained(findings: Iterable[Finding], store: Path, program: str) -> Iterator[Finding]:
+    """The findings; those of this program's accuracy say what was proved of it."""
+    for finding in findings:
+        if finding.rule.endswith("-accuracy") and (proved := _proved_of(store, program)):
+            yield replace(
+                finding,
+                message=f"{finding.message}; {proved.cause}",
+                fix=proved.fix or finding.fix,
+                place=Place.read(proved.source) or finding.place,
+            )
+        else:
+            yield finding
+
+
+def _proved_of(store: Path, program: str) -> Proved | None:
+    try:
+        kept = json.loads(_kept(store, program).read_text(encoding="utf-8"))
+        return Proved(**{**kept, "fix": Fix.read(kept["fix"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        # What was never kept, or is damaged, is only not said.
+        return None

@@ -1,4 +1,4 @@
-"""The table of `audit`: operators by precision, then what stays on the CPU and why."""
+"""`audit`: operators by precision, then what stays on the CPU, why, and what to write instead."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from provisioning.base import units
+from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
+from provisioning.base.units import aligned
 
 FAILED = "does not compile"
+IN_FLOAT = "compute it in float, if it need not be exact: cast its inputs with .float()"
 
 
 def fails(row: Mapping[str, Any]) -> bool:
@@ -33,7 +35,7 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     costs = [_costs(row) if scheme in compiled else {} for scheme, row in rows.items()]
     titles = dict.fromkeys(title for cells in costs for title in cells)
     lines += [(title, *(cells.get(title, "") for cells in costs)) for title in titles]
-    yield from units.aligned(lines)
+    yield from aligned(lines)
     yield from _on_cpu(compiled)
     for row in rows.values():
         for operator in row.get("inexact", ()):
@@ -61,6 +63,25 @@ def _costs(row: Mapping[str, Any]) -> dict[str, str]:
         "operators on the CPU": f"{len(row['cpu'])}",
         "bytes of DDR": f"{row['ddr']['read'] + row['ddr']['written']:,}",
     }
+
+
+def with_precisions(rows: dict[str, dict[str, Any]], soc: str) -> dict[str, dict[str, Any]]:
+    """For what is refused for its types: a precision at which this audit saw the chip take all of it."""
+    for row in rows.values():
+        for left in row.get("cpu", ()):
+            reason, operator = left["reason"], left["operator"]
+            # What is refused for its shape, and not for its types, has no better precision.
+            if left["suggestion"] or not reason.startswith(REFUSES) or "datatypes" not in reason:
+                continue
+            better = next((name for name, other in rows.items() if _takes(other, operator)), "")
+            another = f"--precision {better}, at which {soc} takes each {operator} here" if better else ""
+            left["suggestion"] = IN_FLOAT if OF_INTEGERS in reason else another
+    return rows
+
+
+def _takes(row: Mapping[str, Any], operator: str) -> bool:
+    on_cpu = [left["operator"] for left in row.get("cpu", ())]
+    return operator in row.get("delegated", ()) and operator not in on_cpu
 
 
 def cells_of(row: Mapping[str, Any]) -> dict[str, str]:

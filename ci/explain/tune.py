@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ci.pipeline.accuracy import below_floor, in_words
+from ci.explain.lane import Explains, tried
+from ci.explain.losses import where_of
+from ci.pipeline.accuracy import below_floor
 from ci.pipeline.compile_flags import precision_in
-from ci.pipeline.losses import Scores, where_of
 from ci.pipeline.models.metric import METRIC
 from ci.pipeline.options import Compiling
 from ci.pipeline.precision import TWO_PRECISIONS, written_name
@@ -19,9 +20,7 @@ from ci.pipeline.suite import AnyProgram, TaskMetric
 from ci.pipeline.trial import Outcome, smallest
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Metric
-from provisioning.base.rendering.text import plural
-from provisioning.base.units import aligned, in_decibels
+from provisioning.base.units import in_decibels
 
 if TYPE_CHECKING:
     from ci.pipeline.lane_model import LaneModel
@@ -34,9 +33,6 @@ KEPT_BACK = 3
 UNKNOWN_SLACK = 0.1
 """The share of the chosen operators' scores that is tried to go where a figure says nothing of noise."""
 SQNR, PART = "sqnr_db", "slice_sqnr_db"
-SHOWN = 3
-ACCEPTED = (SQNR, "top1", METRIC)
-"""The figures that a table of tuned programs has."""
 COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}
 SIZE = "size"
 """The name of the bytes in an Outcome."""
@@ -74,8 +70,7 @@ class Point:
 
     @property
     def costs(self) -> Mapping[str, float]:
-        taken = self.outcome.costs
-        named = {name: taken.get(SIZE if name == "bytes" else name) for name in COSTS}
+        named = {name: self.outcome.costs.get(SIZE if name == "bytes" else name) for name in COSTS}
         return {name: cost for name, cost in named.items() if cost is not None}
 
     @property
@@ -127,12 +122,13 @@ class Tuned:
     """All that were measured, by how many units are exact."""
     names: tuple[str, str]
     """Of the cheap and of the exact precision."""
+    goal: Goal
     chosen: Point | None
     best: Point
     """The chosen one, else the most accurate that the budget allows, or of all."""
     steps: Sequence[str]
-    wrong: str = ""
-    """Why none is chosen."""
+    least: Point | None = None
+    """Where none is chosen, what costs least: of those that hold the floors, or of all."""
 
     @property
     def ends(self) -> tuple[Point, Point]:
@@ -179,8 +175,8 @@ class TuneSearch:
         return order
 
     def run(self) -> Tuned:
-        every = len(self.units)
-        ends = self._measured([self._first(0), self._first(every)], "both ends")
+        count = len(self.units)
+        ends = self._measured([self._first(0), self._first(count)], "both ends")
         if failed := [point.failed for point in ends if point.failed]:
             self.steps[-1] += f" ({'; '.join(failed)})"
         if len(failed) == len(ends):
@@ -193,7 +189,7 @@ class TuneSearch:
         if self.goal.floors:
             self._hold_floors(*ends)
         elif not self.goal.affords(ends[1]):
-            self._boundary(lambda point: not self.goal.affords(point), every // 2)
+            self._boundary(lambda point: not self.goal.affords(point), count // 2)
         return self._result()
 
     def _hold_floors(self, cheap: Point, exact: Point) -> None:
@@ -216,14 +212,13 @@ class TuneSearch:
             self.points[point.units] = point
         found = [self.points[choice] for choice in choices]
         if new:
-            words = "; ".join(f"{self.words(point.units)}: {self._figure(point)}" for point in found)
-            self.steps.append(f"{why}: {words}")
+            count = len(self.units)
+            words = (
+                f"{share_in_words(point.units, count, self.names)}: {figure_in_words(self.goal, point)}"
+                for point in found
+            )
+            self.steps.append(f"{why}: {'; '.join(words)}")
         return found
-
-    def words(self, units: frozenset[int]) -> str:
-        if len(units) in (0, len(self.units)):
-            return f"all at {self.exact if units else self.cheap}"
-        return f"{len(units)} of {len(self.units)} at {self.exact}"
 
     def _cost(self, point: Point) -> tuple[float, ...]:
         """What is budgeted, then DDR traffic in three digits, as a few conversions more say nothing; then how
@@ -236,12 +231,6 @@ class TuneSearch:
             for index in point.units
         )
         return (*budgeted, float(f"{traffic:.3g}"), exact, size)
-
-    def _figure(self, point: Point) -> str:
-        if point.failed:
-            return "no program"
-        lost = ", a part of an output is lost" * self.goal.loses_a_part(point)
-        return f"{number_in_words(self.goal.figure, self.goal.accuracy(point))}{lost}"
 
     def _boundary(self, beyond: Callable[[Point], bool], first: int) -> None:
         """Measure until the smallest number of units is known that is beyond, or the programs are used up.
@@ -317,53 +306,18 @@ class TuneSearch:
         return total * above / span if span > 0 else 0.0
 
     def _result(self) -> Tuned:
-        points = sorted(self.points.values(), key=lambda point: len(point.units))
+        points, goal = sorted(self.points.values(), key=lambda point: len(point.units)), self.goal
         programs = [point for point in points if not point.failed]
-        fine = [point for point in programs if self.goal.met(point) and self.goal.affords(point)]
-        if fine:
-            smallest = min(fine, key=self._cost)
-            most = max(
-                fine, key=lambda point: (self.goal.accuracy(point), *(-cost for cost in self._cost(point)))
-            )
-            chosen = smallest if self.goal.floors else most
-            return Tuned(self.units, points, self.names, chosen, chosen, self.steps)
-        within = [point for point in programs if self.goal.affords(point)]
-        best = max(within or programs, key=self.goal.accuracy)
-        return Tuned(
-            self.units, points, self.names, None, best, self.steps, self._wrong(programs, within, best)
-        )
-
-    def _wrong(self, programs: Sequence[Point], within: Sequence[Point], best: Point) -> str:
-        holding = [point for point in programs if self.goal.met(point)]
-        budget = _costs(self.goal.budget)
-        if not within:
-            least = min(holding or programs, key=self._cost)
-            taken = f"{_costs(least.costs)} ({self.words(least.units)})"
-            return f"no program is within {budget}: the least is {taken}"
-        if holding:
-            least = min(holding, key=self._cost)
-            return (
-                f"no program holds the floor within {budget}: the floor takes {_costs(least.costs)}"
-                f" ({self.words(least.units)}), and the budget gives {self._figure(best)}"
-                f" ({self.words(best.units)})"
-            )
-        floors = ", ".join(number_in_words(name, least) for name, least in self.goal.floors.items())
-        return (
-            f"no program reaches {floors}: the best has {self._figure(best)} ({self.words(best.units)});"
-            f" {self._limit()}"
-        )
-
-    def _limit(self) -> str:
-        """What keeps the exact precision below the floor."""
-        exact = self.points[self._first(len(self.units))]
-        if exact.failed:
-            return f"{self.exact} gives no program ({exact.failed})"
-        chip, whole = exact.figures.get("reference_sqnr_db"), exact.figures.get(SQNR, math.inf)
-        if chip is not None and noise(chip) > noise(whole) / 2:
-            ours = f"the chip itself has {chip:.1f} dB against the quantized model"
-            return f"at {self.exact} {ours}: divergence names the operator"
-        worst = sorted(self.units, key=lambda unit: -unit.exact)[:SHOWN]
-        return f"at {self.exact} most is lost in {', '.join(unit.where for unit in worst)}"
+        holding = [point for point in programs if goal.met(point)]
+        affordable = [point for point in programs if goal.affords(point)]
+        if both := [point for point in holding if goal.affords(point)]:
+            smallest = min(both, key=self._cost)
+            most = max(both, key=lambda point: (goal.accuracy(point), *(-cost for cost in self._cost(point))))
+            chosen = smallest if goal.floors else most
+            return Tuned(self.units, points, self.names, goal, chosen, chosen, self.steps)
+        best = max(affordable or programs, key=goal.accuracy)
+        least = min(holding or programs, key=self._cost)
+        return Tuned(self.units, points, self.names, goal, None, best, self.steps, least)
 
 
 def _neighbours(units: Sequence[Unit]) -> list[dict[int, float]]:
@@ -381,11 +335,29 @@ def _neighbours(units: Sequence[Unit]) -> list[dict[int, float]]:
 def unit_of(row: Mapping[str, Any]) -> Unit:
     """A group of operators as a lane's worker scored it."""
     nodes = tuple(row["nodes"])
-    named = ", ".join(nodes[:2]) + "…" * (len(nodes) > 2)
+    named = ", ".join(nodes[:2]) + ("…" if len(nodes) > 2 else "")
     cheap, exact = (*row["noise"], 0.0)[:2]
     return Unit(
         nodes, " ".join(filter(None, [named, where_of(row)])), max(row["size"], 1), cheap, exact, row["reads"]
     )
+
+
+def share_in_words(units: frozenset[int], count: int, names: tuple[str, str]) -> str:
+    cheap, exact = names
+    if len(units) in (0, count):
+        return f"all at {exact if units else cheap}"
+    return f"{len(units)} of {count} at {exact}"
+
+
+def figure_in_words(goal: Goal, point: Point) -> str:
+    if point.failed:
+        return "no program"
+    figure = number_in_words(goal.figure, goal.accuracy(point))
+    return f"{figure}, a part of an output is lost" if goal.loses_a_part(point) else figure
+
+
+def number_in_words(name: str, value: float) -> str:
+    return in_decibels(value) if name.endswith("_db") else f"{name} {value:.4g}"
 
 
 def settings_of(
@@ -407,14 +379,12 @@ def mixed(program: P, units: Sequence[Unit], choice: frozenset[int], exact: str)
     return replace(program, run=program.run.model_copy(update=update))
 
 
-def tuned(taken: LaneModel[Any, Any], lane: Scores, precisions: tuple[str, str], goal: Goal) -> Tuned:
+def tuned(subject: LaneModel[Any, Any], lane: Explains, precisions: tuple[str, str], goal: Goal) -> Tuned:
     """The mixture of both precisions for a model, or for a suite's program."""
-    from ci.pipeline.lane_model import tried
-
-    model = replace(taken.model, precision=precisions[0])
-    taken = replace(taken, model=model, how=Compiling())
+    model = replace(subject.model, precision=precisions[0])
+    subject = replace(subject, model=model, how=Compiling())
     cheap, exact = (precision_in(model.lane, name) for name in precisions)
-    program = taken.program(model.selection.soc)
+    program = subject.program(model.selection.soc)
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
         raise UsageError(f"{written_name(cheap)} quantizes nothing", fix=TWO_PRECISIONS)
@@ -425,7 +395,7 @@ def tuned(taken: LaneModel[Any, Any], lane: Scores, precisions: tuple[str, str],
     units = [unit_of(row) for row in lane.scores_of(model, program, exact)["units"]]
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
-        outcomes = tried(taken, [mixed(program, units, choice, exact) for choice in choices])
+        outcomes = tried(subject, [mixed(program, units, choice, exact) for choice in choices])
         if "ms" in goal.budget and not any("ms" in outcome.costs for outcome in outcomes):
             raise CheckFailed(
                 f"--budget ms=: there is no forecast for {program.soc}",
@@ -441,96 +411,3 @@ def tuned(taken: LaneModel[Any, Any], lane: Scores, precisions: tuple[str, str],
 
 def noise(decibels: float) -> float:
     return float(10 ** (-decibels / 10))
-
-
-def number_in_words(name: str, value: float) -> str:
-    return f"{value:.1f} dB" if name.endswith("_db") else f"{name} {value:.4g}"
-
-
-def _amount(name: str, value: float) -> str:
-    return f"{value:,.4g}" if name == "ms" else f"{value:,.0f}"
-
-
-def _costs(costs: Mapping[str, float]) -> str:
-    return ", ".join(f"{_amount(name, costs[name])} {COSTS[name]}" for name in COSTS if name in costs)
-
-
-def as_text(tuned: Tuned) -> Iterator[str]:
-    """How it was found, the frontier as a table, and the operators that are exact."""
-    cheap, exact = tuned.names
-    costs = [name for name in COSTS if any(name in point.costs for point in tuned.points)]
-    yield from (f"  {step}" for step in tuned.steps)
-    rows = [("", f"at {exact}", f"at {cheap}", "accuracy", *(COSTS[name] for name in costs))]
-    for point in tuned.points:
-        shown = (_amount(name, point.costs[name]) if name in point.costs else "-" for name in costs)
-        count = len(point.units)
-        rows.append(
-            (
-                "→" if point is tuned.chosen else "",
-                str(count),
-                str(len(tuned.units) - count),
-                point.failed or _accuracy(point),
-                *shown,
-            )
-        )
-    yield from aligned(rows)
-    yield from _saved(tuned)
-    if tuned.chosen and tuned.chosen.units and len(tuned.chosen.units) < len(tuned.units):
-        yield f"{plural(len(tuned.chosen.units), 'group')} of operators at {exact}, by score:"
-        gains = sorted((tuned.units[index] for index in tuned.chosen.units), key=lambda unit: -unit.gain)
-        yield from (f"  {unit.where}" for unit in gains)
-
-
-def _accuracy(point: Point) -> str:
-    worst = point.outcome.worst_db
-    return in_words(point.figures) + ("" if worst is None else f"; the worst sample {in_decibels(worst)}")
-
-
-def _saved(tuned: Tuned) -> Iterator[str]:
-    """What the chosen program saves against all at the exact precision."""
-    chosen, exact = tuned.chosen, tuned.ends[1]
-    if chosen is None or chosen is exact or exact.failed:
-        return
-    shares = {
-        name: 1 - chosen.costs[name] / exact.costs[name]
-        for name in COSTS
-        if chosen.costs.get(name) is not None and exact.costs.get(name)
-    }
-    saves = ", ".join(f"{share:.0%} of the {COSTS[name]}" for name, share in shares.items() if share > 0)
-    costs = ", ".join(f"{-share:.0%} more {COSTS[name]}" for name, share in shares.items() if share < 0)
-    words = "; ".join(filter(None, [saves and f"it saves {saves}", costs and f"it takes {costs}"]))
-    yield f"against all at {tuned.names[1]}: {words or 'it saves nothing'}"
-
-
-def as_accepted(tuned: Tuned, goal: Goal) -> dict[str, Metric]:
-    """What the site's page is made from: both precisions, and the mixture that was chosen."""
-    values: dict[str, Metric] = {f"floor.{name}": least for name, least in goal.floors.items()}
-    values |= {"precisions": " ".join(tuned.names), "programs": len(tuned.points)}
-    values |= {"groups": len(tuned.units), "cpu_seconds": round(tuned.cpu_seconds, 1)}
-    for when, point in zip(("cheap", "exact", "chosen"), (*tuned.ends, tuned.chosen), strict=True):
-        if point:
-            figures = {name: round(point.figures[name], 3) for name in ACCEPTED if name in point.figures}
-            costs = {name: int(cost) for name, cost in point.costs.items() if name != "ms"}
-            row = {"groups": len(point.units), **figures, **costs}
-            values |= {f"{when}.{name}": value for name, value in row.items()}
-    return values
-
-
-def document(tuned: Tuned) -> dict[str, Any]:
-    """The frontier, for a report and an answer."""
-    return {
-        "schemes": list(tuned.names),
-        "frontier": [
-            {
-                "exact": len(point.units),
-                "of": len(tuned.units),
-                "accuracy": dict(point.figures),
-                "costs": dict(point.costs),
-                "worst": point.outcome.worst_db,
-                "failed": point.failed,
-                "chosen": point is tuned.chosen,
-            }
-            for point in tuned.points
-        ],
-        "steps": list(tuned.steps),
-    }

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ci.pipeline.cause import SECONDS as SEARCH_SECONDS
-from ci.pipeline.cause import cause_of
+from ci.explain.cause import SECONDS as SEARCH_SECONDS
+from ci.explain.cause import cause_of
+from ci.explain.proofs import proofs_of
 from ci.pipeline.compile_flags import CHECKPOINT
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import mine_of, update
@@ -21,7 +22,6 @@ from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.pipeline.precision import written_name
-from ci.pipeline.proofs import proofs_of
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome, cells_of
 from provisioning.base import answer
@@ -48,21 +48,21 @@ class Told:
 
 
 def compile_model(
-    taken: LaneModel[P, L], suite: Path | None, report: ModelReport, told: Told | None = None
+    subject: LaneModel[P, L], suite: Path | None, report: ModelReport, told: Told | None = None
 ) -> int:
     """Write a program for each chip; with `suite`, write the model to that suite too. What is in `told` stays
     unsaid."""
     told = told or Told()
     if suite:
-        require_place(suite, measured=taken.measured)
+        require_place(suite, measured=subject.measured)
     # What cannot be compiled is refused before a folder is made.
-    for program in taken.programs:
+    for program in subject.programs:
         require_fp16(program)
-    programs, output, store = taken.programs, taken.how.output, taken.model.selection.store
+    programs, output, store = subject.programs, subject.how.output, subject.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        exported = _exported(taken, new, publish, report)
+        exported = _exported(subject, new, publish, report)
         extension = _extension(exported, suite) if suite else None
-        if extension or exported is not taken:
+        if extension or exported is not subject:
             programs = extension.programs if extension else exported.programs
         plan = exported.plan(programs)
         try:
@@ -74,7 +74,7 @@ def compile_model(
             if error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
                 error.fix = _fix_of(error, exported, plan.programs[0].soc, told)
             raise
-        _write(products, taken, new, publish, report, told)
+        _write(products, subject, new, publish, report, told)
         if lacking := next((product.unverified for product in products if product.unverified), None):
             raise lacking
         if extension:
@@ -87,23 +87,23 @@ def compile_model(
     return _shown(products, report)
 
 
-def _searches(taken: LaneModel[P, L], told: Told) -> bool:
-    return taken.how.search and not told.searched and offers(taken.model, "repair")
+def _searches(subject: LaneModel[P, L], told: Told) -> bool:
+    return subject.how.search and not told.searched and offers(subject.model, "explain")
 
 
-def _fix_of(error: ToolkitError, taken: LaneModel[Any, Any], soc: str, told: Told) -> str:
+def _fix_of(error: ToolkitError, subject: LaneModel[Any, Any], soc: str, told: Told) -> str:
     """Of a program that does not compile or run."""
-    if taken.how.verify and _searches(taken, told):
+    if subject.how.verify and _searches(subject, told):
         told.searched = True
-        tried = proofs_of(taken, soc, Outcome(error.message), None)
+        tried = proofs_of(subject, soc, Outcome(error.message), None)
         return tried.fix if tried.helping or error.fix == NO_FIX else error.fix
-    if error.fix == NO_FIX and offers(taken.model, "repair"):
-        return Fix("{} tries fixes", taken.command("compile", soc, "-o", "out"))
+    if error.fix == NO_FIX and offers(subject.model, "explain"):
+        return Fix("{} tries fixes", subject.command("compile", soc, "-o", "out"))
     return error.fix
 
 
 def _explained(
-    taken: LaneModel[P, L], programs: Sequence[P], products: Sequence[Product], told: Told
+    subject: LaneModel[P, L], programs: Sequence[P], products: Sequence[Product], told: Told
 ) -> list[Product]:
     """The products: their errors say the cause, as far as it was found in time, and the fixes that were
     tried. What is no error is only said."""
@@ -114,12 +114,12 @@ def _explained(
         # The rest is for fixes.
         search_seconds = left * 2 / 3 if outcome.wrong else left
         suspects = product.suspects
-        cause = cause_of(taken, program, outcome, search_seconds, suspects) if left > 0 else None
+        cause = cause_of(subject, program, outcome, search_seconds, suspects) if left > 0 else None
         found.append(product)
         told.searched |= bool(outcome.wrong or cause)
         if outcome.wrong:
             first, *others = outcome.wrong
-            proofs = proofs_of(taken, program.soc, outcome, cause, search_ends - time.monotonic())
+            proofs = proofs_of(subject, program.soc, outcome, cause, search_ends - time.monotonic())
             fixes, words = [proofs.fix], [first.message]
             if cause:
                 words += [cause.in_words()]
@@ -145,9 +145,9 @@ def _explained(
 
 
 def _exported(
-    taken: LaneModel[P, L], scratch: Path, publish: Publish, report: ModelReport
+    subject: LaneModel[P, L], scratch: Path, publish: Publish, report: ModelReport
 ) -> LaneModel[P, L]:
-    exported = taken.exported(scratch, publish)
+    exported = subject.exported(scratch, publish)
     report.exported = exported.model
     return exported
 
@@ -169,17 +169,17 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
             fix="one --precision for each folder",
         )
     every = [lane_model(replace(model, precision=precision), how) for precision in precisions]
-    for taken in every:
+    for subject in every:
         # What cannot be meant is refused before the first is compiled.
-        assert taken.programs
+        assert subject.programs
     rows: list[Mapping[str, str]] = []
     errors: list[str] = []
     told, code = Told(), 0
-    for precision, taken in zip(precisions, every, strict=True):
-        asked = taken.model
+    for precision, subject in zip(precisions, every, strict=True):
+        asked = subject.model
 
-        def work(report: ModelReport, taken: LaneModel[Any, Any] = taken, named: str = precision) -> int:
-            done = compile_model(taken, suite, report, told)
+        def work(report: ModelReport, subject: LaneModel[Any, Any] = subject, named: str = precision) -> int:
+            done = compile_model(subject, suite, report, told)
             rows.extend({"precision": named, **cells} for cells in report.cells)
             return done
 
@@ -191,17 +191,18 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
             errors.append(f"{precision}: {error.message.splitlines()[0]}")
     if rows:
         print("\n".join(aligned([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
-    print("\n".join(errors), end="\n" * bool(errors))
+    if errors:
+        print("\n".join(errors))
     return code
 
 
 def quantize_model(
-    taken: LaneModel[P, L], quantized: Callable[[LaneModel[P, L]], Sequence[Product]], report: ModelReport
+    subject: LaneModel[P, L], quantized: Callable[[LaneModel[P, L]], Sequence[Product]], report: ModelReport
 ) -> int:
-    output, store = taken.how.output, taken.model.selection.store
+    output, store = subject.how.output, subject.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        products = quantized(_exported(taken, new, publish, report))
-        _write(products, taken, new, publish, report, Told())
+        products = quantized(_exported(subject, new, publish, report))
+        _write(products, subject, new, publish, report, Told())
     return _shown(products, report)
 
 
@@ -219,7 +220,7 @@ def _shown(products: Sequence[Product], report: ModelReport) -> int:
 
 def _write(
     products: Sequence[Product],
-    taken: LaneModel[Any, Any],
+    subject: LaneModel[Any, Any],
     scratch: Path,
     publish: Publish,
     report: ModelReport,
@@ -227,7 +228,7 @@ def _write(
 ) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
     origin, and no other model's file is overwritten."""
-    output, typed = taken.how.output, taken.model.typed
+    output, typed = subject.how.output, subject.model.typed
     require_own([output / name for product in products for name in product.files], typed)
     for product in products:
         for name, content in product.files.items():
@@ -250,13 +251,13 @@ def _write(
         new = [warning for warning in product.warnings if warning not in told.words]
         sys.stderr.write(readable("".join(f"warning: {warning}\n" for warning in new), sys.stderr))
         told.words.update(new)
-        mark = f"{'✗' if product.outcome.wrong else '✓'} " * bool(product.outcome.figures)
+        mark = f"{'✗' if product.outcome.wrong else '✓'} " if product.outcome.figures else ""
         files = [path for path in written if path.name in product.files]
         lines = [
             *(f"{mark}{line}" for line in product.words[:1]),
             *(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files),
             *product.words[1:],
-            *(f"  {line}" for line in product.more if taken.how.verbose),
+            *(f"  {line}" for line in product.more if subject.how.verbose),
         ]
         sys.stdout.write(readable("".join(f"{line}\n" for line in lines), sys.__stdout__ or sys.stdout))
         # The search for a cause may take a minute.
@@ -280,14 +281,14 @@ def _answered(folder: Path, product: Product) -> dict[str, Any]:
     }
 
 
-def _extension(taken: LaneModel[P, L], suite: Path) -> Extension[P]:
+def _extension(subject: LaneModel[P, L], suite: Path) -> Extension[P]:
     """The run that the suite is to have."""
-    model = taken.model
-    program = taken.program(model.selection.soc, suite)
+    model = subject.model
+    program = subject.program(model.selection.soc, suite)
     case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
     values = program.run.model_dump(mode="json", exclude_defaults=True)
-    run = {name: values.get(name) for name in taken.fields}
+    run = {name: values.get(name) for name in subject.fields}
     if "precision" in run:
         run["precision"] = written_name(run["precision"])
     socs, profile = model.selection.socs, model.selection.profile
-    return Extension(taken.lane.suites, suite, program.case_name, case, taken.same, run, socs, profile)
+    return Extension(subject.lane.suites, suite, program.case_name, case, subject.same, run, socs, profile)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ci.pipeline.models.arrays import Array
 from provisioning.fixes import KnownFix, load_fixes
@@ -110,10 +110,20 @@ class NotTheSame(Exception):
     """A rewrite that gives something else on the CPU."""
 
 
-class Repaired(ABC):
+Match = TypeVar("Match", bound="AnyMatch")
+
+
+class AnyMatch(Protocol):
+    @property
+    def node(self) -> Any: ...
+
+
+class Repaired(ABC, Generic[Match]):
     """A model while it is rewritten, with what was changed and what was refused."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Sequence[Sequence[Array]]) -> None:
+        """`wanted` are the model's outputs for its samples."""
+        self.wanted = wanted
         self.changes: list[RewrittenPlace] = []
 
     @property
@@ -124,14 +134,34 @@ class Repaired(ABC):
     def place_of(self, node: Any) -> tuple[str, str, str]:
         """Its name, and the line of the model that it is of."""
 
+    @abstractmethod
+    def found(self, need: Need) -> Iterator[Sequence[Match]]:
+        """The places for a rewrite, in groups that do not touch each other."""
+
+    @abstractmethod
+    def put(self, match: Match, need: Need) -> None:
+        """Replace its node, if that is proved. Raises NotTheSame."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """After rewrites: what nothing reads goes."""
+
+    @abstractmethod
+    def outputs(self) -> Sequence[Sequence[Array]]:
+        """Of the model as it is now."""
+
     def note(self, need: Need, place: tuple[str, str, str], refused: str = "") -> None:
         self.changes.append(RewrittenPlace(need.rewrite, need.rules, need.words, *place, refused))
 
-    @abstractmethod
-    def put(self, match: Any, need: Need) -> None:
-        """Replace its node, if that is proved. Raises NotTheSame."""
+    def apply(self, needs: Sequence[Need]) -> None:
+        for need in needs:
+            for matches in self.found(need):
+                self._rewrite(need, matches)
+                self.settle()
+        if self.rewritten:
+            self._judge()
 
-    def rewrite(self, need: Need, matches: Iterable[Any]) -> None:
+    def _rewrite(self, need: Need, matches: Sequence[Match]) -> None:
         for match in matches:
             place, refused = self.place_of(match.node), need.withheld
             try:
@@ -141,10 +171,10 @@ class Repaired(ABC):
                 refused = str(error)
             self.note(need, place, refused)
 
-    def judge(self, wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> None:
+    def _judge(self) -> None:
         """Refuse all changes if the whole model with them gives something else for its samples."""
         try:
-            for before, after in zip(wanted, found, strict=True):
+            for before, after in zip(self.wanted, self.outputs(), strict=True):
                 scale = max(float(abs(array.astype("f8")).max(initial=0)) for array in before)
                 require_same(before, after, WHOLE_BOUND, scale)
         except NotTheSame as error:

@@ -8,17 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ci.pipeline.cause import cause_of
+from ci.explain.cause import cause_of
+from ci.explain.lane import Explains, measured
+from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.lane_model import ELSEWHERE, LaneModel, measured
+from ci.pipeline.lane_model import ELSEWHERE, LaneModel
 from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.offers import words_of
-from ci.pipeline.options import Choice, Compiling, OneModel
+from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.output import keep_origins, require_own, writing_into
 from ci.pipeline.precision import precision_named
-from ci.pipeline.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.trial import Outcome, cells_of, smallest
 from provisioning.base import answer
@@ -43,21 +44,11 @@ REPAIRED = "repaired"
 """In the name of the file of what was accepted of a suite's repairs."""
 
 
-class Rewrites(Protocol):
-    """What is asked of a lane."""
-
-    def rewritten(self, taken: Any, choice: RewriteChoice) -> Rewritten:
-        """The model with the rewrites that answer known faults, each proved on the CPU."""
-
-    def of_suites(self, model: OneModel, choice: Choice) -> Sequence[LaneModel[Any, Any]]:
-        """Each program that is chosen, with its precision."""
-
-
 @dataclass(frozen=True)
 class Repair:
     """What became of a model."""
 
-    taken: LaneModel[Any, Any]
+    subject: LaneModel[Any, Any]
     before: Outcome
     rewritten: Rewritten
     after: Outcome | None
@@ -81,60 +72,62 @@ class Repair:
     def rewrites(self) -> list[str]:
         """What was done, by name."""
         names = dict.fromkeys(change.rewrite for change in self.rewritten.made)
-        return [*names, *[BY_CHANNEL] * bool(self.by_channel)]
+        return [*names, BY_CHANNEL] if self.by_channel else [*names]
 
     @property
     def model(self) -> LaneModel[Any, Any]:
         """What it left of the model."""
-        taken = of_rewritten(self.taken, self.rewritten) or self.taken
-        return taken.of(replace(taken.model, per_channel=True), taken.how) if self.by_channel else taken
+        subject = of_rewritten(self.subject, self.rewritten) or self.subject
+        if not self.by_channel:
+            return subject
+        return subject.of(replace(subject.model, per_channel=True), subject.how)
 
 
-def repair_of(taken: LaneModel[Any, Any], lane: Rewrites, choice: RewriteChoice) -> Repair:
+def repair_of(subject: LaneModel[Any, Any], lane: Explains, choice: RewriteChoice) -> Repair:
     """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
     that were tried."""
-    before = measured(taken)
-    rewritten = lane.rewritten(taken, choice)
-    every = tuple(dict.fromkeys(change.rules for change in rewritten.made))
+    before = measured(subject)
+    rewritten = lane.rewritten(subject, choice)
+    all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.made))
     known: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
 
-    def tried(chosen: Rules) -> Outcome:
+    def outcome_of(chosen: Rules) -> Outcome:
         if chosen not in known:
             rules = tuple(rule for names in chosen for rule in names)
-            some = rewritten if chosen == every else lane.rewritten(taken, replace(choice, rules=rules))
-            again = of_rewritten(taken, some)
-            known[chosen] = some, measured(again) if again else before
+            part = rewritten if chosen == all_rules else lane.rewritten(subject, replace(choice, rules=rules))
+            candidate = of_rewritten(subject, part)
+            known[chosen] = part, measured(candidate) if candidate else before
             sys.stderr.write(f"  with {', '.join(rules)}: {known[chosen][1].in_words()}\n")
         return known[chosen][1]
 
     kept: Rules = ()
     best = before
-    if every and (together := tried(every)).improves_on(before):
-        kept, best = every, together
+    if all_rules and (together := outcome_of(all_rules)).improves_on(before):
+        kept, best = all_rules, together
     # Together they may do harm.
-    for rules in every if not kept else ():
-        if (result := tried((*kept, rules))).improves_on(best):
+    for rules in all_rules if not kept else ():
+        if (result := outcome_of((*kept, rules))).improves_on(best):
             kept, best = (*kept, rules), result
 
     def first(parts: Iterable[Rules]) -> Rules | None:
-        return next((part for part in parts if not best.improves_on(tried(part))), None)
+        return next((part for part in parts if not best.improves_on(outcome_of(part))), None)
 
     kept = smallest(kept, first)
-    some, after = known[kept]
+    chosen, after = known[kept]
     refused = [change for change in rewritten.changes if change.refused]
     words = f"it gains nothing on the emulator: {after.in_words()} without it"
     refused += [replace(change, refused=words) for change in rewritten.made if change.rules not in kept]
-    repair = Repair(taken, before, some, after if kept else None, refused)
+    repair = Repair(subject, before, chosen, after if kept else None, refused)
     return _of_interface(replace(repair, by_channel=_by_channel(repair)), lane, choice)
 
 
-def _of_interface(repair: Repair, lane: Rewrites, choice: RewriteChoice) -> Repair:
+def _of_interface(repair: Repair, lane: Explains, choice: RewriteChoice) -> Repair:
     """What is withheld of a model that stays red is tried, so that the user knows what he would allow."""
-    taken, now = repair.taken, repair.now
+    subject, now = repair.subject, repair.now
     if now.green or not any(change.refused == CHANGES_INTERFACE for change in repair.refused):
         return repair
-    again = of_rewritten(taken, lane.rewritten(taken, replace(choice, interface=True)))
-    outcome = measured(again) if again else now
+    candidate = of_rewritten(subject, lane.rewritten(subject, replace(choice, interface=True)))
+    outcome = measured(candidate) if candidate else now
     if not outcome.improves_on(now):
         return repair
     words = f"{CHANGES_INTERFACE} gives {in_decibels(outcome.sqnr_db)} against float"
@@ -147,12 +140,12 @@ def _of_interface(repair: Repair, lane: Rewrites, choice: RewriteChoice) -> Repa
 
 def _by_channel(repair: Repair) -> Outcome | None:
     """ExecuTorch's quantizer has a scale for each channel by itself."""
-    taken, now = repair.taken, repair.now
-    model = taken.model
+    subject, now = repair.subject, repair.now
+    model = subject.model
     lossy = not now.error and now.sqnr_db < LOSSY_DB
     if model.lane != ONNX or model.per_channel or not lossy or not _is_quantized(model.precision):
         return None
-    of_channels = taken.of(replace(model, per_channel=True), taken.how)
+    of_channels = subject.of(replace(model, per_channel=True), subject.how)
     result = measured(of_rewritten(of_channels, repair.rewritten) or of_channels)
     return result if now.worse_than(result) else None
 
@@ -162,18 +155,18 @@ def _is_quantized(precision: str | None) -> bool:
 
 
 def repair_model(
-    taken: LaneModel[Any, Any], lane: Rewrites, choice: RewriteChoice, report: ModelReport
+    subject: LaneModel[Any, Any], lane: Explains, choice: RewriteChoice, report: ModelReport
 ) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
-    repair = repair_of(taken, lane, choice)
+    repair = repair_of(subject, lane, choice)
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
-    if not (after or repair.refused) and (cause := cause_of(taken, taken.programs[0], now)):
+    if not (after or repair.refused) and (cause := cause_of(subject, subject.programs[0], now)):
         print(cause.in_words())
     files = _write(repair, report) if after else []
     answer.add(
-        model=taken.name,
-        soc=taken.model.selection.soc,
+        model=subject.name,
+        soc=subject.model.selection.soc,
         changes=[asdict(change) for change in rewritten.made],
         refused=[asdict(change) for change in repair.refused],
         before=_answered(repair.before),
@@ -182,7 +175,8 @@ def repair_model(
         files=[str(path) for path in files],
     )
     if not after and (repair.by_channel or now.wrong):
-        _next(repair, replace(taken.model, per_channel=taken.model.per_channel or bool(repair.by_channel)))
+        by_channel = subject.model.per_channel or bool(repair.by_channel)
+        _next(repair, replace(subject.model, per_channel=by_channel))
     _report(repair, report)
     return 0 if now.green else CheckFailed.exit_code
 
@@ -190,13 +184,13 @@ def repair_model(
 def _report(repair: Repair, report: ModelReport) -> None:
     now = repair.now
     if not now.green:
-        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.taken.name}, which"
+        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.subject.name}, which"
         report.fail(f"{whose}: {now.says}", now.fix, now.wrong[0].rule if now.wrong else DIES)
 
 
 def repair_suites(
     every: Sequence[LaneModel[Any, Any]],
-    lane: Rewrites,
+    lane: Explains,
     choice: RewriteChoice,
     report: ModelReport,
     *,
@@ -205,18 +199,18 @@ def repair_suites(
     """Repair each program of suites, say in a table what it was and became, and keep that if it is accepted.
     Writes no model: the command for one does."""
     rows, code, repairs = [("program", "before", "repaired by", "after")], 0, dict[str, Values]()
-    for taken in every:
-        repair = repair_of(taken, lane, choice)
+    for subject in every:
+        repair = repair_of(subject, lane, choice)
         _report(repair, report)
         code = code if repair.now.green else CheckFailed.exit_code
         words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
-        rows.append((taken.name, *words))
-        name = f"{taken.lane.suites.lane}/{taken.name}"
+        rows.append((subject.name, *words))
+        name = f"{subject.lane.suites.lane}/{subject.name}"
         repairs[name] = as_accepted(repair)
-        if accepts and taken.given:
+        if accepts and subject.given:
             # At once: a run that is interrupted has then lost nothing.
             of_it = {name: repairs[name]}
-            accept(accepted_path(taken.given.suite, REPAIRED), partial(replaced, of_it=of_it))
+            accept(accepted_path(subject.given.suite, REPAIRED), partial(replaced, of_it=of_it))
     print("\n".join(aligned(rows)))
     answer.add(repairs=repairs)
     return code
@@ -228,7 +222,7 @@ def replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
 
 def _in_short(result: Outcome) -> str:
     ddr = f", {result.costs['ddr']:,.0f} bytes of DDR" if "ddr" in result.costs else ""
-    return result.verdict if result.error else f"{result.verdict}, {result.sqnr_db:.1f} dB{ddr}"
+    return result.verdict if result.error else f"{result.verdict}, {in_decibels(result.sqnr_db)}{ddr}"
 
 
 def as_accepted(repair: Repair) -> dict[str, Metric]:
@@ -245,15 +239,15 @@ def as_accepted(repair: Repair) -> dict[str, Metric]:
     return values
 
 
-def of_rewritten(taken: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[Any, Any] | None:
+def of_rewritten(subject: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[Any, Any] | None:
     """The rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.made:
         return None
-    model = replace(taken.model, typed=str(rewritten.model), dimensions=(), python=None)
+    model = replace(subject.model, typed=str(rewritten.model), dimensions=(), python=None)
     if rewritten.samples:
         inferences = rewritten.compared or model.inferences
         model = replace(model, calibrate=str(rewritten.samples), inferences=inferences)
-    return taken.of(model, Compiling())
+    return subject.of(model, Compiling())
 
 
 def _as_text(repair: Repair) -> Iterator[str]:
@@ -293,9 +287,9 @@ def _of_changes(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
 
 def _write(repair: Repair, report: ModelReport) -> list[Path]:
     """The model, the samples that it draws itself, and what to change in its source."""
-    taken, rewritten = repair.taken, repair.rewritten
+    subject, rewritten = repair.subject, repair.rewritten
     assert rewritten.model is not None
-    output, model = taken.how.output, taken.model
+    output, model = subject.how.output, subject.model
     name = Path(model.typed.partition(":")[0])
     stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
     path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
@@ -314,7 +308,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     report.wrote(files)
     for file in files:
         print(f"{file.stat().st_size:>12,}  {output / file.name}")
-    again = replace(
+    next_model = replace(
         model,
         typed=str(path),
         calibrate=samples,
@@ -322,14 +316,14 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
         dimensions=(),
         per_channel=model.per_channel or bool(repair.by_channel),
     )
-    _next(repair, again)
+    _next(repair, next_model)
     return files
 
 
 def _next(repair: Repair, model: OneModel) -> None:
     """The command for what is red still; else the one that writes the program."""
     words = model.words(model.selection.soc)
-    output = ("-o", str(repair.taken.how.output))
+    output = ("-o", str(repair.subject.how.output))
     if repair.of_interface:
         command = session("repair", *words, "--may-change-interface", *output)
     elif repair.now.error:

@@ -12,17 +12,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ci.explain.cause import SECONDS, Cause, Proved, remember
+from ci.explain.lane import Explains, explainer, measured
+from ci.explain.repair import of_rewritten
+from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.pipeline.accuracy import CLEARLY_DB
-from ci.pipeline.cause import SECONDS, Cause
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.lane_model import LaneModel, measured, of_lane
+from ci.pipeline.lane_model import LaneModel
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.offers import MORE_EXACT
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import written_name
-from ci.pipeline.proved import Proved, remember
-from ci.pipeline.repair import Rewrites, of_rewritten
-from ci.pipeline.rewriting import RewriteChoice, RewrittenPlace
 from ci.pipeline.trial import Outcome
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, joined, session
@@ -66,14 +66,14 @@ class Proofs:
 
 
 def proofs_of(
-    taken: LaneModel[Any, Any], soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
+    subject: LaneModel[Any, Any], soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
 ) -> Proofs:
     """At the end of these seconds, also a trial that is at work ends."""
     until = time.monotonic() + seconds
-    limited = replace(taken.model, work=replace(taken.model.work, until=until))
+    limited = replace(subject.model, work=replace(subject.model.work, until=until))
     repairing, nearer, others = list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
-    for candidate in islice(_candidates(taken.of(limited, taken.how), soc, cause, before), MOST):
+    for candidate in islice(_candidates(subject.of(limited, subject.how), soc, cause, before), MOST):
         if time.monotonic() > until:
             break
         sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
@@ -92,16 +92,16 @@ def proofs_of(
     if cause and not cause.goes_on:
         place = str(cause.place.get("source", ""))
         proved = Proved(cause.in_words(), place, proofs.fix if helping else "")
-        remember(taken.model.selection.store, before.program, proved)
+        remember(subject.model.selection.store, before.program, proved)
     return proofs
 
 
 def _candidates(
-    taken: LaneModel[Any, Any], soc: str, cause: Cause | None, before: Outcome
+    subject: LaneModel[Any, Any], soc: str, cause: Cause | None, before: Outcome
 ) -> Iterator[Candidate]:
     """Those that there are, as far as none of them needs what this machine lacks."""
     try:
-        yield from candidates_of(taken, soc, cause, died=bool(before.error))
+        yield from candidates_of(subject, soc, cause, died=bool(before.error))
     except ToolkitError as error:
         sys.stderr.write(readable(f"no more fixes are tried: {error.message}\n", sys.stderr))
 
@@ -129,23 +129,24 @@ def helps(after: Outcome, before: Outcome) -> bool:
 def _in_words(outcome: Outcome) -> str:
     """Against float, as what is typed will say it."""
     figures = {name: figure for name, figure in outcome.figures.items() if not name.startswith("reference_")}
-    return replace(outcome, figures=figures).in_words() + ", which is still red" * bool(outcome.wrong)
+    words = replace(outcome, figures=figures).in_words()
+    return f"{words}, which is still red" if outcome.wrong else words
 
 
 def candidates_of(
-    taken: LaneModel[Any, Any], soc: str, cause: Cause | None, *, died: bool
+    subject: LaneModel[Any, Any], soc: str, cause: Cause | None, *, died: bool
 ) -> Iterator[Candidate]:
     """Rewrites at the place of the cause, or of the whole model; then flags. None of a model that does not
     export."""
-    one = taken.of(_for_one(taken.model, soc), replace(taken.how, search=False))
-    lane: Rewrites = of_lane(taken.model, "repair")
+    one = subject.of(_for_one(subject.model, soc), replace(subject.how, search=False))
+    lane = explainer(subject.model)
     try:
         rewritten = lane.rewritten(one, RewriteChoice())
     except ToolkitError as error:
         if error.exit_code != CheckFailed.exit_code:
             raise
         return
-    model = taken.model
+    model = subject.model
     if rules := _rules_at(rewritten.withheld, cause):
         words = ", ".join(
             dict.fromkeys(change.words for change in rewritten.withheld if _is_at(change, cause))
@@ -155,13 +156,13 @@ def candidates_of(
     other = None if model.precision_file else EXACT.get(precision)
     yield from _rewrites(one, lane, rewritten.made, soc, cause, other if died else None)
     if model.lane == ONNX and not model.per_channel and precision != "fp16":
-        yield _of_model(taken, soc, per_channel=True)
+        yield _of_model(subject, soc, per_channel=True)
     if other:
-        yield _of_model(taken, soc, precision=other)
+        yield _of_model(subject, soc, precision=other)
 
 
-def _of_model(taken: LaneModel[Any, Any], soc: str, **changed: Any) -> Candidate:
-    other = taken.of(_for_one(replace(taken.model, **changed), soc), replace(taken.how, search=False))
+def _of_model(subject: LaneModel[Any, Any], soc: str, **changed: Any) -> Candidate:
+    other = subject.of(_for_one(replace(subject.model, **changed), soc), replace(subject.how, search=False))
     return Candidate(other.command("compile", soc, "-o", "out"), _tried(lambda: measured(other)))
 
 
@@ -173,7 +174,7 @@ def _for_one(model: OneModel, soc: str) -> OneModel:
 
 def _rewrites(
     one: LaneModel[Any, Any],
-    lane: Rewrites,
+    lane: Explains,
     every: Sequence[RewrittenPlace],
     soc: str,
     cause: Cause | None,
@@ -202,13 +203,13 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
 
 
 def _repaired(
-    one: LaneModel[Any, Any], lane: Rewrites, choice: RewriteChoice, soc: str, words: str = ""
+    one: LaneModel[Any, Any], lane: Explains, choice: RewriteChoice, soc: str, words: str = ""
 ) -> Candidate:
     """`words` say what the user changes for it."""
 
     def outcome() -> Outcome | None:
-        again = of_rewritten(one, lane.rewritten(one, choice))
-        return measured(again) if again else None
+        candidate = of_rewritten(one, lane.rewritten(one, choice))
+        return measured(candidate) if candidate else None
 
     flags = [word for rule in choice.rules or () for word in ("--only", rule)]
     flags += ["--may-change-interface"] if choice.interface else []

@@ -11,12 +11,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.lanes.onnx.node_graph import Graph
-from ci.lanes.onnx.values import values_of
+from ci.explain.onnx_graph import CpuRuntime, OnnxGraph, values_of
+from ci.explain.rewriting import Batch, Need, prove
 from ci.pipeline.models.arrays import Array, Sample
-from ci.pipeline.rewriting import Batch, Need, prove
 
 MICROSOFT = "com.microsoft"
+CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
+"""By attribute the type of a Constant that is written as numbers."""
 
 
 @dataclass
@@ -48,8 +49,10 @@ class OnnxMatch:
 
 
 class Rewriting:
-    def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> None:
-        self.model, self.samples, self.into = model, samples, into
+    def __init__(
+        self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path, runtime: CpuRuntime
+    ) -> None:
+        self.model, self.samples, self.into, self.runtime = model, samples, into, runtime
         # Nothing infers types behind an operator of another domain, which a rewrite may write. What has no
         # type is not quantized.
         inferred = onnx.shape_inference.infer_shapes(model)
@@ -67,7 +70,7 @@ class Rewriting:
             graph.initializer.remove(weight)
         for value in [value for value in graph.value_info if value.name not in read]:
             graph.value_info.remove(value)
-        self.graph = Graph(self.model)
+        self.graph = OnnxGraph(self.model, self.samples, self.into, self.runtime)
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         inferred = onnx.shape_inference.infer_shapes(self.model)
         values = [*inferred.graph.value_info, *graph.output, *graph.input]
@@ -92,15 +95,21 @@ class Rewriting:
         value = helper.get_attribute_value(maker.attribute[0])
         return np.asarray(numpy_helper.to_array(value) if isinstance(value, TensorProto) else value)
 
+    @property
+    def opset(self) -> int:
+        """Of ONNX's own operators."""
+        versions = (row.version for row in self.model.opset_import if row.domain in ("", "ai.onnx"))
+        return max(versions, default=1)
+
     def maker(self, name: str) -> onnx.NodeProto | None:
         return self.graph.maker.get(name)
 
     def users(self, name: str) -> list[onnx.NodeProto]:
-        return self.graph.users.get(name, [])
+        return [*self.graph.users.get(name, ())]
 
     def values(self, names: Sequence[str]) -> list[Sample]:
         """Of tensors, by name, for each sample."""
-        return values_of(self.model, self.samples, self.into, names)
+        return values_of(self.model, self.samples, self.into, self.runtime, names)
 
     def proved(self, match: OnnxMatch, need: Need, values: Sequence[Sample]) -> Writer:
         """What is to stand for the node. Raises NotTheSame."""
@@ -146,7 +155,10 @@ class Rewriting:
             model = helper.make_model(graph, **versions)
             allow(model, MICROSOFT)
             samples = [dict(zip(operands, arrays, strict=True)) for arrays in inputs]
-            return [[sample[name] for name in names] for sample in values_of(model, samples, self.into, ())]
+            return [
+                [sample[name] for name in names]
+                for sample in values_of(model, samples, self.into, self.runtime, ())
+            ]
 
         return computed
 
@@ -184,3 +196,65 @@ def _unread(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
                     read.update(name for inner in branch.node for name in inner.input)
                     read.update(value.name for value in branch.output)
     return unread
+
+
+def make_plain(model: onnx.ModelProto) -> bool:
+    """Name nodes without a name, make weights of Constant nodes and of the Identity nodes by which exporters
+    share equal ones, and take weights out of the inputs; returns whether that changes the model.
+
+    The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and
+    cannot load a context with weights for inputs. The quantizer leaves a bias of an Identity in float."""
+    graph = model.graph
+    unnamed = [node for node in graph.node if not node.name]
+    for node in unnamed:
+        node.name = node.output[0]
+    folded = _fold_constants(graph)
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    listed = len(inputs) < len(graph.input)
+    if listed:
+        del graph.input[:]
+        graph.input.extend(inputs)
+    if folded or listed:
+        # Older versions want every weight among the inputs.
+        model.ir_version = max(model.ir_version, 4)
+    return bool(unnamed or folded or listed)
+
+
+def _fold_constants(graph: onnx.GraphProto) -> bool:
+    """A Constant that is an output of the graph stays a node, and so does one of text or a sparse one."""
+    outputs = {value.name for value in graph.output}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for value in graph.input:
+        # A caller may replace it.
+        weights.pop(value.name, None)
+    kept, before = [], len(graph.node)
+    for node in graph.node:
+        tensor = None
+        if node.output[0] not in outputs:
+            shared = weights.get(node.input[0]) if node.op_type == "Identity" else None
+            tensor = shared or _constant(node)
+        if tensor is None:
+            kept.append(node)
+        else:
+            weight = graph.initializer.add()
+            weight.CopyFrom(tensor)
+            weight.name = node.output[0]
+            weights[weight.name] = weight
+    if len(kept) < before:
+        del graph.node[:]
+        graph.node.extend(kept)
+    return len(kept) < before
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node, if a weight can have it."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
+        return None
+    (attribute,) = node.attribute
+    if attribute.name == "value":
+        return attribute.t
+    if attribute.name not in CONSTANT_TYPES:
+        return None
+    value = np.asarray(helper.get_attribute_value(attribute), CONSTANT_TYPES[attribute.name])
+    return numpy_helper.from_array(value)

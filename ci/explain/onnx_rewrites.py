@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from ci.lanes.onnx.graph import opset_of
-from ci.lanes.onnx.rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of
-from ci.pipeline.rewriting import HTP_DIMENSIONS, merged, product_of
+from ci.explain.onnx_graph import NO_PLACE, CpuRuntime, name_of, values_of
+from ci.explain.onnx_rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of, make_plain
+from ci.explain.rewriting import HTP_DIMENSIONS, Need, Repaired, merged, product_of
+from ci.pipeline.models.arrays import Array, Sample
 
 Match = Callable[[Rewriting, onnx.NodeProto], OnnxMatch | None]
 
@@ -22,7 +24,6 @@ FOLDED = "constants-folded"
 """ONNX Runtime's own, which is for a whole model."""
 
 NEAR = 1e-4
-MASKED = -1e4
 
 
 def search(name: str, *operators: str) -> Callable[[Match], Match]:
@@ -124,30 +125,6 @@ def _only_of(model: Rewriting, node: onnx.NodeProto, operand: str) -> bool:
             return False
         todo += maker.input
     return True
-
-
-@search("attention-in-parts", "Attention")
-def attention_in_parts(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
-    """Of four dimensions, without a cache and with a key head for each head of the queries."""
-    attributes, (q, k, v, mask) = attributes_of(node), [*node.input, ""][:4]
-    shapes = [model.shape(name) for name in (q, k, v)]
-    plain = len(node.input) <= 4 and len(node.output) == 1 and not attributes.get("softcap")
-    if not (plain and len(shapes[0]) == 4 and all(shapes) and shapes[0][1] == shapes[1][1]):
-        return None
-    if mask and model.graph.types.get(mask) == onnx.TensorProto.BOOL:
-        return None
-
-    def write(put: Writer) -> list[str]:
-        turned = put("Transpose", k, perm=[0, 1, 3, 2])
-        scale = attributes.get("scale", shapes[0][-1] ** -0.5)
-        scores = put("MatMul", put("Mul", q, put.constant(scale)), turned)
-        if attributes.get("is_causal"):
-            later = np.triu(np.full((shapes[0][2], shapes[1][2]), MASKED), 1)
-            scores = put("Add", scores, put.constant(later))
-        scores = put("Add", scores, mask) if mask else scores
-        return [put("MatMul", put("Softmax", scores, axis=-1), v)]
-
-    return OnnxMatch(node, _read(model, node.input), write)
 
 
 @search("depthwise-as-product", "Conv")
@@ -370,7 +347,7 @@ DEFINITIONS: dict[str, Callable[[Defined], str]] = {
 
 @search("refused-by-definition", *DEFINITIONS)
 def refused_by_definition(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
-    opset, (x, *rest) = opset_of(model.model), node.input
+    opset, (x, *rest) = model.opset, node.input
     if model.graph.types.get(x, onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT:
         return None
 
@@ -378,3 +355,82 @@ def refused_by_definition(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch |
         return [DEFINITIONS[node.op_type](Defined(put, x, rest, attributes_of(node), opset))]
 
     return OnnxMatch(node, (x,), write)
+
+
+class RepairedOnnx(Repaired[OnnxMatch]):
+    """An ONNX model with every rewrite that it needs, each proved on the CPU."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        samples: Sequence[Sample],
+        into: Path,
+        runtime: CpuRuntime,
+        places: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        self.samples, self.into, self.runtime, self.places = samples, into, runtime, places or {}
+        super().__init__(self._outputs(model))
+        self.plain = onnx.ModelProto()
+        self.plain.CopyFrom(model)
+
+    def place_of(self, node: onnx.NodeProto) -> tuple[str, str, str]:
+        place = self.places.get(node.name, NO_PLACE)
+        return name_of(node), place["source"], place["code"]
+
+    def apply(self, needs: Sequence[Need]) -> None:
+        # Other rewrites look for constants, so they are folded first.
+        for need in needs:
+            if need.rewrite == FOLDED and not need.withheld:
+                self._fold(need)
+        make_plain(self.plain)
+        self.model = Rewriting(self.plain, self.samples, self.into, self.runtime)
+        super().apply(needs)
+
+    def found(self, need: Need) -> Iterator[Sequence[OnnxMatch]]:
+        if need.rewrite in REWRITES and (matches := list(REWRITES[need.rewrite](self.model))):
+            self.values = self.model.values([name for match in matches for name in match.operands])
+            yield matches
+
+    def settle(self) -> None:
+        self.model.settle()
+
+    def outputs(self) -> list[list[Array]]:
+        return self._outputs(self.model.model)
+
+    def _outputs(self, model: onnx.ModelProto) -> list[list[Array]]:
+        names = [value.name for value in model.graph.output]
+        rows = values_of(model, self.samples, self.into, self.runtime, ())
+        return [[np.asarray(row[name]) for name in names] for row in rows]
+
+    def _fold(self, need: Need) -> None:
+        """By ONNX Runtime itself: a condition that is constant leaves one branch."""
+        conditions = [node for node in self.plain.graph.node if node.op_type == "If"]
+        if not conditions:
+            return
+        folded = optimized(self.plain, self.into, self.runtime)
+        left = {name for node in folded.graph.node if node.op_type == "If" for name in node.output}
+        gone = [node for node in conditions if left.isdisjoint(node.output)]
+        if gone:
+            self.plain = folded
+        for node in gone:
+            self.note(need, self.place_of(node))
+
+    def put(self, match: OnnxMatch, need: Need) -> None:
+        self.model.put(match, self.model.proved(match, need, self.values))
+
+
+def optimized(model: onnx.ModelProto, into: Path, runtime: CpuRuntime) -> onnx.ModelProto:
+    """As ONNX Runtime folds its constants, with the operator sets that it uses."""
+    before, after = into / "before.onnx", None
+    try:
+        onnx.save(model, str(before))
+        after = runtime.folded(before, into)
+        folded = onnx.load(str(after))
+    finally:
+        for path in filter(None, (before, after)):
+            path.unlink(missing_ok=True)
+    used = {node.domain for node in folded.graph.node}
+    imported = [opset for opset in folded.opset_import if opset.domain in used]
+    folded.ClearField("opset_import")
+    folded.opset_import.extend(imported)
+    return folded

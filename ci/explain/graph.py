@@ -1,0 +1,187 @@
+"""A model as the searches see it: nodes with a kind, a place and what they read; values on samples; the
+model that ends at a node; the model of which nodes have other values. Two adapters implement it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ci.pipeline.models.arrays import Array
+
+FLOAT_MODEL = "the float model"
+QUANTIZED_MODEL = "the quantized model on the CPU"
+"""What a program is compared with."""
+
+INPUT, CONSTANT = "input", "constant"
+"""The kinds of what no operator computes."""
+
+Arrays = Mapping[str, Sequence[Array]]
+"""By node, a value for each sample."""
+NOTHING: Arrays = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    kind: str
+    reads: tuple[str, ...]
+    size: int = 0
+    """Elements of its tensor."""
+    floats: bool = False
+    """Whether it gives floats."""
+    several: bool = False
+    """Whether it gives several tensors; each is a node that reads it."""
+    quantizes: bool = False
+    joins: bool = False
+    """Whether its operands must have its precision."""
+
+
+class Graph(ABC):
+    """Of some samples, which are known by their number."""
+
+    reference: str
+    """What it is, where a program is compared with it."""
+    samples: Sequence[Any]
+
+    @property
+    @abstractmethod
+    def nodes(self) -> Mapping[str, Node]:
+        """By name, each behind what it reads."""
+
+    @property
+    @abstractmethod
+    def results(self) -> Sequence[str]:
+        """The nodes that give the outputs."""
+
+    @abstractmethod
+    def described(self, name: str) -> dict[str, str]:
+        """Its operator, and the module, source and code of the model that it is of."""
+
+    def traits(self, name: str) -> dict[str, Any]:
+        """What else known faults are told by."""
+        return {}
+
+    @abstractmethod
+    def ending_at(self, name: str) -> Graph:
+        """The model as far as this node, with what quantizes its output."""
+
+    def showing(self, names: Sequence[str]) -> Graph | None:
+        """The model that returns what these nodes give, too, behind its own outputs; None if it cannot."""
+        return None
+
+    @abstractmethod
+    def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
+        """Those of each sample on the CPU, where nodes have other values: for all that reads them."""
+
+    @cached_property
+    def exact(self) -> list[list[Array]]:
+        """The outputs of each sample on the CPU."""
+        return self.outputs()
+
+    @abstractmethod
+    def values(self, sample: int) -> dict[str, Array]:
+        """Of each node that gives one tensor of floats."""
+
+    @abstractmethod
+    def errors_of(self, quantized: Any) -> dict[str, Array]:
+        """What quantizing changes at each operator that is given this model's values of the first sample."""
+
+    @abstractmethod
+    def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterable[Sequence[Array]]:
+        """The outputs for the first sample, where these errors are added at nodes."""
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        """Nodes as a precision file names them."""
+        return list(names)
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[str]]:
+        readers: dict[str, list[str]] = {name: [] for name in self.nodes}
+        for node in self.nodes.values():
+            for name in dict.fromkeys(node.reads):
+                readers.setdefault(name, []).append(node.name)
+        return readers
+
+    def everywhere(self, name: str) -> list[str]:
+        """The node, and each dequantizer behind it: its readers have one each."""
+        quantizers = [reader for reader in self.readers[name] if self.nodes[reader].quantizes]
+        behind = [reader for quantizer in quantizers for reader in self.readers[quantizer]]
+        return [name, *(reader for reader in behind if self.nodes[reader].quantizes)]
+
+    def end_of(self, name: str) -> str:
+        """The dequantizer behind the node, if its output is quantized, else the node."""
+        return self.everywhere(name)[:2][-1]
+
+    @cached_property
+    def operators(self) -> Mapping[str, Node]:
+        """The nodes at which a program can end, in order: those that depend on an input."""
+        varying, ends = set[str](), self.ends
+        found = {}
+        for name, node in self.nodes.items():
+            if node.kind == INPUT or not varying.isdisjoint(node.reads):
+                varying.add(name)
+            computes = node.kind not in (INPUT, CONSTANT) and not (node.quantizes or node.several)
+            if computes and name in varying and (node.floats or name in ends):
+                found[name] = node
+        return found
+
+    @cached_property
+    def ends(self) -> Sequence[str]:
+        """The operators that compute the model's outputs."""
+        return self._makers(self.results)
+
+    def operands_of(self, name: str) -> list[str]:
+        """The operators that compute what the node reads."""
+        return [maker for maker in self._makers(self.nodes[name].reads) if maker in self.operators]
+
+    def _makers(self, names: Iterable[str]) -> list[str]:
+        """Through quantizers, and through what gives several tensors."""
+        makers: dict[str, None] = {}
+        todo = list(names)
+        while todo:
+            node = self.nodes.get(todo.pop(0))
+            if node is not None and (node.quantizes or node.several):
+                todo += node.reads
+            elif node is not None:
+                makers[node.name] = None
+        return list(makers)
+
+
+class Trial(Protocol):
+    """Of a graph: it is compiled at the precision of a program for its chip, and run."""
+
+    def outputs(self, graph: Any, expected: Sequence[Sequence[Array]]) -> Sequence[Sequence[Array]]:
+        """Those of each sample on the emulator, in the types and shapes that are expected. Raises why there
+        are none."""
+
+
+def groups_of(graph: Graph) -> list[list[Node]]:
+    """Operators with those behind them that only they feed, and that have no other operand or weights: a
+    convolution with its activation, a product with its softmax. Nothing is gained by a conversion between
+    them. Parts of several results are in the group of their operator. A concatenation has its operands in its
+    group: HTP computes one of 16 bits over operands of 8 bits wrongly."""
+    group: dict[str, list[Node]] = {}
+    groups: list[list[Node]] = []
+    for node in graph.nodes.values():
+        if node.kind in (INPUT, CONSTANT) or not node.floats:
+            continue
+        operands = dict.fromkeys(node.reads)
+        first = next(iter(operands), "")
+        alone = graph.readers.get(first, ()) == [node.name] and first not in graph.results
+        if len(operands) == 1 and first in group and (alone or graph.nodes[first].several):
+            group[node.name] = group[first]
+        elif node.joins and operands.keys() & group.keys():
+            joined = [members for members in groups if operands.keys() & {member.name for member in members}]
+            groups = [members for members in groups if members not in joined]
+            groups.append([member for members in joined for member in members])
+            group |= {member.name: groups[-1] for member in groups[-1]}
+            group[node.name] = groups[-1]
+        else:
+            groups.append([])
+            group[node.name] = groups[-1]
+        group[node.name].append(node)
+    return groups

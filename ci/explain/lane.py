@@ -1,0 +1,89 @@
+"""What the searches ask of a lane. Its module `explain` is all of them that knows how its work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from ci.explain.losses import FOREVER
+from ci.explain.operator_script import OperatorScript
+from ci.explain.rewriting import RewriteChoice, Rewritten
+from ci.pipeline.lane import mine_of
+from ci.pipeline.lane_model import LaneModel, of_lane
+from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.trial import Outcome
+from provisioning.base.errors import ToolkitError, UsageError
+
+P = TypeVar("P")
+
+
+class Explains(Protocol):
+    def chosen_program(self, model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> Any:
+        """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
+
+    def of_suites(self, model: OneModel, choice: Choice) -> Sequence[LaneModel[Any, Any]]:
+        """Each program that is chosen, with its precision."""
+
+    def divergence_of(
+        self,
+        model: OneModel,
+        program: Any,
+        least: float,
+        seconds: float = FOREVER,
+        whole: float | None = None,
+    ) -> dict[str, Any]:
+        """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
+
+    def script_of(
+        self, model: OneModel, program: Any, operator: Mapping[str, Any], before: int
+    ) -> OperatorScript:
+        """That operator, alone or with so many operators `before` it."""
+
+    def scores_of(
+        self, model: OneModel, program: Any, exact: str, seconds: float = FOREVER
+    ) -> Mapping[str, Any]:
+        """By group of operators, the noise in the outputs if it alone is quantized, and that of all."""
+
+    def rewritten(self, subject: Any, choice: RewriteChoice) -> Rewritten:
+        """The model with the rewrites that answer known faults, each proved on the CPU."""
+
+    def audited(self, model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """A row of facts for each precision, or for the usual ones."""
+
+    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+        """The content of a precision file for a script that quantizes by itself."""
+
+
+def explainer(model: OneModel) -> Explains:
+    lane: Explains = of_lane(model, "explain")
+    return lane
+
+
+def tried(subject: LaneModel[Any, Any], programs: Sequence[Any]) -> list[Outcome]:
+    """What becomes of each: it is compiled, run and compared. The one trial of a candidate."""
+    plan = subject.plan(programs)
+    results, outcomes = subject.do(plan), list[Outcome]()
+    for program in plan.programs:
+        try:
+            outcomes.append(subject.product(plan, program, mine_of(program, results)).outcome)
+        except ToolkitError as error:
+            outcomes.append(Outcome.of_error(error))
+    return outcomes
+
+
+def measured(subject: LaneModel[Any, Any]) -> Outcome:
+    try:
+        (outcome,) = tried(subject, subject.programs)
+    except ToolkitError as error:
+        return Outcome.of_error(error)
+    return outcome
+
+
+def only(programs: Sequence[P]) -> P:
+    if len(programs) != 1:
+        names = ", ".join(str(getattr(program, "name", "")) for program in programs[:5])
+        raise UsageError(
+            f"expected a MODEL or one program of a suite, found {len(programs)} ({names} …)",
+            fix="name the program: --suite FILE -k CASE/RUN/SOC",
+        )
+    return programs[0]

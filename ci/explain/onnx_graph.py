@@ -1,0 +1,377 @@
+"""An ONNX model as a Graph, which may be quantized. Imported only by workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from textwrap import indent
+from typing import Any, Protocol
+
+import numpy
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
+from ci.explain.operator_script import FEW, packed, table_of
+from ci.pipeline.models.arrays import Array, Sample
+
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+NO_PLACE = {"source": "", "code": "", "module": ""}
+ERROR, FLOAT, UNREAD = "error/", "float/", "unread/"
+QUANTIZED = "_QuantizeLinear_Input"
+"""How the quantizer renames what computes an output of the model."""
+IMPORTS = """\
+import onnxruntime as ort
+import onnxruntime_qnn as qnn
+"""
+SESSIONS = """
+CPU = ort.SessionOptions()
+CPU.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+expected = ort.InferenceSession(MODEL, CPU, providers=["CPUExecutionProvider"]).run(None, INPUTS)
+ort.register_execution_provider_library("QNN", qnn.get_library_path())
+HTP = ort.SessionOptions()
+HTP.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+HTP.add_provider_for_devices([row for row in ort.get_ep_devices() if row.ep_name == "QNN"][:1], OPTIONS)
+computed = ort.InferenceSession(MODEL, HTP).run(None, INPUTS)
+"""
+
+
+class CpuRuntime(Protocol):
+    """ONNX CpuRuntime on the CPU."""
+
+    def on_cpu(self, model: Path, samples: Iterable[Sample]) -> list[Sample]:
+        """The outputs of the model as written."""
+
+    def folded(self, model: Path, into: Path) -> Path:
+        """A copy without what does not depend on inputs."""
+
+
+class OnnxGraph(Graph):
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        samples: Sequence[Sample],
+        into: Path,
+        runtime: CpuRuntime,
+        places: Mapping[str, Mapping[str, str]] | None = None,
+        reference: str = FLOAT_MODEL,
+        file: Path | None = None,
+        types: Mapping[str, int] | None = None,
+    ) -> None:
+        """`into` is for files of parts of the model; `file` is its own, if it has one. `places` are, by the
+        names of operators, their module, source and code; `types` of tensors, if they are known."""
+        self.model, self.samples, self.into, self.runtime = model, samples, into, runtime
+        self.places, self.reference, self._file, self._types = places or {}, reference, file, types
+
+    @property
+    def file(self) -> Path:
+        return self._file or self.saved(self.model, "graph.onnx")
+
+    def saved(self, model: onnx.ModelProto, name: str) -> Path:
+        self.into.mkdir(parents=True, exist_ok=True)
+        onnx.save(model, str(self.into / name))
+        return self.into / name
+
+    @cached_property
+    def maker(self) -> Mapping[str, onnx.NodeProto]:
+        """By tensor."""
+        return {name: node for node in self.model.graph.node for name in node.output if name}
+
+    @cached_property
+    def types(self) -> Mapping[str, int]:
+        """Of tensors that nodes compute, and of inputs."""
+        if self._types is not None:
+            return self._types
+        inferred = onnx.shape_inference.infer_shapes(self.model)
+        values = [*inferred.graph.value_info, *self.model.graph.output, *self.model.graph.input]
+        return {value.name: value.type.tensor_type.elem_type for value in values}
+
+    def node_of(self, tensor: str) -> str:
+        """One of several tensors of an operator is a node by itself."""
+        maker = self.maker.get(tensor)
+        if maker is None:
+            return f"tensor {tensor}"
+        part = f":{list(maker.output).index(tensor)}" if len(maker.output) > 1 else ""
+        return name_of(maker) + part
+
+    @cached_property
+    def tensors(self) -> Mapping[str, str]:
+        """By node."""
+        return {self.node_of(tensor): tensor for tensor in (*self._given, *self.maker)}
+
+    @cached_property
+    def _given(self) -> Mapping[str, str]:
+        """What no node computes, by tensor its kind."""
+        weights = dict.fromkeys((weight.name for weight in self.model.graph.initializer), CONSTANT)
+        return {**dict.fromkeys((value.name for value in self.model.graph.input), INPUT), **weights}
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        given = ((self.node_of(tensor), kind) for tensor, kind in self._given.items())
+        nodes = {name: Node(name, kind, ()) for name, kind in given}
+        for row in self.model.graph.node:
+            name, reads = name_of(row), tuple(self.node_of(tensor) for tensor in row.input if tensor)
+            floats, quantizes = [self._is_float(tensor) for tensor in row.output], row.op_type in QUANTIZERS
+            several = len(row.output) > 1
+            nodes[name] = Node(
+                name, row.op_type, reads, floats=any(floats), several=several, quantizes=quantizes
+            )
+            for tensor, is_float in zip(row.output, floats, strict=True):
+                if several and tensor:
+                    part = self.node_of(tensor)
+                    nodes[part] = Node(part, row.op_type, (name,), floats=is_float)
+        return nodes
+
+    def _is_float(self, tensor: str) -> bool:
+        users = self.users.get(tensor, ())
+        return self.types.get(tensor) == TensorProto.FLOAT or any(
+            user.op_type == "QuantizeLinear" for user in users
+        )
+
+    @cached_property
+    def users(self) -> Mapping[str, Sequence[onnx.NodeProto]]:
+        users: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.model.graph.node:
+            for name in node.input:
+                users.setdefault(name, []).append(node)
+        return users
+
+    @cached_property
+    def results(self) -> Sequence[str]:
+        return [self.node_of(value.name) for value in self.model.graph.output]
+
+    def described(self, name: str) -> dict[str, str]:
+        return {"operator": self.nodes[name].kind, **self.places.get(self.named([name])[0], NO_PLACE)}
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        makers = ((name, self.maker.get(self.tensors.get(name, ""))) for name in names)
+        return list(dict.fromkeys(name if maker is None else name_of(maker) for name, maker in makers))
+
+    def ending_at(self, name: str) -> OnnxGraph:
+        part = self._computing([self.tensors[self.end_of(name)]])
+        own = (self.places, self.reference, None, self.types)
+        return OnnxGraph(part, self.samples, self.into, self.runtime, *own)
+
+    def fed(self) -> list[Sample]:
+        """The samples, as the model has inputs of them."""
+        names = {name for name, kind in self._given.items() if kind == INPUT}
+        return [{name: array for name, array in row.items() if name in names} for row in self.samples]
+
+    def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
+        names = [value.name for value in self.model.graph.output]
+        given = {
+            self.tensors[place]: values
+            for name, values in replaced.items()
+            if name in self.tensors
+            for place in self.everywhere(name)
+        }
+        if not given:
+            computed = self.runtime.on_cpu(self.file, self.fed())
+        else:
+            computed = self._computed([name for name in names if name not in given], given)
+        return [
+            [given[name][number] if name in given else row[name] for name in names]
+            for number, row in enumerate(computed)
+        ]
+
+    def _computed(self, names: Sequence[str], given: Arrays) -> list[Sample]:
+        """Tensors, of given tensors and the samples."""
+        if not names:
+            return [{} for _ in self.samples]
+        part = self._computing(names, given)
+        read = [value.name for value in part.graph.input]
+        fed = [
+            {name: given[name][number] if name in given else sample[name] for name in read}
+            for number, sample in enumerate(self.samples)
+        ]
+        return self.runtime.on_cpu(self.saved(part, "part.onnx"), fed)
+
+    def _computing(self, outputs: Sequence[str], given: Collection[str] = ()) -> onnx.ModelProto:
+        """The part that computes these tensors, of tensors that are given and of the inputs."""
+        names, tensors = set[str](), set[str]()
+        for output in outputs:
+            of_output = self.needed(output, given)
+            names, tensors = names | of_output[0], tensors | of_output[1]
+        cut = onnx.ModelProto()
+        cut.CopyFrom(self.model)
+        graph = cut.graph
+        kept = [node for node in self.model.graph.node if node.output[0] in names]
+        inputs = [tensor for tensor in self.model.graph.input if tensor.name in tensors]
+        weights = [tensor for tensor in self.model.graph.initializer if tensor.name in tensors]
+        for field in ("node", "input", "output", "initializer", "value_info"):
+            graph.ClearField(field)
+        graph.node.extend(kept)
+        for node in graph.node:
+            # Another part of its result is still read.
+            node.output[:] = [f"{UNREAD}{name}" if name in given else name for name in node.output]
+        graph.input.extend(inputs)
+        graph.input.extend(self._value(name) for name in given if name in tensors)
+        graph.initializer.extend(weights)
+        known = {value.name: value for value in self.model.graph.output}
+        graph.output.extend(known.get(output) or self._value(output) for output in outputs)
+        return cut
+
+    def _value(self, tensor: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(tensor, self.types.get(tensor) or TensorProto.FLOAT, None)
+
+    def needed(self, tensor: str, given: Iterable[str] = ()) -> tuple[set[str], set[str]]:
+        """First outputs of the nodes that compute a tensor of those given, and all tensors that they take."""
+        nodes, tensors, todo, ends = set[str](), set[str](), [tensor], {*given}
+        while todo:
+            name = todo.pop()
+            if name in tensors:
+                continue
+            tensors.add(name)
+            if name not in ends and (node := self.maker.get(name)):
+                nodes.add(node.output[0])
+                todo += node.input
+        return nodes, tensors
+
+    def values(self, sample: int) -> dict[str, Array]:
+        names = [name for name, node in self.nodes.items() if node.floats and not node.several]
+        tensors = [self.tensors[name] for name in names]
+        (row,) = values_of(self.model, [self.samples[sample]], self.into, self.runtime, tensors)
+        weights = {row.name: numpy_helper.to_array(row) for row in self.model.graph.initializer}
+        given = {name: array for name, array in {**row, **weights}.items() if name in self._given}
+        floats = {self.node_of(name): array for name, array in given.items() if array.dtype.kind == "f"}
+        return floats | {name: row[tensor] for name, tensor in zip(names, tensors, strict=True)}
+
+    @cached_property
+    def _first(self) -> Mapping[str, Array]:
+        """By tensor that nodes compute."""
+        return {
+            tensor: array
+            for name, array in self.values(0).items()
+            if (tensor := self.tensors[name]) not in self._given
+        }
+
+    def errors_of(self, quantized: Any) -> dict[str, Array]:
+        errors = _own_errors(quantized, self._first, self.fed()[0])
+        return {self.node_of(tensor): array for tensor, array in errors.items()}
+
+    def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterator[Sequence[Array]]:
+        nothing = {f"{ERROR}{tensor}": numpy.zeros_like(array) for tensor, array in self._first.items()}
+        path = self.saved(_with_errors(self.model, self._first), "disturbed.onnx")
+        inputs = (
+            {**self.fed()[0], **nothing, **{f"{ERROR}{self.tensors[name]}": row[name] for name in row}}
+            for row in errors
+        )
+        for outputs in self.runtime.on_cpu(path, inputs):
+            yield [outputs[value.name] for value in self.model.graph.output]
+
+    def script(self, name: str, sample: int, before: int, options: Mapping[str, str]) -> tuple[str, str]:
+        """The imports and the body of a script of one operator, with so many `before` it."""
+        rows = [name]
+        for _ in range(before + 1):
+            rows = [operand for row in rows for operand in self.operands_of(row)]
+        begins = list(dict.fromkeys(self.tensors[row] for row in rows))
+        part = self._computing([self.tensors[self.end_of(name)]], begins)
+        (values,) = values_of(self.model, [self.samples[sample]], self.into, self.runtime, begins)
+        inputs = {value.name: values[value.name] for value in part.graph.input}
+        part.graph.ClearField("input")
+        part.graph.input.extend(
+            helper.make_tensor_value_info(tensor, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for tensor, array in inputs.items()
+        )
+        return IMPORTS, _body_of(part, inputs, options)
+
+
+def name_of(node: onnx.NodeProto) -> str:
+    return str(node.name or node.output[0])
+
+
+def values_of(
+    model: onnx.ModelProto,
+    samples: Sequence[Sample],
+    into: Path,
+    runtime: CpuRuntime,
+    names: Iterable[str],
+) -> list[Sample]:
+    """By name those of inputs, outputs and these tensors. `into` has the model meanwhile."""
+    whole, path = onnx.ModelProto(), into / "exposed.onnx"
+    whole.CopyFrom(model)
+    known = {value.name for value in (*model.graph.output, *model.graph.input)}
+    whole.graph.output.extend(
+        helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name not in known
+    )
+    into.mkdir(parents=True, exist_ok=True)
+    try:
+        onnx.save(whole, str(path))
+        outputs = runtime.on_cpu(path, samples)
+    finally:
+        path.unlink(missing_ok=True)
+    return [{**sample, **row} for sample, row in zip(samples, outputs, strict=True)]
+
+
+def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sample) -> Sample:
+    """By tensor, what quantizing changes at each operator that is given the float model's `values`."""
+    model = onnx.ModelProto()
+    model.CopyFrom(quantized.model)
+    graph, known = model.graph, {value.name for value in model.graph.input}
+    outputs, behind = {*values}, dict[str, str]()
+    for node in graph.node:
+        maker = node.input[0].removesuffix(QUANTIZED) if node.input else ""
+        if node.op_type == "QuantizeLinear" and maker in outputs:
+            behind[node.output[0]] = maker
+        elif node.op_type == "DequantizeLinear" and node.input[0] in behind:
+            behind[node.output[0]] = behind[node.input[0]]
+    # The rounding of a tensor is its maker's error. What is not quantized has none, but that of weights.
+    rounded = {name: tensor for tensor, name in behind.items()}
+    plain = {name: name for node in graph.node for name in node.output if name in outputs}
+    measured = {**plain, **rounded}
+    used = set[str]()
+    for node in graph.node:
+        for index, tensor in enumerate(node.input if node.op_type not in QUANTIZERS else ()):
+            if (name := behind.get(tensor, tensor)) in outputs:
+                node.input[index] = f"{FLOAT}{name}"
+                used.add(name)
+    del graph.output[:]
+    graph.output.extend(_float(tensor) for tensor in measured.values())
+    graph.input.extend(_float(f"{FLOAT}{name}", values[name].shape) for name in used)
+    fed = {name: array for name, array in sample.items() if name in known}
+    fed |= {f"{FLOAT}{name}": values[name] for name in used}
+    (found,) = quantized.runtime.on_cpu(quantized.saved(model, "own.onnx"), [fed])
+    results = [(name, found[tensor]) for name, tensor in measured.items()]
+    return {name: array - values[name] for name, array in results if array.shape == values[name].shape}
+
+
+def _with_errors(source: onnx.ModelProto, tensors: Collection[str]) -> onnx.ModelProto:
+    """With an input beside each of these tensors, which is added to it."""
+    model = onnx.ModelProto()
+    model.CopyFrom(source)
+    nodes, disturbed = [], {*tensors}
+    for node in model.graph.node:
+        nodes.append(node)
+        for index, name in enumerate(node.output):
+            if name in disturbed:
+                node.output[index] = f"{FLOAT}{name}"
+                nodes.append(helper.make_node("Add", [f"{FLOAT}{name}", f"{ERROR}{name}"], [name]))
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:], model.graph.value_info[:]
+    model.graph.node.extend(kept)
+    model.graph.input.extend(_float(f"{ERROR}{name}") for name in tensors)
+    return model
+
+
+def _float(tensor: str, shape: Sequence[int] | None = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(tensor, TensorProto.FLOAT, shape)
+
+
+def _body_of(model: onnx.ModelProto, inputs: Mapping[str, Array], options: Mapping[str, str]) -> str:
+    for node in model.graph.node:
+        # An exporter writes the user's paths there.
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    content = model.SerializeToString()
+    small = [tensor for tensor in model.graph.initializer if math.prod(tensor.dims) <= FEW]
+    model.graph.ClearField("initializer")
+    model.graph.initializer.extend(small)
+    options = {name: value for name, value in options.items() if name != "backend_path"}
+    return f"""\
+{indent(onnx.printer.to_text(model).rstrip(), "# ")}
+MODEL = unpacked({packed(content)})
+INPUTS = {table_of(inputs)}
+OPTIONS = {options} | {{"backend_path": qnn.get_qnn_htp_path()}}
+{SESSIONS}"""

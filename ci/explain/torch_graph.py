@@ -1,0 +1,340 @@
+"""A PyTorch model as a Graph: an exported module of torch.fx, which may be quantized or prepared for that.
+Imported only by workers."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import getitem
+from textwrap import indent
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph as FxGraph
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
+from ci.explain.losses import beyond_of, losses_of, scores_of
+from ci.explain.operator_script import source_of as source_of_array
+from ci.explain.operator_script import table_of
+from ci.explain.torch_values import (
+    OwnErrors,
+    Passing,
+    Replaced,
+    Tensors,
+    WithErrors,
+    is_float,
+    values_of,
+)
+from ci.operators.partition.decisions import is_quantizer, module_of
+from ci.operators.partition.traits import constants_of, traits_of
+from ci.pipeline.accuracy import HALF_MOST, USUAL_OF_FLOAT_DB, Pair, Unusable, compared, least_sqnr_db
+from ci.pipeline.models.arrays import Array
+from ci.pipeline.models.factory import copied
+from ci.pipeline.models.model_lines import source_of
+from ci.pipeline.models.user_model import BadFactory
+from provisioning.base.units import decibels
+
+MASKS = ("aten.masked_fill", "aten.where")
+"""Their numbers of any size are meant to be infinite."""
+IMPORTS = """\
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+from torch import device
+"""
+LOWERED = """
+INPUTS = ({inputs},)
+NET = Net().eval()
+expected = [NET(*INPUTS)]
+options = qnn.generate_htp_compiler_spec(use_fp16={halves})
+spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.{soc}, options)
+lowered = qnn.to_edge_transform_and_lower_to_qnn(NET, INPUTS, spec).to_executorch()
+computed = Runtime.get().load_program(lowered.buffer).load_method("forward").execute(list(INPUTS))
+"""
+NET = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name, values in WEIGHTS.items():
+            self.register_buffer(name, torch.from_numpy(values))
+
+"""
+DELETED = re.compile(r";  (?:\w+ = )+None")
+"""What torch writes to free values early."""
+
+
+class TorchGraph(Graph):
+    def __init__(self, module: Any, samples: Sequence[Tensors], reference: str = FLOAT_MODEL) -> None:
+        self.module, self.samples, self.reference = module, samples, reference
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        return {
+            node.name: _node_of(node)
+            for node in self.module.graph.nodes
+            if node.op in ("placeholder", "get_attr", "call_function")
+        }
+
+    @cached_property
+    def results(self) -> Sequence[str]:
+        (output,) = self.module.graph.find_nodes(op="output")
+        return [_behind_observers(node).name for node in output.all_input_nodes]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, FxNode]:
+        return {node.name: node for node in self.module.graph.nodes}
+
+    def described(self, name: str) -> dict[str, str]:
+        row = described(self.by_name[name])
+        return {**row, "operator": str(_maker_of(self.by_name[name]).target)}
+
+    def traits(self, name: str) -> dict[str, Any]:
+        maker = _maker_of(self.by_name[name])
+        around = [self.by_name[near] for near in self._makers(self.nodes[maker.name].reads)]
+        constants = constants_of(self.module)
+        traits = {near.name: traits_of(near, constants) for near in (maker, *around)}
+        if maker.all_input_nodes:
+            traits[maker.name]["range"] = self._range_of(maker.all_input_nodes[0])
+        # A cast alone may be right, and be wrong with what reads it: the compiler makes one of them.
+        return {name: row for name, row in traits.items() if name == maker.name or "kinds" in row}
+
+    def _range_of(self, node: FxNode) -> list[float] | None:
+        """The least and the largest value that it gives; None of what is no tensor."""
+        values = [values_of(self.module, sample).get(node) for sample in self.samples]
+        tensors = [value.double() for value in values if isinstance(value, Tensor) and value.numel()]
+        if not tensors:
+            return None
+        return [min(float(row.min()) for row in tensors), max(float(row.max()) for row in tensors)]
+
+    def ending_at(self, name: str) -> TorchGraph:
+        whole = copy.deepcopy(self.module)
+        end = next(node for node in whole.graph.nodes if node.name == self.end_of(name))
+        (output,) = whole.graph.find_nodes(op="output")
+        output.args = ((end,),)
+        # An operator that works in place is never dead code: behind the end, it would change the output.
+        while (last := output.prev) is not end:
+            whole.graph.erase_node(last)
+        return self._settled(whole)
+
+    def showing(self, names: Sequence[str]) -> TorchGraph:
+        whole = copy.deepcopy(self.module)
+        nodes = {node.name: node for node in whole.graph.nodes}
+        (output,) = whole.graph.find_nodes(op="output")
+        given = list(output.all_input_nodes)
+        for end in (nodes[self.end_of(name)] for name in names):
+            with whole.graph.inserting_after(end):
+                given.append(whole.graph.call_function(torch.ops.aten.clone.default, (end,)))
+        output.args = (tuple(given),)
+        return self._settled(whole)
+
+    def _settled(self, module: Any) -> TorchGraph:
+        module.graph.set_codegen(torch.fx.graph.CodeGen())
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        return TorchGraph(module, self.samples, self.reference)
+
+    def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
+        return [
+            [tensor.numpy() for tensor in Replaced(self.module, self._tensors(replaced, number)).of(sample)]
+            for number, sample in enumerate(self.samples)
+        ]
+
+    def _tensors(self, replaced: Arrays, sample: int) -> dict[str, Tensor]:
+        return {
+            place: torch.as_tensor(values[sample]).to(self.by_name[name].meta["val"].dtype)
+            for name, values in replaced.items()
+            for place in (self.everywhere(name) if name in self.by_name else ())
+        }
+
+    def values(self, sample: int) -> dict[str, Array]:
+        outputs = outputs_of(self.module, self.samples[sample])
+        return {name: tensor.detach().numpy() for name, tensor in outputs.items()}
+
+    @cached_property
+    def _first(self) -> Mapping[FxNode, Any]:
+        return values_of(self.module, self.samples[0])
+
+    def errors_of(self, quantized: Any) -> dict[str, Array]:
+        interpreter = OwnErrors(quantized.module, {node.name: value for node, value in self._first.items()})
+        interpreter.of(self.samples[0])
+        return {name: error.numpy() for name, error in interpreter.errors.items()}
+
+    def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterator[Sequence[Array]]:
+        for of_nodes in errors:
+            tensors = {name: torch.from_numpy(error) for name, error in of_nodes.items()}
+            outputs = WithErrors(self.module, self._first, tensors).of(self.samples[0])
+            yield [tensor.numpy() for tensor in outputs]
+
+    def script(self, name: str, sample: int, before: int, soc: str, *, halves: bool) -> tuple[str, str]:
+        """The imports and the body of a script of one operator, with so many `before` it."""
+        alone, inputs = self._cut_out(name, sample, before)
+        weights = {name: buffer.numpy() for name, buffer in alone.named_buffers()}
+        forward = indent(DELETED.sub("", alone.code).strip(), "    ")
+        sources = ", ".join(f"torch.from_numpy({source_of_array(values)})" for values in inputs)
+        lowered = LOWERED.format(inputs=sources, halves=halves, soc=soc)
+        return IMPORTS, f"WEIGHTS = {table_of(weights)}\n\n{NET}{forward}\n\n{lowered}"
+
+    def _cut_out(self, name: str, sample: int, before: int) -> tuple[GraphModule, list[Array]]:
+        """The operator and those before it, with what quantizes them, and the values that they get."""
+        begins = {name}
+        for _ in range(before + 1):
+            begins = {row for reader in begins for row in self._makers(self.nodes[reader].reads) or [reader]}
+        operands = {self.by_name[begin] for begin in begins if self.nodes[begin].kind != CONSTANT}
+        end, values = self.by_name[self.end_of(name)], values_of(self.module, self.samples[sample])
+        needed, todo = set[FxNode](), [end]
+        while todo:
+            source = todo.pop()
+            if source not in needed:
+                needed.add(source)
+                todo += [] if source in operands else source.all_input_nodes
+        root, graph, copies, inputs = nn.Module(), FxGraph(), dict[FxNode, FxNode](), list[Array]()
+        for source in (row for row in self.module.graph.nodes if row in needed):
+            if source in operands:
+                copies[source] = graph.placeholder(f"x{len(inputs)}")
+                inputs.append(values[source].numpy())
+            elif source.op == "get_attr":
+                weight = f"w{len([*root.buffers()])}"
+                root.register_buffer(weight, values[source].detach())
+                copies[source] = graph.get_attr(weight)
+            else:
+                copies[source] = graph.node_copy(source, copies.__getitem__)
+        graph.output((copies[end],))
+        return GraphModule(root, graph), inputs
+
+
+def _node_of(node: FxNode) -> Node:
+    value = node.meta.get("val")
+    parts = value if isinstance(value, tuple | list) else [value]
+    kinds = {"placeholder": INPUT, "get_attr": CONSTANT}
+    return Node(
+        node.name,
+        kinds.get(node.op, str(node.target)),
+        tuple(_behind_observers(operand).name for operand in node.all_input_nodes),
+        value.numel() if isinstance(value, Tensor) else 0,
+        any(map(is_float, parts)),
+        node.op == "call_function" and not isinstance(value, Tensor),
+        is_quantizer(node),
+        node.target is torch.ops.aten.cat.default,
+    )
+
+
+def _behind_observers(node: FxNode) -> FxNode:
+    while node.op == "call_module" and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _maker_of(node: FxNode) -> FxNode:
+    made_by = node.args[0] if node.target is getitem else node
+    return made_by if isinstance(made_by, FxNode) else node
+
+
+def described(node: FxNode) -> dict[str, str]:
+    source, code = source_of(node)
+    return {"operator": str(node.target), "module": module_of(node), "source": source, "code": code}
+
+
+def outputs_of(module: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Every node's output of floats, by name."""
+    return {node.name: value for node, value in values_of(module, sample).items() if is_float(value)}
+
+
+def normed(graph: Any) -> dict[str, str]:
+    """The convolutions by name, with the batch norm that quantization folds into each."""
+    norms = [node for node in graph.nodes if "batch_norm" in str(node.target)]
+    return {node.args[0].name: node.name for node in norms if isinstance(node.args[0], FxNode)}
+
+
+def worst_losses(
+    floats: Mapping[str, Tensor], folded: Mapping[str, str], quantized: Any, sample: Sequence[Tensor]
+) -> list[dict[str, Any]]:
+    """The operators of the quantized model that add noise, the worst first. `floats` are the outputs of the
+    float model's nodes."""
+    graph, ours = TorchGraph(quantized, [tuple(sample)]), outputs_of(quantized, sample)
+
+    def measured(name: str) -> float | None:
+        wanted, value = floats.get(name), ours.get(name)
+        if folded.get(name, "") not in ours:
+            wanted = floats.get(folded.get(name, name))
+        if wanted is None or value is None or wanted.shape != value.shape:
+            return None
+        return decibels(float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum()))
+
+    return losses_of(graph, measured)
+
+
+def units_of(floats: Any, quantized: Sequence[Any], sample: Tensors, seconds: float) -> dict[str, Any]:
+    """The scores of the groups of operators. `floats` has the names of the quantized models' nodes, and
+    observers, which pass values on."""
+    graphs = [TorchGraph(model, [sample]) for model in quantized]
+    return scores_of(TorchGraph(floats, [sample]), graphs, seconds)
+
+
+class _Largest(TorchDispatchMode):
+    beyond = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.beyond = self.beyond or any(map(_beyond, torch.utils._pytree.tree_leaves(result)))
+        return result
+
+
+class _InHalf(Passing):
+    """A float model of which what leaves fp16 is infinite."""
+
+    def run_node(self, n: FxNode) -> Any:
+        value = super().run_node(n)
+        return value.half().to(value.dtype) if _beyond(value) else value
+
+
+def _beyond(value: object) -> bool:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+        return False
+    return bool(((value.abs() > HALF_MOST) & value.isfinite()).any())
+
+
+def beyond_half(model: Any, samples: Sequence[Tensors]) -> list[dict[str, Any]]:
+    """The operators of a float model whose outputs leave fp16 first; none where the model's outputs are the
+    same without what leaves it."""
+    with torch.no_grad(), _Largest() as largest:
+        for sample in samples:
+            model(*copied(sample))
+    if not largest.beyond:
+        return []
+    module: Any = torch.export.export(model, copied(samples[0]), strict=True).module()
+    if all(_same_in_half(module, sample) for sample in samples):
+        return []
+    return beyond_of(TorchGraph(module, samples), MASKS)
+
+
+def _same_in_half(module: Any, sample: Tensors) -> bool:
+    """As where the least value masks a softmax."""
+    both = (torch.utils._pytree.tree_leaves(run(*copied(sample))) for run in (module, _InHalf(module).run))
+    pairs = [Pair("", wanted.numpy(), found.numpy()) for wanted, found in zip(*both, strict=True)]
+    try:
+        return least_sqnr_db(pairs) >= USUAL_OF_FLOAT_DB
+    except Unusable:
+        return False
+
+
+def figures_in_torch(
+    expected: Sequence[Sequence[Tensor]], reference: Sequence[Sequence[Tensor]], non_finite: bool
+) -> dict[str, Any]:
+    """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
+    pairs = [
+        Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
+        for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
+        for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
+    ]
+    try:
+        figures, slices = compared(pairs, non_finite=non_finite)
+    except Unusable as error:
+        raise BadFactory(str(error), "give samples of which the float model's outputs are numbers") from error
+    return {"figures": figures, "slices": slices}

@@ -1,0 +1,262 @@
+"""What explains a program of a PyTorch model: orders to the worker that lowers, remembered as any other."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ci.engine.closed import closed
+from ci.engine.work import Result
+from ci.engine.workers.parent import WorkerDied
+from ci.explain.audit import with_precisions
+from ci.explain.divergence import known_fault, partial_of
+from ci.explain.lane import only
+from ci.explain.losses import FOREVER
+from ci.explain.operator_script import OperatorScript
+from ci.explain.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
+from ci.lanes.executorch import REWRITTEN, SAMPLES
+from ci.lanes.executorch.compile import WORKER, Lower, compile_programs, home_of
+from ci.lanes.executorch.product import PytorchModel
+from ci.lanes.executorch.stage import Lowering
+from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.lanes.executorch.user_program import (
+    plan_of_model,
+    program_of,
+    pytorch_model,
+    require_done,
+    stack_of,
+)
+from ci.operators.faults import faults_in, shown_by_inputs, versions_of
+from ci.operators.table import better_than, inexact, operators_in
+from ci.pipeline.cached_steps import run_cached_step
+from ci.pipeline.lane import chosen_programs
+from ci.pipeline.options import Choice, Compiling, OneModel
+from ci.pipeline.runner import Runner, ready_runner
+from ci.results import CachedResults, Key
+from ci.work import asking
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
+from provisioning.base.settings import Selection
+from provisioning.build_id import version_in
+from provisioning.fixes import fix_for
+
+SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
+"""Those of an audit."""
+QUANTIZERS = "quantized_decomposed."
+PYTHON = '''\
+"""{comment}"""
+
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from torchao.quantization.pt2e import MinMaxObserver
+
+NODES = {nodes}
+
+
+def set_precision(quantizer: QnnQuantizer) -> None:
+    """Call it before prepare_pt2e."""
+    how = {{"is_conv_per_channel": True, "is_linear_per_channel": True, "act_observer": MinMaxObserver}}
+    quantizer.set_default_quant_config(QuantDtype.use_{precision}, **how)
+    quantizer.add_discard_nodes(NODES.get("fp16", ()))
+    quantizer.set_submodule_qconfig_list(
+        [
+            (lambda node, names=names: node.name in names, ModuleQConfig(QuantDtype[f"use_{{name}}"], **how))
+            for name, names in NODES.items()
+            if name != "fp16"
+        ]
+    )
+'''
+
+
+@dataclass(frozen=True)
+class LoweringSearch(Lower):
+    """A search in the worker that may end before it is done: then it goes on the next time."""
+
+    keeps_files = False
+    log_in_folder = ""
+    repeats = None
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SearchDivergence(LoweringSearch):
+    kind = "divergence"
+    title = "the operator that differs"
+
+    runner: Runner
+    least: float
+    whole: float | None = None
+    """The SQNR of all of it, if that is known."""
+
+    @property
+    def function(self) -> str:
+        return f"{WORKER}:diverged"
+
+    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
+        runner: dict[str, Metric] = {**self.runner.order, "path": results.digest(self.runner.path)}
+        return {**super().key(program, results), "least": self.least, "runner": runner}
+
+    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
+        limits = {"least": self.least, "seconds": self.seconds, "whole": self.whole}
+        return {**program.order, "runner": self.runner.order, **limits}
+
+    def left(self, program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+        return partial_of(folder) if gone.kind == "timeout" else None
+
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        return not result.facts.get("between")
+
+
+@dataclass(frozen=True)
+class Score(LoweringSearch):
+    """What each group of operators loses at the program's precision and at `exact`."""
+
+    kind = "scores"
+    title = "scores"
+
+    exact: str
+
+    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
+        return {**super().key(program, results), "scored beside": self.exact}
+
+    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
+        return {**program.order, "score": self.exact, "seconds": self.seconds}
+
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        return not result.facts.get("left")
+
+
+def chosen_program(model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> ExecutorchProgram:
+    return program_of(model, cpu_nodes=kept) if model.typed else only(on_htp(choice, model.selection))
+
+
+def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
+    return [program for program in chosen_programs(Lowering(), choice, selection) if program.backend == "htp"]
+
+
+def of_suites(model: OneModel, choice: Choice) -> Sequence[PytorchModel]:
+    models = []
+    for program in on_htp(choice, model.selection):
+        selection = replace(model.selection, soc=program.soc, named_socs=(program.soc,))
+        own = replace(model, precision=program.run.precision, selection=selection)
+        models.append(PytorchModel(own, Compiling(), given=program))
+    return models
+
+
+def divergence_of(
+    model: OneModel,
+    program: ExecutorchProgram,
+    least: float,
+    seconds: float = FOREVER,
+    whole: float | None = None,
+) -> dict[str, Any]:
+    """What the search gave, with what is known of the operator."""
+    plan = plan_of_model(model, "divergence", [program])
+    runner = ready_runner(os.environ, model.selection.reports)
+    step = SearchDivergence(plan, seconds, runner, least, whole)
+    result = dict(require_done(program, plan, run_cached_step(step, [program])).facts)
+    if result["first"]:
+        scheme, soc = program.run.precision, program.soc
+        first = result["first"] = dict(result["first"])
+        versions = versions_of(plan.basis.build_id)
+        met = faults_in(first.pop("traits"), scheme, soc, versions, seen_db=first["sqnr_db"])
+        first["known"] = [known_fault(row.fault) for row in met]
+        measured = inexact([first["operator"]], scheme, soc)
+        first["known"] += [row._asdict() for row in measured if row.compiles]
+        first["better"] = better_than(first["operator"], scheme, soc)
+    return result
+
+
+def script_of(
+    model: OneModel, program: ExecutorchProgram, operator: Mapping[str, Any], before: int
+) -> OperatorScript:
+    plan = plan_of_model(model, "divergence", [program])
+    environ, log = closed(plan.environment) | program.needs.environment(os.environ), plan.logs / "script.log"
+    home = home_of(environ, plan.logs)
+    with asking(home, f"{WORKER}:script", log, plan.work.timeout) as ask:
+        chosen = {"operator": operator["node"], "sample": operator["sample"]}
+        source = ask(**program.order, before=before, **chosen)
+    packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.basis.build_id).items())
+    needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
+    return OperatorScript(needs, source["imports"], source["body"], plan.environment)
+
+
+def scores_of(
+    model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER
+) -> Mapping[str, Any]:
+    plan = plan_of_model(model, "tune", [program])
+    return require_done(program, plan, run_cached_step(Score(plan, seconds, exact), [program])).facts
+
+
+def rewritten(lane_model: PytorchModel, choice: RewriteChoice) -> Rewritten:
+    program = lane_model.program(lane_model.model.selection.soc)
+    plan = plan_of_model(lane_model.model, "repair", [program])
+    versions = {"executorch": version("executorch"), "qnn": version_in(plan.basis.build_id)}
+    needs = needs_of(program.run.precision, "executorch", versions, choice)
+    plan = replace(plan, needs=tuple(map(asdict, needs)))
+    result = require_done(program, plan, compile_programs(plan))
+    assert result.folder is not None
+    model = result.folder / REWRITTEN
+    changes = changes_of(result.facts)
+    if not model.is_file():
+        return Rewritten(changes, None)
+    return Rewritten(changes, model, result.folder / SAMPLES, result.facts["compared"])
+
+
+def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+    listed = {name: list(members) for name, members in nodes.items()}
+    return PYTHON.format(comment=comment, nodes=json.dumps(listed, indent=4), precision=precision)
+
+
+def audited(model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Every partition is compiled at each precision."""
+    selection, usual = model.selection, ("qdq",) if pytorch_model(model).quantized else SCHEMES
+    every = [program_of(replace(model, precision=name)) for name in precisions or usual]
+    programs = {program.run.precision: program for program in every}
+    model = replace(model, work=replace(model.work, keep_going=True))
+    plan = plan_of_model(model, "audit", list(programs.values()))
+    results = compile_programs(plan)
+    rows: dict[str, dict[str, Any]] = {}
+    for scheme, program in programs.items():
+        try:
+            result = require_done(program, plan, results)
+        except CheckFailed as error:
+            rows[scheme] = {"error": error.message, "fix": error.fix}
+            continue
+        rows[scheme] = audit_row(result, scheme, selection.soc)
+        shown = shown_by_inputs(result.facts, scheme, selection.soc, plan.basis.build_id)
+        rows[scheme]["warnings"] = [met.warning for met in shown]
+    return with_precisions(rows, selection.soc)
+
+
+def audit_row(result: Result, scheme: str, soc: str) -> dict[str, Any]:
+    facts = result.facts
+    known, kept = inexact(operators_in(facts["nodes"]), scheme, soc), facts["kept_on_cpu"]
+    return {
+        "delegated": dict(Counter(operators_of(facts))),
+        "cpu": [
+            {
+                **row,
+                "suggestion": str(fix_for(row["operator"], row["code"], row["source"], reason=row["reason"])),
+            }
+            for row in facts["left"]
+        ],
+        "usable": all(row["kernel"] for row in facts["left"]),
+        "delegates": facts["delegates"],
+        "ddr": facts["ddr"],
+        "kept_on_cpu": kept and {"because": kept["because"], "cpu_nodes": kept["nodes"]},
+        # What is known not to compile does, as it was compiled here.
+        "inexact": [row._asdict() for row in known if row.compiles],
+    }
+
+
+def operators_of(facts: Mapping[str, Any]) -> list[str]:
+    """The operators on HTP, once for each node."""
+    names = (node["operator"] for node in facts["nodes"].values())
+    return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
