@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -40,6 +41,10 @@ P = TypeVar("P", bound=AnyProgram[Any, Any])
 
 FEW_NEW = 2
 """Of fewer new programs, warming up takes longer than it saves."""
+
+
+EXPORT_SECONDS = "export_seconds"
+"""Of facts: how long building and exporting the model took today."""
 
 
 class NotCached(Exception):
@@ -154,7 +159,7 @@ class _Export:
         """`passed` are the variables that the model's code finds."""
         named = variables_named_in(map(Path, reply.get("modules", ())), os.environ)
         asked = {name: "user" for name in named if name not in passed}
-        return cls(reply.get("export_seconds", 0.0), reply.get("lines", {}), asked)
+        return cls(reply.get(EXPORT_SECONDS, 0.0), reply.get("lines", {}), asked)
 
 
 class _StepRun(Generic[N]):
@@ -257,13 +262,16 @@ class _StepRun(Generic[N]):
         suite = program.suite if isinstance(program, AnyProgram) else None
         # Of a model that no suite has, the folder may be anything, with any number of files.
         code = folder_digest(suite.parent) if suite and suite.name != NO_SUITE else os.urandom(8).hex()
-        key = dict(self._step.key(program, self._cached))
+        export = self._step.export(program)
         return {
             "kind": self._step.kind,
+            "program": self._subject(program),
             "suite": str(suite),
             "code": code,
+            # Which model it is: the key has only what is done with it.
+            "export": json.loads(json.dumps(dict(export.request))) if export else None,
             "base": dict(self._base),
-            "key": key,
+            "key": dict(self._step.key(program, self._cached)),
         }
 
     @property
@@ -325,6 +333,7 @@ class _StepRun(Generic[N]):
         if facts is None:
             self._reasons[program.name] = "its lines have moved apart"
             return False
+        facts = {**facts, EXPORT_SECONDS: export.seconds}
         result = Result(facts, cached.folder, cached=True, asked=export.asked)
         if not self._step.accepts(program, result):
             self._reasons[program.name] = "its cached result does not pass any more"
@@ -428,8 +437,8 @@ class _StepRun(Generic[N]):
         if late := reply.pop("imported_late", None):
             self._uncached[name] = f"its process imports {', '.join(late)} too late to be in its key"
         export = self._exports.get(name, _Export())
-        if export.lines:
-            reply = {**reply, "lines": dict(export.lines)}
+        if step.export(program):
+            reply = {**reply, "lines": dict(export.lines), EXPORT_SECONDS: export.seconds}
         reason = self._uncached.get(name, "")
         result = Result(
             reply, into, why=self._reasons.get(name, ""), not_remembered=reason, asked=export.asked

@@ -145,6 +145,20 @@ class TestCompiling:
         assert len(results) == 2 and not any(result.failure for result in results.values())
         assert (suite.parent / "exports.txt").read_text() == "8\n"
 
+    def test_two_cases_of_one_run_have_each_their_own_program(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the same options and the same chip; also where nothing is exported again."""
+        monkeypatch.setenv("QNN_CI_RUN", "one")
+        wide = (
+            SUITE[SUITE.index("[case") :].replace("case.net", "case.wide").replace("width = 8", "width = 9")
+        )
+        suite = make_program(tmp_path / "suite", text=SUITE + wide).suite
+        for cached in (False, True):
+            results = compiled(tmp_path, *programs_of(suite)).values()
+            texts = [(result.folder / "program.pte").read_text() for result in results if result.folder]
+            assert texts == ["8", "9"] and all(result.cached == cached for result in results)
+
     def test_a_later_stage_of_the_same_run_exports_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

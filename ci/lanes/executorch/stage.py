@@ -35,6 +35,7 @@ from ci.operators.faults import shown_by_inputs
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
 from ci.pipeline.installed import ready_environment
+from ci.pipeline.cached_steps import EXPORT_SECONDS
 from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions, WorkOptions
 from ci.pipeline.stage import baselines_of
@@ -151,6 +152,7 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
             "not_cached_because": result.not_remembered,
             "program": str(program_file(result)),
             "seconds": facts["seconds"],
+            "export_seconds": facts.get(EXPORT_SECONDS, 0.0),
             "peak_bytes": facts["peak"],
             "delegates": facts["delegates"],
             "cpu_operators": len(facts["left"]),

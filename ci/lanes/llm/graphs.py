@@ -154,7 +154,7 @@ def starts(length: int, count: int, special: Iterable[int]) -> list[int]:
     """All blocks of a longer graph. Of single tokens the first, which see the least, the special and some
     others."""
     if count > 1:
-        return list(range(0, length - count, count))
+        return list(range(0, length - count + 1, count))
     every, wanted = max(4, length // 32), set(special)
     return [
         start for start in range(length - 1) if start < 8 or start % every == every - 1 or start in wanted

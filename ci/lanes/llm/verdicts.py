@@ -117,6 +117,10 @@ READER_NAMES = {
 """Whose logits are compared with float's, or with those that `_cpu` names."""
 
 
+SINGLE = "prefill_genie"
+"""The reader of which each text has one place: the end of the prompt."""
+
+
 def is_genies(reader: str) -> bool:
     return reader.endswith("_genie")
 
@@ -175,14 +179,17 @@ def _side(name: str) -> str:
     return "at least" if name in HIGHER_IS_BETTER else "at most"
 
 
-def misses(figures: Figures, limits: Mapping[str, float], *, chance: bool = False) -> list[str]:
+def misses(
+    figures: Figures, limits: Mapping[str, float], *, chance: bool = False, single: bool = False
+) -> list[str]:
     """Each figure beyond its limit, as text; with `chance` by more than three standard errors, and of a
-    divergence never by more than the limit itself: a fault that few windows have makes the error large."""
+    divergence never by more than the limit itself: a fault that few windows have makes the error large. Where
+    each window is a `single` place, so does one place whose values are cut off, and the median decides."""
     problems = []
     for name, limit in limits.items():
         figure = figures[name]
         allowed = STANDARD_ERRORS * figure.error if chance else 0.0
-        if name in DIVERGENCES:
+        if name in DIVERGENCES and not single:
             allowed = min(allowed, limit)
         higher = name in HIGHER_IS_BETTER
         # NaN passes no limit.
@@ -260,10 +267,15 @@ class Bounds:
         narrow["first_choice"] = min(narrow["first_choice"], explained["first_choice"])
         return narrow | dict(self.own)
 
+    def missed(self, reader: str, figures: Figures) -> list[str]:
+        """Its figures beyond their limits, as text."""
+        return misses(figures, self.of_reader(reader), chance=True, single=reader == SINGLE)
+
     def explain(self, reader: str, figures: Figures) -> bool:
         """Whether rounding alone costs as much, be it more than the limits allow."""
         explained = self._explained(reader)
-        return not misses(figures, {name: explained[name] for name in DIVERGENCES}, chance=True)
+        divergences = {name: explained[name] for name in DIVERGENCES}
+        return not misses(figures, divergences, chance=True, single=reader == SINGLE)
 
     def _explained(self, reader: str) -> dict[str, float]:
         costs = self.rounding[reader if is_genies(reader) else reader.partition("_")[0]]
@@ -288,7 +300,7 @@ def width_of_tie(tie: float, precision: str) -> float:
 def figure_problems(figures: Mapping[str, Figures], bounds: Bounds) -> Iterator[str]:
     """A figure may be beyond its limit by three standard errors of its own."""
     for name, words in READER_NAMES.items():
-        if name in figures and (missed := misses(figures[name], bounds.of_reader(name), chance=True)):
+        if name in figures and (missed := bounds.missed(name, figures[name])):
             more = f"; {len(missed) - 1} more" if len(missed) > 1 else ""
             yield f"logits of {words}: {missed[0]}{more}"
 
@@ -296,9 +308,7 @@ def figure_problems(figures: Mapping[str, Figures], bounds: Bounds) -> Iterator[
 def unexplained(figures: Mapping[str, Figures], bounds: Bounds) -> list[str]:
     """The readers that miss a limit by more than rounding alone costs."""
     return [
-        name
-        for name, read in figures.items()
-        if misses(read, bounds.of_reader(name), chance=True) and not bounds.explain(name, read)
+        name for name, read in figures.items() if bounds.missed(name, read) and not bounds.explain(name, read)
     ]
 
 
@@ -391,7 +401,7 @@ def culprit(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figures], b
     nearest to its limit, unless another one comes about as near."""
     if wrong := next((row for row in rows if row["wrong"]), None):
         return f"it goes wrong in {wrong['name']}: {wrong['wrong']}"
-    if not (rows and unexplained(figures, bounds)):
+    if not rows or all(map(is_genies, unexplained(figures, bounds))):
         return ""
     spare = {row["name"]: row["typical_db"] - row["typical_least_db"] for row in rows}
     part = min(rows, key=lambda row: spare[row["name"]])

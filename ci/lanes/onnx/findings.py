@@ -12,6 +12,7 @@ from ci.engine.work import Result
 from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
+from ci.pipeline.cached_steps import EXPORT_SECONDS
 from ci.pipeline.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.costs import cost_rule
@@ -291,6 +292,7 @@ def row(
         shown["forecast"] = {"phones": phones, "withheld": found.withheld}
     return shown | {
         "cached": result.cached,
+        "export_seconds": result.facts.get(EXPORT_SECONDS, 0.0),
         "figures": dict(context_of(result)["near"]),
         "slices": list(context_of(result)["slices"]),
         "calibrated_by": result.facts["used"]["calibrating"],
