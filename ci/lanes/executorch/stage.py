@@ -33,9 +33,9 @@ from ci.lanes.executorch.judge import (
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import shown_by_inputs
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
+from ci.pipeline.cached_steps import EXPORT_SECONDS
 from ci.pipeline.findings import notes
 from ci.pipeline.installed import ready_environment
-from ci.pipeline.cached_steps import EXPORT_SECONDS
 from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions, WorkOptions
 from ci.pipeline.stage import baselines_of

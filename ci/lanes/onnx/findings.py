@@ -12,9 +12,9 @@ from ci.engine.work import Result
 from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
-from ci.pipeline.cached_steps import EXPORT_SECONDS
 from ci.pipeline.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
+from ci.pipeline.cached_steps import EXPORT_SECONDS
 from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
     BEYOND_FIX,
