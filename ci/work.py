@@ -655,7 +655,8 @@ def _serve(control: socket.socket) -> None:
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    # As an import statement does it: where the user has a package of our name, that finds ours.
+    found: Callable[..., Any] = getattr(__import__(module, globals(), fromlist=[function]), function)
     return found
 
 
@@ -747,6 +748,8 @@ def _work(order: Mapping[str, Any], send: int, orders: socket.socket | None) -> 
         os.environ |= dict.fromkeys(TEMPORARY, order["temporary"])
         tempfile.tempdir = order["temporary"]
         os.umask(UMASK)
+        # Python takes bytecode for that of a source of the same size and second.
+        sys.dont_write_bytecode = True
         for number, soft, hard in limits():
             resource.setrlimit(number, (soft, hard))
         if limit := int(child.hidden.get(child.MEMORY, "0")):
@@ -769,8 +772,10 @@ def _work(order: Mapping[str, Any], send: int, orders: socket.socket | None) -> 
         os._exit(0)
     except BaseException:
         traceback.print_exc()
-    child.flush_output()
-    os._exit(UNFORESEEN)
+        child.flush_output()
+    finally:
+        # A full disk takes no traceback either: this process must never go on as its parent.
+        os._exit(UNFORESEEN)
 
 
 def in_fork(part: Callable[[dict[str, Any]], dict[str, Any]], request: Mapping[str, Any]) -> Outcome:
@@ -805,8 +810,10 @@ def _work_part(part: Callable[[dict[str, Any]], dict[str, Any]], request: dict[s
         os._exit(0)
     except BaseException:
         traceback.print_exc()
-    child.flush_output()
-    os._exit(UNFORESEEN)
+        child.flush_output()
+    finally:
+        # A full disk takes no traceback either: this process must never go on as its parent.
+        os._exit(UNFORESEEN)
 
 
 def _end_children(without: set[int] | frozenset[int] = frozenset()) -> None:
