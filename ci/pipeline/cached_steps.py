@@ -333,7 +333,8 @@ class _StepRun(Generic[N]):
         if facts is None:
             self._reasons[program.name] = "its lines have moved apart"
             return False
-        facts = {**facts, EXPORT_SECONDS: export.seconds}
+        if self._step.export(program):
+            facts = {**facts, EXPORT_SECONDS: export.seconds}
         result = Result(facts, cached.folder, cached=True, asked=export.asked)
         if not self._step.accepts(program, result):
             self._reasons[program.name] = "its cached result does not pass any more"
