@@ -88,6 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONUNBUFFERED", None)
     # Findings would link to it.
     os.environ.pop("QNN_CI_SITE", None)
+    # Each command of a test is a run of its own, not a part of the one that runs the tests.
+    os.environ.pop("QNN_CI_RUN", None)
     whole.set_examples(config)
 
 
