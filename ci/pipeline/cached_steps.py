@@ -209,7 +209,7 @@ class _StepRun(Generic[N]):
             for program in self._programs.values():
                 export = step.export(program)
                 if export and not self._known_in_this_run(program):
-                    folders = {"shared": str(self._folder_of_export(export.name))}
+                    folders = {"export_folder": str(self._folder_of_export(export.name))}
                     request = {**export.request, **folders}
                     exports.setdefault(export.name, replace(export, request=request))
                     tasks.append(
@@ -359,15 +359,16 @@ class _StepRun(Generic[N]):
         final.unlink(missing_ok=True)
         export = step.export(program)
         name = export.name if export else ""
-        request = {
-            **step.request(program),
+        asked, folders = step.request(program), {
             "into": str(into.absolute()),
             "log": str(self._log(program)),
             "scratch": str(self._shared / "programs" / program.name),
-            "shared": str(self._folder_of_export(name)),
+            "export_folder": str(self._folder_of_export(name)),
         }
+        if clash := asked.keys() & folders:
+            raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
         cost = step.cost(program)
-        return ChildTask(program.name, step.function, request, step.timeout, step.flag, cost, name)
+        return ChildTask(program.name, step.function, {**asked, **folders}, step.timeout, step.flag, cost, name)
 
     def _folder_of_export(self, name: str) -> Path:
         """For files that all programs of an export use."""

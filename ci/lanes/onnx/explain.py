@@ -145,7 +145,7 @@ def script_of(
         tempfile.TemporaryDirectory(prefix="qnn-ci-script-") as scratch,
         asking(home, f"{PROGRAM}:script", plan.logs / "script.log", plan.work.timeout) as ask,
     ):
-        folders = {"shared": scratch, "into": str(empty_folder(Path(scratch) / "cut"))}
+        folders = {"export_folder": scratch, "into": str(empty_folder(Path(scratch) / "cut"))}
         more = {"operator": operator["node"], "sample": operator["sample"], "before": before}
         order = {**order_of(program), "preparing": {"drawn": True}}
         source = ask(**order, **folders, **more)

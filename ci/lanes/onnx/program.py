@@ -58,7 +58,7 @@ held: list[PreparedModel] = []
 
 
 def _export(order: dict[str, Any]) -> dict[str, Any]:
-    folder = empty_folder(Path(order["shared"], "prepared"))
+    folder = empty_folder(Path(order["export_folder"], "prepared"))
     began = time.monotonic()
     facts = ask(order, do="prepare", into=str(folder), **order["preparing"])
     held.append(PreparedModel(folder, facts))
@@ -88,7 +88,7 @@ def _quantized(order: Mapping[str, Any], **more: Any) -> tuple[dict[str, Any], d
 
 
 def quantized_folder(order: Mapping[str, Any]) -> Path:
-    return Path(order["shared"], f"run {order['quantized as']}")
+    return Path(order["export_folder"], f"run {order['quantized as']}")
 
 
 def once(folder: Path, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
