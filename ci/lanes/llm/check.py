@@ -389,7 +389,7 @@ class Check:
         sys.stderr.write(f"Genie reads {plural(len(self.read.texts), 'text')}\n")
         with commands.limited(self.config, prompts.CONTINUED) as copy:
             order = {**self.order, "config": str(copy), "texts": self.read.texts}
-            reply = ask(**order, do="genie figures")
+            reply = ask(**order, do="genie figures", timeout=self.options.timeout)
         return self._judge(reply["read"], bounds)
 
     def _parts(

@@ -150,7 +150,7 @@ class Generate(LanguageStep):
 
     def request(self, program: LlmProgram) -> Mapping[str, Any]:
         model = str(self.models[program.name].folder)
-        return {"do": program.run.through, **_asked(program), "model": model}
+        return {"do": program.run.through, **_asked(program), "model": model, "timeout": self.timeout}
 
     def accepts(self, program: LlmProgram, result: Result) -> bool:
         return verdict(list(findings_of(program, result))) == "pass"
