@@ -359,7 +359,8 @@ class _StepRun(Generic[N]):
         final.unlink(missing_ok=True)
         export = step.export(program)
         name = export.name if export else ""
-        asked, folders = step.request(program), {
+        asked = step.request(program)
+        folders = {
             "into": str(into.absolute()),
             "log": str(self._log(program)),
             "scratch": str(self._shared / "programs" / program.name),
@@ -368,7 +369,8 @@ class _StepRun(Generic[N]):
         if clash := asked.keys() & folders:
             raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
         cost = step.cost(program)
-        return ChildTask(program.name, step.function, {**asked, **folders}, step.timeout, step.flag, cost, name)
+        request = {**asked, **folders}
+        return ChildTask(program.name, step.function, request, step.timeout, step.flag, cost, name)
 
     def _folder_of_export(self, name: str) -> Path:
         """For files that all programs of an export use."""
