@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.engine.digests import Digests
-from ci.engine.distributions import installed, site_folders
+from ci.digests import Digests
+from ci.distributions import installed, site_folders
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
@@ -265,7 +265,7 @@ def surroundings(
 ) -> dict[str, Json]:
     """The rows of a key that all work of one home shares. `toolkit` has the digests of the toolkit's modules,
     `packages` an environment of the suite's own."""
-    from ci.engine.closed import table
+    from ci.closed import table
 
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
     folders, digests = site_folders(packages), Digests(store)

@@ -31,12 +31,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.closed import limits, without_hidden
-from ci.engine.jobs import Job, core_shares, default_slots, longest_first, memory_budget
-from ci.engine.progress import Line, progress
-from ci.engine.trouble import Trouble, how_it_ended, of_error, of_places, of_text, of_time
-from ci.engine.workers import child
-from ci.engine.workers.parent import Refused, WorkerDied, opened_log, tail
+from ci import child
+from ci.closed import limits, without_hidden
+from ci.jobs import Job, core_shares, default_slots, longest_first, memory_budget
+from ci.outcome import Refused, WorkerDied, opened_log, tail
+from ci.progress import Line, progress
+from ci.trouble import Trouble, how_it_ended, of_error, of_places, of_text, of_time
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT

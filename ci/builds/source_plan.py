@@ -16,7 +16,7 @@ from ci.builds.programs import BuildTool
 from ci.builds.recipes import Recipe, RecipeProject, filled
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import OWN_NAME, SourceTree
-from ci.engine.jobs import available_memory
+from ci.jobs import available_memory
 
 LINKS = "tree"
 

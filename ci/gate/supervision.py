@@ -100,7 +100,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
 
     `stand_in` replaces a missing or unreadable report. `killed` is how many processes the kernel has killed
     meanwhile for lack of memory."""
-    from ci.engine.trouble import how_it_ended
+    from ci.trouble import how_it_ended
 
     try:
         report = Report.read(file)
@@ -121,7 +121,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
 def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
     """Why a stage ended without a report, by its log and the system."""
     from ci.diagnose.explain import read
-    from ci.engine.workers.parent import tail
+    from ci.outcome import tail
 
     text = tail(log, READ)
     found = read(text)
@@ -158,7 +158,7 @@ def last_words(text: str) -> tuple[str, str]:
 def with_causes(report: Report, log: Path) -> Report:
     """Add a note of the first known failure in the log, unless a finding explains it."""
     from ci.diagnose.explain import nearest
-    from ci.engine.workers.parent import tail
+    from ci.outcome import tail
 
     known = nearest(tail(log, READ))
     if known is None or any(known.cause in finding.message for finding in report.findings):

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ci.engine.jobs import Job
 from ci.github.files import append
+from ci.jobs import Job
 from ci.lanes.executorch.verb import SUITE
 from ci.pipeline.flags import add_choice, check
 from ci.pipeline.shards import shard

@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ci.engine.trouble import how_it_ended
 from ci.gate.supervision import death, log_of, memory_kills, process_of, report_of, supervise
 from ci.github.files import annotate, set_outputs
 from ci.report.collect import cleaned
+from ci.trouble import how_it_ended
 from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError

@@ -17,18 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ci.engine.jobs import Job
-from ci.engine.progress import Line
-from ci.engine.trouble import of_error
-from ci.engine.work import Failure, Result, line_of
-from ci.engine.workers.child import WARM
-from ci.engine.workers.parent import Refused, WorkerDied
+from ci.child import WARM
+from ci.jobs import Job
+from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
 from ci.pipeline.recheck import FILLED, RepeatableWork, Repeats
 from ci.pipeline.relocation import Lines, relocated
 from ci.pipeline.stage import Named, WorkPlan, by_packages
 from ci.pipeline.suite import NO_SUITE, AnyProgram
+from ci.progress import Line
 from ci.results import CachedResults, Key, OfThisRun, digest_of, folder_digest, surroundings, toolkit_of
+from ci.trouble import of_error
 from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, Template, run, template_of
 from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ci.engine.closed import not_passed as names_not_passed
-from ci.engine.work import Result
+from ci.closed import not_passed as names_not_passed
+from ci.outcome import Result
 from ci.pipeline import accuracy
 from ci.pipeline.models.inputs import InputsUsed
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds

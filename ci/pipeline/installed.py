@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.engine.digests import Digests
+from ci.digests import Digests
 from ci.results import digest_of
 from provisioning import overlay
 from provisioning.base.commands import Fix, session

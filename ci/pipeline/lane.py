@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ci.engine.jobs import Job
-from ci.engine.work import Result
+from ci.jobs import Job
+from ci.outcome import Result
 from ci.pipeline.findings import not_passed, one_a_cause
 from ci.pipeline.installed import source_of_executorch
 from ci.pipeline.models.own_packages import record

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ci.engine.workers.child import flush_output
+from ci.child import flush_output
 
 
 def size_of(log: Path) -> int:

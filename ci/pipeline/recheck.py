@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ci.engine.work import Failure, Result
+from ci.outcome import Failure, Result
 from ci.results import digests_in, flat
 from provisioning.base.commands import Fix
 from provisioning.base.files import hash_file, replace_text

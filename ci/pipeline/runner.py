@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.engine.trouble import how_it_ended
-from ci.engine.workers.parent import tail
+from ci.outcome import tail
+from ci.trouble import how_it_ended
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, dist_path

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ci.engine.progress import Line, failed
-from ci.engine.work import Failure, Result
-from ci.engine.workers.parent import Refused, WorkerDied
+from ci.outcome import Failure, Refused, Result, WorkerDied
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.models.metric import METRIC
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan, by_packages
 from ci.pipeline.suite import AnyProgram
+from ci.progress import Line, failed
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.base.commands import session
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ci.engine.jobs import Job, longest_first
+from ci.jobs import Job, longest_first
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 

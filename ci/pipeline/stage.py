@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from ci.engine.jobs import Job
-from ci.engine.trouble import MACHINE
-from ci.engine.work import Result
+from ci.jobs import Job
+from ci.outcome import Result
 from ci.pipeline.baseline import Baseline, load_baseline, load_tolerances
 from ci.pipeline.findings import verdict
 from ci.pipeline.history import add_history
@@ -21,6 +20,7 @@ from ci.pipeline.options import Accept, Choice, WorkOptions
 from ci.pipeline.recheck import RepeatableWork
 from ci.pipeline.shards import shard_named
 from ci.pipeline.suite import AnyProgram, Suites, accepted_thresholds
+from ci.trouble import MACHINE
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering import terminal

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.child import cpu_seconds
 from ci.diagnose.explain import causes
-from ci.engine.workers.child import cpu_seconds
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 

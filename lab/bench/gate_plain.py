@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import output_to
+from ci.child import output_to
 from ci.lanes.executorch.suite import all_programs, choose
 from ci.pipeline.own_output import forget_torch
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ci.diagnose.explain import causes
-from ci.engine.workers.parent import tail
+from ci.outcome import tail
 from lab.builds import provision, releases, with_sdk
 from lab.stage import stage_run
 from provisioning import compat

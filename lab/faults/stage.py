@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tomlkit
 
-from ci.engine.closed import closed
+from ci.closed import closed
 from lab.stage import stage_run
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix, captured, joined, logged, session

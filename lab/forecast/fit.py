@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.engine.work import Result
 from ci.lanes.onnx.compile import plan_of, require_installed
 from ci.lanes.onnx.forecast import EstimateOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.outcome import Result
 from ci.pipeline.cached_steps import run_cached_step
 from ci.pipeline.expression import matcher
 from ci.pipeline.forecast import ACCEPTED, BY, lower, unsound

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ci.engine import distributions
-from ci.engine.work import Result
+from ci import distributions
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.suite import programs_of
+from ci.outcome import Result
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.options import WorkOptions
 from ci.work import sharing_templates

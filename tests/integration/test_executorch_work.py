@@ -19,15 +19,15 @@ from typing import Any
 import numpy
 import pytest
 
+from ci import trouble
 from ci.__main__ import VERBS
-from ci.engine import trouble
-from ci.engine.work import Result
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import emulate
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.lanes.executorch.worker import IMPORTED_LATE
+from ci.outcome import Result
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.runner import Runner

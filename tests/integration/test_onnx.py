@@ -247,7 +247,7 @@ FORMS = """
 import json, sys
 from pathlib import Path
 from ci.lanes.onnx import provider, steps
-from ci.engine.workers.child import output_to
+from ci.child import output_to
 
 model, into = Path(sys.argv[1]), Path(sys.argv[2])
 compiled, run_once = provider.compiled, provider.run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine import trouble
+from ci import trouble
 from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream.ledger import load_ledger, load_record
 from provisioning.base.findings import Report, Severity

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ci.engine.work import Result
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.operators.table import EXACT
+from ci.outcome import Result
 from ci.pipeline.expression import matcher
 from lab.operators.adapters import TriedModel, part_of
 from lab.operators.records import MeasuredTest, PartsRecord, load_record

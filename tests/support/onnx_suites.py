@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ci.engine.work import Failure, Result
+from ci.outcome import Failure, Result
 
 SUITE = """\
 schema = 2

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from ci.engine.jobs import Job
+from ci.jobs import Job
 from ci.pipeline.shards import parse_shard, shard
 from provisioning.base.errors import UsageError
 

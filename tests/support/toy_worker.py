@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import reporting
+from ci.child import reporting
 
 
 def prepare() -> None:

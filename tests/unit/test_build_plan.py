@@ -12,7 +12,7 @@ from ci.builds.recipes import load_recipe
 from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk
 from ci.builds.toolchain import Toolchain, cross
 from ci.builds.verb import X86
-from ci.engine.jobs import available_memory
+from ci.jobs import available_memory
 from provisioning.base.errors import UsageError
 from tests.support.build_plans import make_plan
 from tests.support.typed import run_here

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine import distributions
-from ci.engine.distributions import installed
+from ci import distributions
+from ci.distributions import installed
 
 
 @pytest.fixture

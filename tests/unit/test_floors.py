@@ -18,7 +18,9 @@ from tests.support.sources import OURS, names_imported, nodes, our_files, parsed
 FLOORS = (
     {"diagnose"},
     {"artifacts"},
-    {"engine"},
+    {"trouble", "jobs", "digests", "closed"},
+    {"progress", "child", "distributions"},
+    {"outcome"},
     {"work"},
     {"results"},
     {"pipeline"},

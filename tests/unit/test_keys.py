@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ci.engine.work import Result
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.emulate import RunOnEmulator
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
@@ -23,6 +22,7 @@ from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import programs_of as onnx_programs
+from ci.outcome import Result
 from ci.pipeline.cached_steps import CachedStep
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.runner import Runner

@@ -20,9 +20,7 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
-from ci.engine.trouble import InTrouble
-from ci.engine.work import Failure, Result
-from ci.engine.workers.child import reporting
+from ci.child import reporting
 from ci.lanes.llm import check_verb, verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.beginning import load_tokenizer
@@ -75,6 +73,8 @@ from ci.lanes.llm.verdicts import (
 from ci.lanes.llm.weights import INDEX, require_tensors, shards_of
 from ci.lanes.llm.work import float_of
 from ci.model_commands import run as run_command
+from ci.outcome import Failure, Result
+from ci.trouble import InTrouble
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report

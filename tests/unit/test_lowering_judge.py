@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ci.artifacts.program import CompiledProgram, Delegate, parse
-from ci.engine.work import Result
 from ci.lanes.executorch.judge import artifact, cost, delegation, faults_of
+from ci.outcome import Result
 from ci.pipeline.baseline import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Severity
 from tests.support.lowering import make_program

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.engine.jobs import Job
 from ci.github.matrix import matrix_of
 from ci.github.plan import changed_files
+from ci.jobs import Job
 from tests.support.repositories import IDENTITY, repository, write
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.engine.trouble import InTrouble
 from ci.lanes.onnx import provider, steps
 from ci.pipeline.models.arrays import save
+from ci.trouble import InTrouble
 from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import conv_model, write
 

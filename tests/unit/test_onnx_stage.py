@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from ci import trouble
 from ci.__main__ import VERBS
-from ci.engine import trouble
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx.suite import programs_of
 from ci.pipeline.baseline import Recorded, load_baseline

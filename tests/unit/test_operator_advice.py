@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
-from ci.engine.work import Result
 from ci.explain.audit import as_text, with_precisions
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.emulate import findings_of
@@ -19,6 +18,7 @@ from ci.lanes.executorch.judge import suspected_on_cpu
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.onnx_page import inexact_onnx
 from ci.operators.table import Inexact, inexact, name_in_table, read
+from ci.outcome import Result
 from provisioning.fixes import NO_FIX
 from tests.support.own_table import own_table
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ci.artifacts.program import digest_without_time
-from ci.engine.work import Result
 from ci.lanes.onnx import verb as onnx
+from ci.outcome import Result
 from ci.pipeline.flags import work_of
 from ci.pipeline.recheck import Repeats
 from tests.support.programs import context, program

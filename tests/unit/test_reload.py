@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from ci.engine.work import Result
 from ci.lanes.executorch import reload_worker
 from ci.lanes.executorch.reload import findings_of, neighbours_of
+from ci.outcome import Result
 
 ORDER = {"name": "one", "other": {"name": "two", "other": None}}
 

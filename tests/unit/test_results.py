@@ -163,7 +163,7 @@ def test_an_edit_in_place_of_an_installed_package_is_another_key_and_a_touch_is_
     module.write_text("WIDTH = 1\n")
 
     def key() -> Mapping[str, Any]:
-        from ci.engine import distributions
+        from ci import distributions
 
         for known in (distributions.swept, distributions.stamps_of, distributions.files_in):
             known.cache_clear()

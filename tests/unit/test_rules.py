@@ -10,8 +10,8 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.builds.loadable import FIXES
+from ci.child import UNFORESEEN
 from ci.diagnose.tables import failure_rules
-from ci.engine.workers.child import UNFORESEEN
 from ci.lanes.executorch import judge
 from ci.lanes.onnx.worker import KINDS
 from ci.pipeline.baseline import COSTS

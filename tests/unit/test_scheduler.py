@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.engine.jobs import Job
-from ci.engine.progress import JobProgress, Line
+from ci.jobs import Job
 from ci.pipeline.shards import parse_shard, shard
+from ci.progress import JobProgress, Line
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import at_work
 

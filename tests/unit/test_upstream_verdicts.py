@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ci.engine.trouble import InTrouble
 from ci.lanes.upstream import worker
 from ci.lanes.upstream.adapters import UpstreamComparison, part
 from ci.lanes.upstream.judge import Judge
@@ -25,6 +24,7 @@ from ci.lanes.upstream.suite import SUITES, SuiteKeyContext
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report, verdict_of
 from ci.pipeline.runner import Runner
+from ci.trouble import InTrouble
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun

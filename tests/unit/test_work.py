@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from ci.engine import trouble
-from ci.engine.jobs import Job
-from ci.engine.progress import Line
-from ci.engine.workers import child
-from ci.engine.workers.parent import Refused, WorkerDied
+from ci import child, trouble
+from ci.jobs import Job
+from ci.outcome import Refused, WorkerDied
+from ci.progress import Line
 from ci.work import ChildTask, Exports, Home, Outcome, run
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError

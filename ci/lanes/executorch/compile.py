@@ -10,18 +10,17 @@ from typing import Any, ClassVar
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
-from ci.engine.jobs import Job, memory_budget
-from ci.engine.progress import Line, failed
-from ci.engine.work import Failure, Result, line_of
-from ci.engine.workers.child import MEMORY, WARM
-from ci.engine.workers.parent import Refused, WorkerDied
+from ci.child import MEMORY, WARM
+from ci.jobs import Job, memory_budget
 from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.cached_steps import CachedStep, NotCached, run_cached_step
 from ci.pipeline.installed import host_libraries
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.recheck import Repeats
 from ci.pipeline.stage import AnyPlan
+from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from ci.work import ChildTask, Home
 from provisioning.base.commands import session

@@ -10,11 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.engine.jobs import Job
-from ci.engine.progress import Line, failed
-from ci.engine.work import Failure, Result
-from ci.engine.workers.parent import WorkerDied
 from ci.explain.cause import explained
+from ci.jobs import Job
 from ci.lanes.executorch import KEPT, PROGRAM
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
@@ -23,6 +20,7 @@ from ci.lanes.executorch.run_worker import OUTPUTS
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import Met, faults_in, versions_of
+from ci.outcome import Failure, Result, WorkerDied
 from ci.pipeline.accuracy import against_nearest, in_words, missed, rounded
 from ci.pipeline.cached_steps import CachedStep, run_cached_step
 from ci.pipeline.findings import (
@@ -43,6 +41,7 @@ from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import StageOptions
 from ci.pipeline.runner import Runner, find_runner, ready_runner
 from ci.pipeline.scoring import scores_of
+from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from ci.work import Home
 from provisioning.base.commands import Fix, joined, session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.engine.distributions import look_ahead
+from ci.distributions import look_ahead
 from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.verb import add_flags
 from ci.pipeline.flags import stage_options

@@ -11,9 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ci.engine.closed import closed
-from ci.engine.work import Result
-from ci.engine.workers.parent import WorkerDied
+from ci.closed import closed
 from ci.explain.audit import with_precisions
 from ci.explain.divergence import known_fault, partial_of
 from ci.explain.lane import only
@@ -34,6 +32,7 @@ from ci.lanes.executorch.user_program import (
 )
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
 from ci.operators.table import better_than, inexact, operators_in
+from ci.outcome import Result, WorkerDied
 from ci.pipeline.cached_steps import run_cached_step
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, Compiling, OneModel

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ci.engine.workers.child import doing, reporting
+from ci.child import doing, reporting
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for, parse_request
 from ci.pipeline.models.exported_digest import NoDigest, digest_of
 from ci.pipeline.models.factory import ChosenSamples, ModelWithInputs, copied, find, infer_all, make

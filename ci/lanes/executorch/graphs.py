@@ -14,7 +14,7 @@ import numpy
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
-from ci.engine.workers.child import doing
+from ci.child import doing
 from ci.explain.divergence import Divergence, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.rewriting import Need

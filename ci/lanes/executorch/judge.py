@@ -10,11 +10,11 @@ from typing import Any
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
-from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import LOG
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
+from ci.outcome import Failure, Result
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
 from provisioning.base.commands import Fix, joined

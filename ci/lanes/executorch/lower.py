@@ -36,8 +36,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
-from ci.engine.trouble import of_error
-from ci.engine.workers.child import doing
+from ci.child import doing
 from ci.explain.torch_graph import (
     beyond_half,
     figures_in_torch,
@@ -86,6 +85,7 @@ from ci.pipeline.models.factory import (
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.user_model import BadFactory
 from ci.pipeline.own_output import new_text, size_of, text_since
+from ci.trouble import of_error
 from provisioning.base.commands import Fix, joined, session
 from provisioning.fixes import words_of
 

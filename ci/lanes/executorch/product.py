@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.work import Failure, Result
 from ci.explain.divergence import known_fault
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
@@ -44,6 +43,7 @@ from ci.lanes.executorch.user_program import (
     stack_of,
 )
 from ci.operators.faults import shown_by_inputs
+from ci.outcome import Failure, Result
 from ci.pipeline.accuracy import against_in_words, in_words
 from ci.pipeline.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
 from ci.pipeline.lane import Mine, Results

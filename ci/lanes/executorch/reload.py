@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.jobs import Job
-from ci.engine.work import Failure, Result
-from ci.engine.workers.parent import WorkerDied
+from ci.jobs import Job
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.outcome import Failure, Result, WorkerDied
 from ci.pipeline.cached_steps import CachedStep, run_cached_step
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.results import CachedResults, Key

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from ci.engine.workers.child import memory_of_process
+from ci.child import memory_of_process
 
 LOADS = 6
 """How many loads are made; memory is compared after each."""

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.engine.trouble import InTrouble, how_it_ended, of_ending
-from ci.engine.workers.child import Meter, blame, doing, places_of, reporting, threads
-from ci.engine.workers.parent import tail
+from ci.child import Meter, blame, doing, places_of, reporting, threads
+from ci.outcome import tail
 from ci.pipeline.models.metric import error_of_metric
 from ci.pipeline.runner import LINE_OF_ERROR, Runner, with_names
+from ci.trouble import InTrouble, how_it_ended, of_ending
 
 if TYPE_CHECKING:
     from ci.pipeline.accuracy import Pair

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ci.artifacts import torch_file
 from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
-from ci.engine.closed import closed
+from ci.closed import closed
 from ci.lanes.executorch.wrap_context import wrap
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.models.arrays import Array, Sample

@@ -10,9 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ci.artifacts.against_sdk import sdk_arches
-from ci.engine.closed import closed
-from ci.engine.jobs import Job
-from ci.engine.work import Result
+from ci.closed import closed
+from ci.jobs import Job
 from ci.lanes.executorch.backends import findings_before_compile, only_library_missing, refusal
 from ci.lanes.executorch.compile import (
     COMPILED,
@@ -32,6 +31,7 @@ from ci.lanes.executorch.judge import (
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import shown_by_inputs
+from ci.outcome import Result
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.cached_steps import EXPORT_SECONDS
 from ci.pipeline.findings import notes

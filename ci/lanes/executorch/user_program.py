@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ci.engine.work import Result
 from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.judge import failure_in_words
 from ci.lanes.executorch.stage import plan_of
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
+from ci.outcome import Result
 from ci.pipeline.findings import not_passed
 from ci.pipeline.into_suite import factory_in
 from ci.pipeline.models.user_model import UserModel, user_model

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import WARM, Answer, hidden, reporting
+from ci.child import WARM, Answer, hidden, reporting
 from provisioning.base.settings import ROOT
 
 IMPORTED_LATE = (

@@ -21,9 +21,9 @@ _ALIGNMENT = 4096
 def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
     """Write the program; returns the chip that it is for."""
     from ci.artifacts.against_sdk import against
-    from ci.engine.closed import closed
-    from ci.engine.workers.parent import Refused
+    from ci.closed import closed
     from ci.lanes.executorch.compile import WORKER, home_of
+    from ci.outcome import Refused
     from ci.work import asking
     from provisioning.base.progress import at_work
     from provisioning.components import QNN_SDK

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import doing
+from ci.child import doing
 from ci.lanes.llm.architecture import HIDDEN, Architecture
 from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.contexts import compile_context

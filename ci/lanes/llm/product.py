@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ci.engine.jobs import available_memory
-from ci.engine.work import Result
+from ci.jobs import available_memory
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.check_verb import HELD_OUT, PREFIXES, TOKENS
@@ -33,6 +32,7 @@ from ci.lanes.llm.work import (
     float_of,
     require_installed,
 )
+from ci.outcome import Result
 from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Mine, Results

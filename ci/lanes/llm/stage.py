@@ -6,10 +6,10 @@ import importlib.metadata
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from ci.engine.work import Result
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.lanes.llm.work import Generate, GenerateByExecutorch, LlmPlan, Train, require_installed
+from ci.outcome import Result
 from ci.pipeline.cached_steps import run_cached_step
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Lane, Mine, Results

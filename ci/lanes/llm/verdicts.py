@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ci.engine.work import Result
 from ci.lanes.llm.suite import SUITES, LlmProgram
+from ci.outcome import Result
 from ci.pipeline.findings import errors_of
 from ci.pipeline.models.arrays import Array
 from provisioning.base.findings import Finding, Metric, Severity

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ci.engine.closed import closed
-from ci.engine.digests import Digests
-from ci.engine.jobs import Job
-from ci.engine.work import Result
+from ci.closed import closed
+from ci.digests import Digests
+from ci.jobs import Job
 from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings
+from ci.outcome import Result
 from ci.pipeline.cached_steps import CachedStep
 from ci.pipeline.findings import verdict
 from ci.pipeline.installed import host_libraries, require_packages

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ci.engine.workers.child import UNFORESEEN, reporting
+from ci.child import UNFORESEEN, reporting
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")

@@ -12,19 +12,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ci.child import WARM
+from ci.closed import closed
 from ci.diagnose.explain import nearest
-from ci.engine.closed import closed
-from ci.engine.jobs import Job
-from ci.engine.progress import Line, failed
-from ci.engine.work import Failure, Result, line_of
-from ci.engine.workers.child import WARM
-from ci.engine.workers.parent import WorkerDied
+from ci.jobs import Job
 from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.crosscheck import CrossChecked
 from ci.lanes.onnx.findings import changed, context_of, findings_of, was_compiled
 from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxProgram, calibrating
+from ci.outcome import Failure, Result, WorkerDied, line_of
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import Baseline, load_tolerances
 from ci.pipeline.cached_steps import CachedStep, run_cached_step
@@ -36,6 +34,7 @@ from ci.pipeline.phones import load_forecasts
 from ci.pipeline.recheck import Repeats
 from ci.pipeline.scoring import scores_of
 from ci.pipeline.stage import AnyPlan, baselines_of
+from ci.progress import Line, failed
 from ci.results import CachedResults, Key, digest_of
 from ci.work import ChildTask, Home
 from provisioning.base.command_line import Parser

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ci.engine.work import Failure, Result
 from ci.explain.divergence import known_fault
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER
@@ -33,6 +32,7 @@ from ci.lanes.onnx.user_program import (
     warn_of,
 )
 from ci.operators.onnx_page import inexact_onnx
+from ci.outcome import Failure, Result
 from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.models import wheels

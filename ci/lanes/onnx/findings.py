@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ci.engine.work import Result
 from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
+from ci.outcome import Result
 from ci.pipeline.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.cached_steps import EXPORT_SECONDS

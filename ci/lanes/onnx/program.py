@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ci.diagnose.explain import nearest
-from ci.engine.workers.parent import Refused, WorkerDied
 from ci.explain.divergence import partial_of
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, FORMS
 from ci.lanes.onnx.graph import digest_without_metadata, load_graph, source_digest
 from ci.lanes.onnx.source_places import places_of
 from ci.lanes.onnx.steps import CALIBRATION, EXPECTED, SAMPLES, case_of, run_of
 from ci.lanes.onnx.worker import answer
+from ci.outcome import Refused, WorkerDied
 from ci.pipeline.models.arrays import save_one, saved
 from ci.pipeline.models.wheels import located
 from ci.pipeline.precision import precision_named

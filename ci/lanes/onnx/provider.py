@@ -20,8 +20,8 @@ import onnxruntime as ort
 
 from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
 from ci.artifacts.estimate import QnnEstimate, read_estimate
+from ci.child import doing, threads
 from ci.diagnose.explain import read
-from ci.engine.workers.child import doing, threads
 from ci.explain.onnx_rewriting import make_plain
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import opset_of, overrides_of, simplify_gathers

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ci.engine.jobs import Job
-from ci.engine.work import Result
 from ci.explain.cause import explained
+from ci.jobs import Job
 from ci.lanes.onnx.compile import OnnxPlan, compile_programs, jobs_of, plan_of, require_installed, versions
 from ci.lanes.onnx.crosscheck import LaneFigures, executorch_lane, markdown, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
@@ -25,6 +24,7 @@ from ci.lanes.onnx.findings import (
     was_compiled,
 )
 from ci.lanes.onnx.suite import SUITES, OnnxProgram
+from ci.outcome import Result
 from ci.pipeline.accuracy import rounded
 from ci.pipeline.baseline import COSTS, load_tolerances
 from ci.pipeline.findings import known_faults

@@ -14,7 +14,7 @@ from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
-from ci.engine.workers.child import blame, doing
+from ci.child import blame, doing
 from ci.explain.onnx_rewriting import make_plain
 from ci.explain.rewriting import RewriteChoice
 from ci.lanes.onnx import provider

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.progress import Line, failed
-from ci.engine.work import Result, line_of
 from ci.explain.rewriting import RewriteChoice
 from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.compile import PROGRAM, CompileOnnx, OnnxPlan, OnnxStep, plan_of, require_installed
@@ -17,12 +15,14 @@ from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_o
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.outcome import Result, line_of
 from ci.pipeline.cached_steps import run_cached_step
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.precision_file import precision_file_of
 from ci.pipeline.suite import NO_SUITE
+from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from provisioning.base.findings import Metric
 from provisioning.manifest import soc_named

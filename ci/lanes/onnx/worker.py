@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import UNFORESEEN, WARM, hidden, reporting
+from ci.child import UNFORESEEN, WARM, hidden, reporting
 from ci.pipeline.models.metric import METRIC, error_of_metric
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, ToolkitError

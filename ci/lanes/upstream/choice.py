@@ -9,8 +9,8 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from ci.engine.jobs import Job, default_slots
-from ci.engine.workers.child import WARM
+from ci.child import WARM
+from ci.jobs import Job, default_slots
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import Ledger, SuiteRecord, load_ledger, load_record

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.diagnose.explain import Explanation, nearest
-from ci.engine.trouble import MACHINE
-from ci.engine.workers.parent import tail
 from ci.lanes.upstream.ledger import (
     NOT_RUN,
     UNKNOWN,
@@ -23,7 +21,9 @@ from ci.lanes.upstream.ledger import (
     record_path,
 )
 from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
+from ci.outcome import tail
 from ci.pipeline.reason import words_of
+from ci.trouble import MACHINE
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity

@@ -7,17 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.jobs import Job
-from ci.engine.progress import Line
-from ci.engine.work import Result
-from ci.engine.workers.parent import WorkerDied
+from ci.jobs import Job
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import GONE, UNKNOWN, RecordedTest
 from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
+from ci.outcome import Result, WorkerDied
 from ci.pipeline.cached_steps import CachedStep
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import WorkPlan
+from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.work import Home, Template
 

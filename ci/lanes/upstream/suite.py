@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.engine.jobs import default_slots
+from ci.jobs import default_slots
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
 
@@ -180,7 +180,7 @@ class SuiteKeyContext:
 
     def key(self, results: CachedResults) -> dict[str, Metric]:
         """What every verdict of a suite depends on, beside what its processes have."""
-        from ci.engine.closed import table
+        from ci.closed import table
         from ci.results import folder_digest
 
         named = {name: self.environment[name] for name in table().upstream if name in self.environment}
@@ -241,7 +241,7 @@ def worker_environment(
     qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
 ) -> dict[str, str]:
     """The variables that ExecuTorch's QNN tests are run with."""
-    from ci.engine.closed import closed, declared, table
+    from ci.closed import closed, declared, table
 
     return {
         **closed(qnn_environment.merged(environ)),

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from ci.engine.trouble import InTrouble, of_text
-from ci.engine.workers.child import WARM, Meter, hidden
+from ci.child import WARM, Meter, hidden
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import SUITES, UpstreamSuite
 from ci.pipeline.own_output import forget_torch
+from ci.trouble import InTrouble, of_text
 
 SEED = 0
 

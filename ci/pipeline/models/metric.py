@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import UNFORESEEN
+from ci.child import UNFORESEEN
 from ci.pipeline.accuracy import Pair, Unusable
 from ci.pipeline.models.imports import search_first
 from provisioning.base.errors import INTERNAL

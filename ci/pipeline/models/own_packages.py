@@ -21,8 +21,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
 
-from ci.engine.closed import declared, key_of_declared
-from ci.engine.digests import Digests
+from ci.closed import declared, key_of_declared
+from ci.digests import Digests
 from ci.pipeline.models.wheels import PinnedWheel
 from ci.pipeline.models.wheels import variables as located_wheels
 from provisioning import lock_files, pip_settings

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
-from ci.engine.digests import Stamp
+from ci.digests import Stamp
 from provisioning.base.ahead import Ahead
 from provisioning.base.files import hash_file, replace_text
 

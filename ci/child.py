@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ci.engine import trouble
+from ci import trouble
 from provisioning.base.commands import Fix
 
 _libc = ctypes.CDLL(None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TextIO, TypeVar
 
-from ci.engine.jobs import Estimate, Job
+from ci.jobs import Estimate, Job
 from provisioning.base.progress import SILENT_FOR, ticking
 from provisioning.base.screen import Display, display_for, new_bar
 from provisioning.base.units import seconds

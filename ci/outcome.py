@@ -1,4 +1,4 @@
-"""How a task ended that gave no reply, and the logs that say why."""
+"""What became of a piece of work: its facts and files, or how it failed, and the log that says why."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from ci.engine.trouble import Trouble, of_ending, of_error
+from ci.progress import Line, failed
+from ci.trouble import MACHINE, Blame, Trouble, of_ending, of_error
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 
@@ -94,3 +95,57 @@ def tail(log: Path, characters: int = 200_000) -> str:
             return stream.read().decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """WorkDone without a result; `kind` is the step that failed, and `message` says what happened."""
+
+    kind: str
+    message: str
+    fix: str = ""
+    log: Path | None = None
+    blame: Blame = "model"
+    exit_code: int = 1
+    """Of a command that does this work alone."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What the worker said beside these."""
+
+    @classmethod
+    def of(cls, trouble: Trouble, log: Path | None = None) -> Failure:
+        """What the machine is to blame for."""
+        code = EnvironmentLacking.exit_code
+        return cls(trouble.kind, trouble.message, trouble.fix, log, "machine", code)
+
+    @property
+    def rule(self) -> str:
+        """The end of its finding's rule."""
+        return MACHINE if self.blame == "machine" else self.kind
+
+    @property
+    def of_work(self) -> bool:
+        """Whether it says that the same work would fail again, so that a cached pass of it is no longer
+        believed. A time-out does not: it depends on the limit."""
+        return self.blame != "machine" and self.kind != "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    """Files of the result, or of a failure."""
+    failure: Failure | None = None
+    cached: bool = False
+    seconds: float = 0.0
+    why: str = ""
+    """Why the work was done; empty if the result was remembered."""
+    not_remembered: str = ""
+    """Why the memo did not keep it."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """The variables that the model's code names, that are set, and that it was not given."""
+
+
+def line_of(result: Result) -> Line:
+    if result.failure:
+        return failed(f"{result.failure.kind}: {result.failure.message}")
+    return Line("passed")

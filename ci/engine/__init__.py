@@ -1,1 +1,0 @@
-"""How work is remembered, scheduled, supervised and shown. Knows no stage."""
