@@ -604,7 +604,7 @@ def main() -> None:
 prepared: dict[str, str] = {}
 """In the processes of tasks: the digests of the toolkit's modules that their home imported."""
 
-USERS = "ci/pipeline/models/shipped/"
+USERS = "ci/models/shipped/"
 """Models that the toolkit ships are a user's: they count by what they build."""
 
 

@@ -20,8 +20,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
-from ci.pipeline import flags  # noqa: E402
-from ci.pipeline.compile_flags import LANES, check_model, lane_of  # noqa: E402
+from ci.suite import flags  # noqa: E402
+from ci.suite.compile_flags import LANES, check_model, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
 from provisioning.base.command_line import Verb  # noqa: E402

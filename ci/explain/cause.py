@@ -21,11 +21,11 @@ from ci.explain.divergence import (
     faint_in_words,
 )
 from ci.explain.lane import explainer
-from ci.pipeline.accuracy import against_nearest, missed
-from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
-from ci.pipeline.lane_model import LaneModel
-from ci.pipeline.suite import Thresholds
-from ci.pipeline.trial import Outcome
+from ci.suite.accuracy import against_nearest, missed
+from ci.suite.findings import SLICE, below_usual, chip_differs, operator_place
+from ci.suite.lane_model import LaneModel
+from ci.suite.programs import Thresholds
+from ci.suite.trial import Outcome
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import ToolkitError
 from provisioning.base.files import replace_text

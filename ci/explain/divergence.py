@@ -11,8 +11,8 @@ from typing import Any
 
 from ci.explain.graph import FLOAT_MODEL, Arrays, Graph, Trial
 from ci.explain.losses import FOREVER
-from ci.pipeline.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
+from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
 from provisioning.base.files import replace_text
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import EXACT_DB, bound_in_decibels, in_decibels

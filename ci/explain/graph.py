@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 
 FLOAT_MODEL = "the float model"
 QUANTIZED_MODEL = "the quantized model on the CPU"

@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar
 from ci.explain.losses import FOREVER
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.pipeline.lane import mine_of
-from ci.pipeline.lane_model import LaneModel, of_lane
-from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.trial import Outcome
+from ci.suite.lane import mine_of
+from ci.suite.lane_model import LaneModel, of_lane
+from ci.suite.options import Choice, OneModel
+from ci.suite.trial import Outcome
 from provisioning.base.errors import ToolkitError, UsageError
 
 P = TypeVar("P")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ci.explain.graph import Graph, Node, groups_of
-from ci.pipeline.accuracy import EQUAL_DB, HALF_MOST
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
+from ci.suite.accuracy import EQUAL_DB, HALF_MOST
 from provisioning.base.units import aligned, in_decibels
 
 SHOWN = 20

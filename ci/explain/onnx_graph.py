@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.explain.operator_script import FEW, packed, table_of
-from ci.pipeline.models.arrays import Array, Sample
+from ci.models.arrays import Array, Sample
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 NO_PLACE = {"source": "", "code": "", "module": ""}

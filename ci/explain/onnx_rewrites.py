@@ -13,7 +13,7 @@ import onnx
 from ci.explain.onnx_graph import NO_PLACE, CpuRuntime, name_of, values_of
 from ci.explain.onnx_rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of, make_plain
 from ci.explain.rewriting import HTP_DIMENSIONS, Need, Repaired, merged, product_of
-from ci.pipeline.models.arrays import Array, Sample
+from ci.models.arrays import Array, Sample
 
 Match = Callable[[Rewriting, onnx.NodeProto], OnnxMatch | None]
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.onnx_graph import CpuRuntime, OnnxGraph, values_of
 from ci.explain.rewriting import Batch, Need, prove
-from ci.pipeline.models.arrays import Array, Sample
+from ci.models.arrays import Array, Sample
 
 MICROSOFT = "com.microsoft"
 CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 from provisioning.base.commands import captured
 from provisioning.base.errors import UsageError
 

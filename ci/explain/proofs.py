@@ -16,14 +16,14 @@ from ci.explain.cause import SECONDS, Cause, Proved, remember
 from ci.explain.lane import Explains, explainer, measured
 from ci.explain.repair import of_rewritten
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
-from ci.pipeline.accuracy import CLEARLY_DB
-from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.lane_model import LaneModel
-from ci.pipeline.models.user_model import user_model
-from ci.pipeline.offers import MORE_EXACT
-from ci.pipeline.options import OneModel
-from ci.pipeline.precision import written_name
-from ci.pipeline.trial import Outcome
+from ci.models.user_model import user_model
+from ci.suite.accuracy import CLEARLY_DB
+from ci.suite.compile_flags import ONNX
+from ci.suite.lane_model import LaneModel
+from ci.suite.offers import MORE_EXACT
+from ci.suite.options import OneModel
+from ci.suite.precision import written_name
+from ci.suite.trial import Outcome
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError

@@ -13,15 +13,15 @@ from typing import Any
 from ci.explain.cause import cause_of
 from ci.explain.lane import Explains, measured
 from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
-from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.lane_model import ELSEWHERE, LaneModel
-from ci.pipeline.model_report import DIES, ModelReport
-from ci.pipeline.offers import words_of
-from ci.pipeline.options import Compiling, OneModel
-from ci.pipeline.output import keep_origins, require_own, writing_into
-from ci.pipeline.precision import precision_named
-from ci.pipeline.suite_file import accepted_path
-from ci.pipeline.trial import Outcome, cells_of, smallest
+from ci.suite.compile_flags import ONNX
+from ci.suite.lane_model import ELSEWHERE, LaneModel
+from ci.suite.model_report import DIES, ModelReport
+from ci.suite.offers import words_of
+from ci.suite.options import Compiling, OneModel
+from ci.suite.output import keep_origins, require_own, writing_into
+from ci.suite.precision import precision_named
+from ci.suite.suite_file import accepted_path
+from ci.suite.trial import Outcome, cells_of, smallest
 from provisioning.base import answer
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import session

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 from provisioning.fixes import KnownFix, load_fixes
 from provisioning.known_faults import Fault, Lane, load_faults
 

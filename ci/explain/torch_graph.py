@@ -31,13 +31,13 @@ from ci.explain.torch_values import (
     is_float,
     values_of,
 )
+from ci.models.arrays import Array
+from ci.models.factory import copied
+from ci.models.model_lines import source_of
+from ci.models.user_model import BadFactory
 from ci.operators.partition.decisions import is_quantizer, module_of
 from ci.operators.partition.traits import constants_of, traits_of
-from ci.pipeline.accuracy import HALF_MOST, USUAL_OF_FLOAT_DB, Pair, Unusable, compared, least_sqnr_db
-from ci.pipeline.models.arrays import Array
-from ci.pipeline.models.factory import copied
-from ci.pipeline.models.model_lines import source_of
-from ci.pipeline.models.user_model import BadFactory
+from ci.suite.accuracy import HALF_MOST, USUAL_OF_FLOAT_DB, Pair, Unusable, compared, least_sqnr_db
 from provisioning.base.units import decibels
 
 MASKS = ("aten.masked_fill", "aten.where")

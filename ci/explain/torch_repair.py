@@ -17,9 +17,9 @@ from ci.explain.torch_layers import LAYERS
 from ci.explain.torch_rewrites import MOVES, REWRITES, aten, is_cast_to_float
 from ci.explain.torch_rewriting import Exported, NodeMatch
 from ci.explain.torch_values import Tensors
-from ci.pipeline.models.arrays import Array
-from ci.pipeline.models.factory import REMOVED_BY, computed_weights, run_copied
-from ci.pipeline.models.model_lines import source_of
+from ci.models.arrays import Array
+from ci.models.factory import REMOVED_BY, computed_weights, run_copied
+from ci.models.model_lines import source_of
 
 BY_NAME = REWRITES | LAYERS
 """Of places in a graph."""

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ci.explain.rewriting import Batch, Need, prove
 from ci.explain.torch_values import Tensors, values_of
-from ci.pipeline.models.arrays import Array
-from ci.pipeline.models.factory import copied
+from ci.models.arrays import Array
+from ci.models.factory import copied
 
 aten: Any = torch.ops.aten
 ASSERTION = aten._assert_tensor_metadata.default

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter, Node
 
-from ci.pipeline.models.factory import copied
+from ci.models.factory import copied
 
 Tensors = tuple[Tensor, ...]
 

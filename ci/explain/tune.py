@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ci.explain.lane import Explains, tried
 from ci.explain.losses import where_of
-from ci.pipeline.accuracy import below_floor
-from ci.pipeline.compile_flags import precision_in
-from ci.pipeline.models.metric import METRIC
-from ci.pipeline.options import Compiling
-from ci.pipeline.precision import TWO_PRECISIONS, written_name
-from ci.pipeline.suite import AnyProgram, TaskMetric
-from ci.pipeline.trial import Outcome, smallest
+from ci.suite.accuracy import below_floor
+from ci.suite.compile_flags import precision_in
+from ci.suite.metric import METRIC
+from ci.suite.options import Compiling
+from ci.suite.precision import TWO_PRECISIONS, written_name
+from ci.suite.programs import AnyProgram, TaskMetric
+from ci.suite.trial import Outcome, smallest
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.units import in_decibels
 
 if TYPE_CHECKING:
-    from ci.pipeline.lane_model import LaneModel
+    from ci.suite.lane_model import LaneModel
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 

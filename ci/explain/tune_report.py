@@ -16,8 +16,8 @@ from ci.explain.tune import (
     number_in_words,
     share_in_words,
 )
-from ci.pipeline.accuracy import in_words
-from ci.pipeline.models.metric import METRIC
+from ci.suite.accuracy import in_words
+from ci.suite.metric import METRIC
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned, in_decibels

@@ -30,8 +30,8 @@ from ci.gate.supervision import (
     report_of,
     supervise,
 )
-from ci.pipeline.stage_names import stage_names
 from ci.report.collect import GATE, did_not_run
+from ci.suite.stage_names import stage_names
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import Fix, session
@@ -130,8 +130,8 @@ def with_lanes(
     stages: Sequence[GateStage], suites: Sequence[Path], named: Collection[str]
 ) -> list[GateStage]:
     """The stages that these suites, or the shipped one, have something for; each gets those of its lane."""
-    from ci.pipeline.flags import check
-    from ci.pipeline.suite_file import lanes_of
+    from ci.suite.flags import check
+    from ci.suite.suite_file import lanes_of
 
     check(suites)
     lanes = {suite: lanes_of(suite.absolute()) for suite in suites}

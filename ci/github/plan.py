@@ -19,8 +19,8 @@ from ci.__main__ import VERBS
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.files import set_outputs, summarise
 from ci.github.setup import SetupInputs, may_be_cached
-from ci.pipeline.stage_names import GATE_TABLE
-from ci.pipeline.suite_file import lanes, lanes_of
+from ci.suite.stage_names import GATE_TABLE
+from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import STARTED_IN
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, UsageError

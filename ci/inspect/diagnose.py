@@ -162,7 +162,7 @@ def _page(name: str) -> str:
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
     from ci.operators.table import inexact, measured
-    from ci.pipeline.precision import scheme_named
+    from ci.suite.precision import scheme_named
 
     scheme = scheme_named(scheme)
     lines = [row.message for row in inexact([operator], scheme)]

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ci.pipeline.compile_flags import add_model, add_option, one_model_of, require_one_chip
-from ci.pipeline.flags import add_work
+from ci.suite.compile_flags import add_model, add_option, one_model_of, require_one_chip
+from ci.suite.flags import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import count, valued
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.rewriting import RewriteChoice
     from ci.model_commands.repair import only_one, repaired
-    from ci.pipeline.model_report import DIES, ModelReport, reported
+    from ci.suite.model_report import DIES, ModelReport, reported
 
     model = one_model_of(args)
     require_one_chip(model.selection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from ci.pipeline.compile_flags import add_compile, compiling_of, one_model_of
+from ci.suite.compile_flags import add_compile, compiling_of, one_model_of
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -26,8 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.model_commands.compile_one import compile_model, compile_precisions
-    from ci.pipeline.lane_model import lane_model
-    from ci.pipeline.model_report import reported
+    from ci.suite.lane_model import lane_model
+    from ci.suite.model_report import reported
     from ci.work import sharing_templates
 
     precisions: list[str] = list(dict.fromkeys(args.precisions or ()))

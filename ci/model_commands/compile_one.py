@@ -14,16 +14,16 @@ from typing import Any
 from ci.explain.cause import SECONDS as SEARCH_SECONDS
 from ci.explain.cause import cause_of
 from ci.explain.proofs import proofs_of
-from ci.pipeline.compile_flags import CHECKPOINT
-from ci.pipeline.into_suite import Extension, require_place
-from ci.pipeline.lane import mine_of, update
-from ci.pipeline.lane_model import ELSEWHERE, L, LaneModel, P, Product, lane_model, offers
-from ci.pipeline.model_report import ModelReport, reported
-from ci.pipeline.options import Compiling, OneModel
-from ci.pipeline.output import Publish, document_of, origin_of, require_own, writing_into
-from ci.pipeline.precision import written_name
-from ci.pipeline.suite import AnyProgram
-from ci.pipeline.trial import Outcome, cells_of
+from ci.suite.compile_flags import CHECKPOINT
+from ci.suite.into_suite import Extension, require_place
+from ci.suite.lane import mine_of, update
+from ci.suite.lane_model import ELSEWHERE, L, LaneModel, P, Product, lane_model, offers
+from ci.suite.model_report import ModelReport, reported
+from ci.suite.options import Compiling, OneModel
+from ci.suite.output import Publish, document_of, origin_of, require_own, writing_into
+from ci.suite.precision import written_name
+from ci.suite.programs import AnyProgram
+from ci.suite.trial import Outcome, cells_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix, joined

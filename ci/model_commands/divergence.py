@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.pipeline.compile_flags import (
+from ci.suite.compile_flags import (
     ONNX,
     PRECISION_HELP,
     add_model_or_suite,
@@ -19,7 +19,7 @@ from ci.pipeline.compile_flags import (
     model_or_suite_of,
     require_one_chip,
 )
-from ci.pipeline.flags import add_work, choice_of
+from ci.suite.flags import add_work, choice_of
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, valued
 
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer, measured
     from ci.explain.operator_script import require_script, written
     from ci.explain.proofs import proofs_of
-    from ci.pipeline.lane_model import lane_model
-    from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.options import Compiling
+    from ci.suite.lane_model import lane_model
+    from ci.suite.model_report import ModelReport, reported
+    from ci.suite.options import Compiling
     from provisioning.base.command_line import Parser
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of
-from ci.pipeline.flags import add_work
-from ci.pipeline.models.user_model import MODEL_HELP
+from ci.models.user_model import MODEL_HELP
+from ci.suite.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of
+from ci.suite.flags import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, repeatable, valued
 
@@ -35,9 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.forecast import of_language_model
-    from ci.pipeline.lane_model import of_lane
-    from ci.pipeline.phones import load_forecasts
+    from ci.suite.forecast import of_language_model
+    from ci.suite.lane_model import of_lane
+    from ci.suite.phones import load_forecasts
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]

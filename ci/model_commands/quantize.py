@@ -7,22 +7,22 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ci.pipeline.compile_flags import (
+from ci.models.user_model import MODEL_HELP
+from ci.suite.compile_flags import (
     add_model,
     add_output,
     add_precision_file,
     one_model_of,
     require_one_chip,
 )
-from ci.pipeline.flags import add_choice, add_work, choice_of
-from ci.pipeline.models.user_model import MODEL_HELP
-from ci.pipeline.options import Choice, OneModel
+from ci.suite.flags import add_choice, add_work, choice_of
+from ci.suite.options import Choice, OneModel
 from provisioning.base.command_line import switch
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from ci.pipeline.lane_model import Product
+    from ci.suite.lane_model import Product
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
@@ -59,9 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.losses import as_text
     from ci.model_commands.compile_one import quantize_model
-    from ci.pipeline.lane_model import lane_model, of_lane
-    from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.options import Compiling
+    from ci.suite.lane_model import lane_model, of_lane
+    from ci.suite.model_report import ModelReport, reported
+    from ci.suite.options import Compiling
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):

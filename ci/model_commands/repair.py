@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.pipeline.compile_flags import PRECISION_HELP, add_model_or_suite, model_or_suite_of, require_one_chip
-from ci.pipeline.flags import add_accept, add_work, choice_of
-from ci.pipeline.options import OneModel
+from ci.suite.compile_flags import PRECISION_HELP, add_model_or_suite, model_or_suite_of, require_one_chip
+from ci.suite.flags import add_accept, add_work, choice_of
+from ci.suite.options import OneModel
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.errors import UnknownName, UsageError
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.repair import repair_suites
     from ci.explain.rewriting import RewriteChoice
-    from ci.pipeline.model_report import ModelReport, reported
+    from ci.suite.model_report import ModelReport, reported
     from provisioning.base.commands import Fix
     from provisioning.fixes import load_fixes
 
@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
 def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
     from ci.explain.lane import explainer
     from ci.explain.repair import repair_model
-    from ci.pipeline.lane_model import lane_model
-    from ci.pipeline.model_report import reported
-    from ci.pipeline.options import Compiling
+    from ci.suite.lane_model import lane_model
+    from ci.suite.model_report import reported
+    from ci.suite.options import Compiling
 
     lane = explainer(model)
     subject = lane_model(model, Compiling(output))

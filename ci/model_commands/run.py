@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ci.pipeline.compile_flags import (
+from ci.suite.compile_flags import (
     CHECKPOINT,
     LANES,
     ONNX,
@@ -20,7 +20,7 @@ from ci.pipeline.compile_flags import (
     present_in,
     program_to_run,
 )
-from ci.pipeline.options import LANGUAGE_TIMEOUT, OneModel
+from ci.suite.options import LANGUAGE_TIMEOUT, OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import (
     STARTED_IN,
@@ -39,8 +39,8 @@ from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.lanes.llm.commands import Emulated
-    from ci.pipeline.models.arrays import Sample
-    from ci.pipeline.ran import Ran
+    from ci.models.arrays import Sample
+    from ci.suite.ran import Ran
     from provisioning.base.findings import Metric
 
 EXAMPLES = """\
@@ -103,9 +103,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
-    from ci.pipeline.lane_model import of_lane
-    from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.ran import as_text, compared, outputs_in, write
+    from ci.suite.lane_model import of_lane
+    from ci.suite.model_report import ModelReport, reported
+    from ci.suite.ran import as_text, compared, outputs_in, write
 
     model, output, inputs = program_to_run(args, args.model), args.output, args.input
     typed, repeat = args.compare, args.repeat or 1
@@ -168,8 +168,8 @@ def _outputs(other: OneModel, inputs: Sample, lane: str) -> Sample:
 
     import numpy
 
-    from ci.pipeline.lane_model import of_lane
-    from ci.pipeline.ran import outputs_in
+    from ci.suite.lane_model import of_lane
+    from ci.suite.ran import outputs_in
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
         files = []

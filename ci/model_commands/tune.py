@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.pipeline.compile_flags import ONNX, add_model_or_suite, model_or_suite_of, require_one_chip
-from ci.pipeline.flags import add_accept, add_work, choice_of
-from ci.pipeline.options import OneModel
-from ci.pipeline.precision import TWO_PRECISIONS
+from ci.suite.compile_flags import ONNX, add_model_or_suite, model_or_suite_of, require_one_chip
+from ci.suite.flags import add_accept, add_work, choice_of
+from ci.suite.options import OneModel
+from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, valued
 from provisioning.base.commands import add_flags, leave_out
@@ -23,8 +23,8 @@ from provisioning.base.errors import UsageError
 if TYPE_CHECKING:
     from ci.explain.lane import Explains
     from ci.explain.tune import Goal, Tuned
-    from ci.pipeline.lane_model import LaneModel
-    from ci.pipeline.model_report import ModelReport
+    from ci.suite.lane_model import LaneModel
+    from ci.suite.model_report import ModelReport
     from provisioning.base.accepted import Values
 
     Mixture = Callable[[LaneModel[Any, Any]], Tuned]
@@ -105,8 +105,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.tune import tuned
-    from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX
-    from ci.pipeline.model_report import reported
+    from ci.suite.forecast import ONNX_ALONE, TO_ONNX
+    from ci.suite.model_report import reported
 
     model, choice = model_or_suite_of(args), choice_of(args)
     goal = goal_of(args.floor, args.top1, args.metric, dict(args.budget))
@@ -167,7 +167,7 @@ def budget(text: str) -> tuple[str, float]:
 
 def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
     from ci.explain.tune import SQNR, Goal
-    from ci.pipeline.models.metric import METRIC
+    from ci.suite.metric import METRIC
 
     floors: dict[str, float] = {}
     if metric:
@@ -192,9 +192,9 @@ def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, repo
     """Write which operators have which precision, if a mixture holds what it must."""
     from ci.explain.tune import settings_of
     from ci.explain.tune_report import as_text, document, wrong
-    from ci.pipeline.lane_model import ELSEWHERE, lane_model
-    from ci.pipeline.output import keep_origins, require_own, writing_into
-    from ci.pipeline.precision_file import SUFFIX, written
+    from ci.suite.lane_model import ELSEWHERE, lane_model
+    from ci.suite.output import keep_origins, require_own, writing_into
+    from ci.suite.precision_file import SUFFIX, written
     from provisioning.base.disk import disk_errors
 
     subject = lane_model(model)
@@ -241,7 +241,7 @@ def tune_suites(
     from ci.explain.repair import repair_of, replaced
     from ci.explain.rewriting import RewriteChoice
     from ci.explain.tune_report import as_accepted, as_text, wrong
-    from ci.pipeline.suite_file import accepted_path
+    from ci.suite.suite_file import accepted_path
     from provisioning.base.accepted import accept
 
     code = 0

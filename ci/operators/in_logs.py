@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ci.diagnose.log_text import Readable
-from ci.pipeline.precision import MEASURED_SCHEMES
+from ci.suite.precision import MEASURED_SCHEMES
 
 if TYPE_CHECKING:
     from ci.operators.table import Inexact

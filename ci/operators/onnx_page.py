@@ -20,10 +20,10 @@ from ci.operators.table import (
     in_db,
     place_of,
 )
-from ci.pipeline.accuracy import against_nearest, computed_otherwise
-from ci.pipeline.baseline import Recorded, load_baseline
-from ci.pipeline.lost_parts import WRONG_DB
-from ci.pipeline.precision import ONNX_PRECISIONS
+from ci.suite.accuracy import against_nearest, computed_otherwise
+from ci.suite.baseline import Recorded, load_baseline
+from ci.suite.lost_parts import WRONG_DB
+from ci.suite.precision import ONNX_PRECISIONS
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 

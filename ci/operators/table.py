@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StringConstraints
 
 from ci.operators.names import key_of, names_of
-from ci.pipeline.lost_parts import WRONG_DB
+from ci.suite.lost_parts import WRONG_DB
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.pipeline.baseline import Tolerances, load_tolerances
-from ci.pipeline.history import COSTS, FIGURES, MOST, figures_of
 from ci.report.values import Row, entries, in_unit, mapping, number, rows_of, word
+from ci.suite.baseline import Tolerances, load_tolerances
+from ci.suite.history import COSTS, FIGURES, MOST, figures_of
 from provisioning.base.documents import Model
 from provisioning.base.findings import Report
 from provisioning.base.foreign import one_line

@@ -10,9 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from ci.pipeline.accuracy import DEFAULT_FLOORS, of_the_mean
-from ci.pipeline.costs import TITLES, cost_rule
-from ci.pipeline.model_report import MODELS
 from ci.report.values import (
     ORDER,
     WHOLE_DB,
@@ -27,6 +24,9 @@ from ci.report.values import (
     verdict_of,
     word,
 )
+from ci.suite.accuracy import DEFAULT_FLOORS, of_the_mean
+from ci.suite.costs import TITLES, cost_rule
+from ci.suite.model_report import MODELS
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size

@@ -11,7 +11,7 @@ from typing import Any
 
 from ci.child import output_to
 from ci.lanes.executorch.suite import all_programs, choose
-from ci.pipeline.own_output import forget_torch
+from ci.suite.own_output import forget_torch
 
 
 def run_in_turn(work: Path) -> None:

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ci.pipeline.forecast import FittedRange, basis_of
-from ci.pipeline.phones import PRECISIONS, Forecasts
+from ci.suite.forecast import FittedRange, basis_of
+from ci.suite.phones import PRECISIONS, Forecasts
 
 ROUNDS = 25
 OUTLIER = 0.15

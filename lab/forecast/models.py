@@ -13,7 +13,7 @@ import onnx
 import torch
 
 from ci.lanes.upstream.shims import define_vision_operators
-from ci.pipeline.phones import FittedModel
+from ci.suite.phones import FittedModel
 
 OPSET = 17
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -56,7 +56,7 @@ SCHEMAS = {
         "Mistakes of upstream's tests, as issues",
     ),
     "golden": ("lab.golden.contexts:Golden", "Programs that later QNN builds must still run"),
-    "offers": ("ci.pipeline.offers:Offers", "The commands that are offered for a finding, by its rule"),
+    "offers": ("ci.suite.offers:Offers", "The commands that are offered for a finding, by its rule"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
     "images": ("ci.image.image_plan:Images", "The container images, and the system under them"),
     "recipe": ("ci.builds.recipes:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),
@@ -70,11 +70,11 @@ SCHEMAS = {
     ),
     "fixes": ("provisioning.fixes:Fixes", "What repairs a finding, and how a graph is rewritten so"),
     "tolerances": (
-        "ci.pipeline.baseline:Tolerances",
+        "ci.suite.baseline:Tolerances",
         "How much worse than its baseline a program may become",
     ),
     "forecast": (
-        "ci.pipeline.phones:Forecasts",
+        "ci.suite.phones:Forecasts",
         "Phones that forecasts are for, and the models that they are fitted by",
     ),
     "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),

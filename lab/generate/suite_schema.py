@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field, create_model
 from ci.lanes.executorch.suite import FORM as EXECUTORCH
 from ci.lanes.llm.suite import FORM as LLM
 from ci.lanes.onnx.suite import FORM as ONNX
-from ci.pipeline.suite import MixedRun
-from ci.pipeline.suite_file import CaseName, LaneForm, SuiteHead
+from ci.suite.programs import MixedRun
+from ci.suite.suite_file import CaseName, LaneForm, SuiteHead
 from provisioning.base.documents import Model
 
 FORMS = (EXECUTORCH, ONNX, LLM)

@@ -18,8 +18,8 @@ from pydantic import Field
 
 from ci.artifacts.compiled_onnx import read_model
 from ci.diagnose.explain import nearest
-from ci.pipeline.accuracy import Pair, Unusable, compare
-from ci.pipeline.ran import outputs_in
+from ci.suite.accuracy import Pair, Unusable, compare
+from ci.suite.ran import outputs_in
 from lab.builds import builds_named, environment_of
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import Fix, logged, session

@@ -8,7 +8,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from ci.pipeline.flags import add_accept
+from ci.suite.flags import add_accept
 from provisioning.base.command_line import add_timeout, repeatable, valued
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of

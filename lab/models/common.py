@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ci.pipeline.models.shipped.vision import BRANCH, Classifies, ConvNorm, Inputs, images, settled
+from ci.models.shipped.vision import BRANCH, Classifies, ConvNorm, Inputs, images, settled
 
 Made = tuple[nn.Module, Inputs | tuple[Tensor, ...]]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ci.pipeline.models.shipped.language import FAR
-from ci.pipeline.models.shipped.vision import (
+from ci.models.shipped.language import FAR
+from ci.models.shipped.vision import (
     BasicBlock,
     Classifies,
     ConvNorm,

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ci.pipeline.models.shipped.language import GroupedAttention, rotate, rotation
-from ci.pipeline.models.shipped.operators import LENGTH, WIDTH, Calls, around, spread
-from ci.pipeline.models.shipped.vision import Inputs
+from ci.models.shipped.language import GroupedAttention, rotate, rotation
+from ci.models.shipped.operators import LENGTH, WIDTH, Calls, around, spread
+from ci.models.shipped.vision import Inputs
 
 
 def cumprod_as_sum() -> tuple[nn.Module, Inputs]:

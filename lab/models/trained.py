@@ -48,7 +48,7 @@ def characters(outputs: Outputs, floats: Outputs) -> float:
     """The share of characters that are read right: one less the edits that they need. Spaces do not count."""
     import onnx
 
-    from ci.pipeline.models.wheels import located
+    from ci.models.wheels import located
 
     model = onnx.load(str(located(RECOGNIZES, Path())))
     names = {row.key: row.value for row in model.metadata_props}["character"].splitlines()

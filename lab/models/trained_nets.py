@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ci.pipeline.models.factory import seed_of
-from ci.pipeline.models.shipped.vision import Inputs
-from ci.pipeline.models.wheels import located
+from ci.models.factory import seed_of
+from ci.models.shipped.vision import Inputs
+from ci.models.wheels import located
 from lab.models import drawn
 from lab.models.trained import Outputs
 

@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.operators.onnx_tests import node_tests
-from ci.pipeline.precision import ONNX_PRECISIONS
-from ci.pipeline.suite import Scalar
+from ci.suite.precision import ONNX_PRECISIONS
+from ci.suite.programs import Scalar
 from lab.operators.value_cases import DRAWS
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 RULES = MANIFESTS / "onnx_tests.toml"
-FACTORY = "ci.pipeline.models.shipped.onnx_nodes:node"
+FACTORY = "ci.models.shipped.onnx_nodes:node"
 
 
 class Extra(Model):

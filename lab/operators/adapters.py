@@ -28,7 +28,7 @@ from ci.lanes.upstream.adapters import (
 )
 from ci.lanes.upstream.verdict import Draw
 from ci.operators.table import EXACT, PLAIN
-from ci.pipeline.precision import MEASURED_SCHEMES
+from ci.suite.precision import MEASURED_SCHEMES
 from lab.operators.value_cases import SAME_WITHOUT_WEIGHTS
 
 

@@ -12,7 +12,7 @@ from ci.operators import onnx_page
 from ci.operators.names import key_of
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import FAILING, LOSES_DB, MEANINGS, TABLE, Cell, OperatorTable, read
-from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
+from ci.suite.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from lab.operators.cells import table_of
 from lab.operators.records import FOLDER, PartsRecord, load_record, record_of_run
 from lab.operators.suites import NEWER

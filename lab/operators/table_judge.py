@@ -12,7 +12,7 @@ from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.operators.names import key_of
 from ci.operators.table import ALONE, IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
-from ci.pipeline.accuracy import EQUAL_DB
+from ci.suite.accuracy import EQUAL_DB
 from lab.operators.records import PartsRecord, record_of_run
 from lab.operators.suites import COMMAND, NEWER
 from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of

@@ -10,8 +10,8 @@ from functools import cache
 from ci.lanes.upstream.verdict import Draw, RecordedPart
 from ci.operators import table
 from ci.operators.names import REWORK
-from ci.pipeline.lost_parts import WRONG_DB
-from ci.pipeline.precision import MEASURED_SCHEMES
+from ci.suite.lost_parts import WRONG_DB
+from ci.suite.precision import MEASURED_SCHEMES
 from lab.operators.suites import NEWER
 from lab.operators.value_cases import CHAIN, cases, chains
 

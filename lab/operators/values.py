@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from ci.models.shipped.operators import alone
 from ci.operators.table import PLAIN
-from ci.pipeline.models.shipped.operators import alone
 from lab.models.chained import Chained
 from lab.operators.value_cases import DRAWS, PROGRAMS, ValueCase, cases, chains
 from provisioning.manifest import soc_named

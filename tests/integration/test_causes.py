@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ci.pipeline.accuracy import least_sqnr_db
+from ci.suite.accuracy import least_sqnr_db
 from tests.support.repaired_nets import Net
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from ci.__main__ import VERBS
-from ci.pipeline.models.factory import find, make
-from ci.pipeline.models.imports import search_first
-from ci.pipeline.models.inputs import InputsUsed
-from ci.pipeline.models.other_python import export_with
-from ci.pipeline.models.samples import samples_of
-from ci.pipeline.models.user_model import BadFactory, user_model
-from ci.pipeline.output import writing_into
+from ci.models.factory import find, make
+from ci.models.imports import search_first
+from ci.models.inputs import InputsUsed
+from ci.models.other_python import export_with
+from ci.models.samples import samples_of
+from ci.models.user_model import BadFactory, user_model
+from ci.suite.output import writing_into
 from provisioning.base.command_line import Parser, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT

@@ -18,8 +18,8 @@ from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.suite import programs_of
 from ci.outcome import Result
-from ci.pipeline.baseline import Baseline
-from ci.pipeline.options import WorkOptions
+from ci.suite.baseline import Baseline
+from ci.suite.options import WorkOptions
 from ci.work import sharing_templates
 from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS

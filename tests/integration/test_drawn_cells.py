@@ -22,7 +22,7 @@ import pytest
 from ci.operators.onnx_page import shipped
 from ci.operators.onnx_tests import node_tests
 from ci.operators.table import ALONE, IN_CHAIN, PLAIN, Case, Cell, read
-from ci.pipeline.lost_parts import WRONG_DB
+from ci.suite.lost_parts import WRONG_DB
 from lab.operators.tried import LAYERS_LOSE
 from lab.operators.value_cases import CHAIN, ValueCase, cases, chains
 from provisioning.base.settings import ROOT

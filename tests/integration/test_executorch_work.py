@@ -28,9 +28,9 @@ from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.lanes.executorch.worker import IMPORTED_LATE
 from ci.outcome import Result
-from ci.pipeline.baseline import Baseline
-from ci.pipeline.options import WorkOptions
-from ci.pipeline.runner import Runner
+from ci.suite.baseline import Baseline
+from ci.suite.options import WorkOptions
+from ci.suite.runner import Runner
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report

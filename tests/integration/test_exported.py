@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ci.pipeline.models.factory import find, infer_all, make
-from ci.pipeline.models.user_model import BadFactory
+from ci.models.factory import find, infer_all, make
+from ci.models.user_model import BadFactory
 
 
 class Net(nn.Module):

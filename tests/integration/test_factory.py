@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._functorch.predispatch import _add_batch_dim
 
-from ci.pipeline.models import factory
-from ci.pipeline.models.factory import infer, infer_all, make, require_float32, where_input_changes
-from ci.pipeline.models.user_model import BadFactory
+from ci.models import factory
+from ci.models.factory import infer, infer_all, make, require_float32, where_input_changes
+from ci.models.user_model import BadFactory
 
 MODULE = """
 import torch
@@ -86,7 +86,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "qnn_ci_net.py").write_text(MODULE)
     yield tmp_path
     sys.path[:] = before[0]
-    factory_imports = sys.modules["ci.pipeline.models.imports"]
+    factory_imports = sys.modules["ci.models.imports"]
     factory_imports._first = None  # type: ignore[attr-defined]
     for name in set(sys.modules) - before[1]:
         if name.startswith("qnn_ci_"):

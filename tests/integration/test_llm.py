@@ -23,7 +23,7 @@ from ci.lanes.llm.genie import KINDS
 from ci.lanes.llm.suite import SUITES
 from ci.lanes.llm.verdicts import NEAR_TIE, text_problems
 from ci.lanes.llm.work import WORKER, environment, home_of
-from ci.pipeline.installed import ready_environment
+from ci.suite.installed import ready_environment
 from ci.work import asking
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ci.lanes.executorch.suite import AS_IT_IS, QAT_SCHEMES
-from ci.pipeline.precision import SCHEMES
+from ci.suite.precision import SCHEMES
 from provisioning.base.findings import Finding
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, run
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
-OPERATORS = "ci/pipeline/models/shipped/operators.py"
+OPERATORS = "ci/models/shipped/operators.py"
 SUITES = (ROOT / "manifests/suites/models.toml", ROOT / "lab/suites/models.toml")
 DELEGATED = ("op_gelu", "op_gelu_tanh", "op_cumprod_as_sum", "op_grouped_attention")
 WORDS = (
@@ -88,7 +88,7 @@ def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
 def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -> None:
     import torch
 
-    from ci.pipeline.models.factory import CALIBRATION_SEED, make
+    from ci.models.factory import CALIBRATION_SEED, make
 
     loaded = make("tests.support.lowering_models:noise", {}, ROOT)
     drawn = [loaded.model.weight.flatten(), *(loaded.sample(n)[0] for n in (0, 1, CALIBRATION_SEED))]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.pipeline.models import imports
-from ci.pipeline.models.factory import ModelWithInputs, infer_all, make
-from ci.pipeline.models.samples import samples_of
-from ci.pipeline.models.user_model import BadFactory
+from ci.models import imports
+from ci.models.factory import ModelWithInputs, infer_all, make
+from ci.models.samples import samples_of
+from ci.models.user_model import BadFactory
 from tests.support.typed import typed
 
 NETS = """\

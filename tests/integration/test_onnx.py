@@ -21,10 +21,10 @@ from ci.artifacts.dlc import read_dlc
 from ci.lanes.onnx import provider, steps
 from ci.lanes.onnx.graph import all_in_float, load_graph
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.pipeline.baseline import load_baseline
-from ci.pipeline.models.arrays import saved
-from ci.pipeline.precision import precision_named
-from ci.pipeline.suite_file import accepted_path
+from ci.models.arrays import saved
+from ci.suite.baseline import load_baseline
+from ci.suite.precision import precision_named
+from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report
@@ -301,22 +301,22 @@ def test_every_option_of_the_table_is_in_the_provider() -> None:
 OPERATORS = """\
 schema = 2
 [case.Abs]
-factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+factory = "ci.models.shipped.onnx_nodes:node"
 arguments = { test = "test_abs", module = "abs", opset = 20 }
 recorded = true
 run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
 [case.Erf]
-factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+factory = "ci.models.shipped.onnx_nodes:node"
 arguments = { test = "test_erf", module = "erf", opset = 20 }
 recorded = true
 run = [{ lane = "onnx", precision = "fp16", socs = ["SM8650"] }]
 [case.Transpose]
-factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+factory = "ci.models.shipped.onnx_nodes:node"
 arguments = { test = "test_transpose_default", module = "transpose", opset = 20 }
 recorded = true
 run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
 [case.Relu]
-factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+factory = "ci.models.shipped.onnx_nodes:node"
 arguments = { test = "test_relu", module = "relu", opset = 20 }
 recorded = true
 run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
@@ -325,11 +325,11 @@ run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
 
 REFUSED = """
 [case.Softsign]
-factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+factory = "ci.models.shipped.onnx_nodes:node"
 arguments = { test = "test_softsign", module = "softsign", opset = 20 }
 run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
 [case.Celu]
-factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+factory = "ci.models.shipped.onnx_nodes:node"
 arguments = { test = "test_celu", module = "celu", opset = 20 }
 run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
 """

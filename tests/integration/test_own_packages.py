@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ci.pipeline.models.own_packages import LOCKED, VARIABLE, Needs, installed, locked_versions, needs_of
+from ci.models.own_packages import LOCKED, VARIABLE, Needs, installed, locked_versions, needs_of
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
 from tests.support.elves import Library
 from tests.support.lowering_suites import run

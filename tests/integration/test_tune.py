@@ -16,8 +16,8 @@ from onnx import helper
 
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graphs import scores as scores_of_onnx
-from ci.pipeline.models.arrays import Sample
-from ci.pipeline.precision import precision_named
+from ci.models.arrays import Sample
+from ci.suite.precision import precision_named
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment
 from tests.support.onnx_models import model_of, photographs, write
@@ -57,7 +57,7 @@ from pathlib import Path
 from ci.lanes.executorch import lower
 from ci.lanes.executorch.export import ExportedCase
 from ci.lanes.executorch.suite import ExecutorchRun
-from ci.pipeline.models.factory import make
+from ci.models.factory import make
 
 folder = Path(sys.argv[1])
 loaded = make("net:make", {}, folder, None)

@@ -8,12 +8,12 @@ import pytest
 
 from ci.lanes.onnx.samples import resembling
 from ci.lanes.onnx.suite import programs_of
+from ci.models.shipped.onnx_nodes import node
 from ci.operators import onnx_page
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.onnx_tests import SUITE, Chosen, NodeTests, node_tests
 from ci.operators.table import OperatorTable
-from ci.pipeline.baseline import Recorded, load_baseline
-from ci.pipeline.models.shipped.onnx_nodes import node
+from ci.suite.baseline import Recorded, load_baseline
 from lab.operators.pages import markdown
 from lab.operators.value_cases import DRAWS
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ci.pipeline.models.shipped.operators import alone
+from ci.models.shipped.operators import alone
 from lab.models.chained import Chained
 from lab.operators import values
 from lab.operators.adapters import ValuesAdapter, built_otherwise

@@ -14,7 +14,7 @@ from ci.lanes.upstream.process import verdict_of as verdict_of_result
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.operators.table import EXACT
 from ci.outcome import Result
-from ci.pipeline.expression import matcher
+from ci.suite.expression import matcher
 from lab.operators.adapters import TriedModel, part_of
 from lab.operators.records import MeasuredTest, PartsRecord, load_record
 from lab.operators.tests_verb import in_flows

@@ -13,7 +13,7 @@ from ci.lanes.upstream.ledger import Ledger
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
-from ci.pipeline.precision import MEASURED_SCHEMES
+from ci.suite.precision import MEASURED_SCHEMES
 from lab.operators.cells import table_of
 from lab.operators.pages import accept_table, markdown
 from lab.operators.records import MeasuredTest, PartsRecord

@@ -16,7 +16,7 @@ def prepare() -> None:
 
 def compiled(order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.executorch.export import held
-    from ci.pipeline.models.model_lines import source_of
+    from ci.models.model_lines import source_of
 
     (Path(order["into"]) / "program.pte").write_text("a program")
     (_, program), *_ = held[0]._programs

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ci.pipeline.models.imports import search_first
+from ci.models.imports import search_first
 
 FAILS = "fails.txt"
 

@@ -10,7 +10,7 @@ from ci.outcome import Failure, Result
 SUITE = """\
 schema = 2
 [case.net]
-factory = "ci.pipeline.models.shipped.vision:resnet"
+factory = "ci.models.shipped.vision:resnet"
 arguments = { width = 16 }
 [[case.net.run]]
 lane = "onnx"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.onnx import program
-from ci.pipeline.models.arrays import save
+from ci.models.arrays import save
 from tests.support.onnx_models import conv_model, write
 
 STAND_IN = "QNN_TEST_STAND_IN"

@@ -1,4 +1,4 @@
-"""A model as its lane takes it, of which a test says what the pipeline gives."""
+"""A model as its lane takes it, of which a test says what a suite gives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
-from ci.pipeline.compile_flags import PYTORCH
-from ci.pipeline.lane_model import Product
-from ci.pipeline.options import Choice, Compiling, OneModel, WorkOptions
-from ci.pipeline.trial import Outcome
+from ci.suite.compile_flags import PYTORCH
+from ci.suite.lane_model import Product
+from ci.suite.options import Choice, Compiling, OneModel, WorkOptions
+from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ci.pipeline.accuracy import (
+from ci.models.inputs import InputsUsed, drawn_compared
+from ci.report.values import in_unit
+from ci.suite.accuracy import (
     Among,
     Pair,
     Unusable,
@@ -29,7 +31,7 @@ from ci.pipeline.accuracy import (
     tie_noise,
     usual_of,
 )
-from ci.pipeline.findings import (
+from ci.suite.findings import (
     Causes,
     HowJudged,
     accuracy_fix,
@@ -40,10 +42,8 @@ from ci.pipeline.findings import (
     one_a_cause,
     placeholder,
 )
-from ci.pipeline.models.inputs import InputsUsed, drawn_compared
-from ci.pipeline.precision import has_16_bit_activations
-from ci.pipeline.suite import Thresholds
-from ci.report.values import in_unit
+from ci.suite.precision import has_16_bit_activations
+from ci.suite.programs import Thresholds
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.units import EXACT_DB, decibels

@@ -10,7 +10,7 @@ import pytest
 
 from ci.explain.cause import cause_of, is_of_chip, of_divergence, of_scores, with_suspects
 from ci.explain.graph import FLOAT_MODEL
-from ci.pipeline.trial import Outcome
+from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from tests.support.taken_models import WRONG, Taken
 

@@ -12,7 +12,7 @@ import pytest
 
 from ci.explain.divergence import Divergence, as_text, fix_of, keep_partial, partial_of, worst_drop
 from ci.explain.graph import INPUT, NOTHING, Arrays, Graph, Node
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 
 
 def worst(

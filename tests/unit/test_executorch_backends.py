@@ -9,7 +9,7 @@ import pytest
 
 from ci.lanes.executorch.backends import only_library_missing, refusal
 from ci.lanes.executorch.suite import Backend, ExecutorchCase, ExecutorchProgram
-from ci.pipeline.suite import Thresholds
+from ci.suite.programs import Thresholds
 from provisioning.base.findings import Finding, Severity
 
 NEW, OLD = "v2.49.40.260810104044", "v2.37.1.250807093845"

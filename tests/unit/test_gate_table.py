@@ -11,7 +11,7 @@ import pytest
 
 from ci.__main__ import VERBS as CI
 from ci.gate.table import gate_table, matches
-from ci.pipeline.models.imports import module_file
+from ci.models.imports import module_file
 from lab.lint import tracked_files
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
@@ -21,7 +21,7 @@ from tests.support.sources import closure, nodes
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
 COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci.command")
-TABLES = (*COMMON, "lab.generate", "ci.pipeline.compile_flags")
+TABLES = (*COMMON, "lab.generate", "ci.suite.compile_flags")
 """These name modules in a table, of which a stage starts one at most."""
 
 STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_runner",)}

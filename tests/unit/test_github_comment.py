@@ -19,8 +19,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ci.github import comment
-from ci.pipeline.history import add_history
 from ci.report.changes import MOST_BYTES, Changes, changes_of
+from ci.suite.history import add_history
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT

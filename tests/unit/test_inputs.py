@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from ci.pipeline.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
+from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
 from provisioning.base.errors import CheckFailed, UsageError
 
 SIGNATURE = GraphSignature(tuple(Tensor(name, "float32", (2,)) for name in ("wave", "mel", "state")), ())

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from ci.lanes.executorch.suite import SUITES, programs_of
-from ci.pipeline.into_suite import Extension, factory_in, suite_with
-from ci.pipeline.models.user_model import UserModel, user_model
-from ci.pipeline.precision import scheme_named
-from ci.pipeline.suite import Thresholds
-from ci.pipeline.suite_file import accepted_path
+from ci.models.user_model import UserModel, user_model
+from ci.suite.into_suite import Extension, factory_in, suite_with
+from ci.suite.precision import scheme_named
+from ci.suite.programs import Thresholds
+from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import Values, accept
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 from provisioning.base.settings import ROOT

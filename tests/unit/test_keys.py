@@ -22,13 +22,14 @@ from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import programs_of as onnx_programs
+from ci.models.inputs import Input
 from ci.outcome import Result
-from ci.pipeline.cached_steps import CachedStep
-from ci.pipeline.options import WorkOptions
-from ci.pipeline.runner import Runner
-from ci.pipeline.stage import AnyPlan
-from ci.pipeline.suite import NO_SUITE, AnyProgram, Input, TaskMetric, Thresholds
 from ci.results import CachedResults
+from ci.suite.cached_steps import CachedStep
+from ci.suite.options import WorkOptions
+from ci.suite.programs import NO_SUITE, AnyProgram, TaskMetric, Thresholds
+from ci.suite.runner import Runner
+from ci.suite.stage import AnyPlan
 from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite

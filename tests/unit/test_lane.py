@@ -14,12 +14,13 @@ import pytest
 from pydantic import Field
 
 from ci.model_commands.compile_one import compile_model
-from ci.pipeline.cached_steps import CachedStep, run_cached_step
-from ci.pipeline.lane import Lane, Mine, Results, run
-from ci.pipeline.lane_model import LaneModel, Product
-from ci.pipeline.model_report import reported
-from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.options import (
+from ci.models.own_packages import OwnPackages
+from ci.results import CachedResults, Key
+from ci.suite.cached_steps import CachedStep, run_cached_step
+from ci.suite.lane import Lane, Mine, Results, run
+from ci.suite.lane_model import LaneModel, Product
+from ci.suite.model_report import reported
+from ci.suite.options import (
     Accept,
     Choice,
     Compiling,
@@ -27,11 +28,10 @@ from ci.pipeline.options import (
     StageOptions,
     WorkOptions,
 )
-from ci.pipeline.recheck import Repeats
-from ci.pipeline.stage import AnyPlan, baselines_of
-from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, Suites
-from ci.pipeline.suite_file import LaneForm
-from ci.results import CachedResults, Key
+from ci.suite.programs import NO_SUITE, AnyCase, AnyProgram, AnyRun, Suites
+from ci.suite.recheck import Repeats
+from ci.suite.stage import AnyPlan, baselines_of
+from ci.suite.suite_file import LaneForm
 from ci.work import Home
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report, Severity

@@ -11,7 +11,7 @@ import pytest
 from ci.artifacts.program import CompiledProgram, Delegate, parse
 from ci.lanes.executorch.judge import artifact, cost, delegation, faults_of
 from ci.outcome import Result
-from ci.pipeline.baseline import Baseline, Recorded, load_tolerances
+from ci.suite.baseline import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Severity
 from tests.support.lowering import make_program
 from tests.support.programs import BUILD_ID, context, options, program

@@ -28,7 +28,7 @@ from ci.lanes.onnx.graph import (
 )
 from ci.lanes.onnx.graphs import beyond_half, divergence_of
 from ci.lanes.onnx.orders import dimensions_of
-from ci.pipeline.precision import precision_named
+from ci.suite.precision import precision_named
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.manifest import soc_named
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ci.lanes.onnx import provider, steps
-from ci.pipeline.models.arrays import save
+from ci.models.arrays import save
 from ci.trouble import InTrouble
 from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import conv_model, write

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ci.lanes.onnx.samples import MOST, calibration_samples, divided, read_samples
-from ci.pipeline.models.inputs import GraphSignature, InputsUsed, Tensor, checked, drawn, read_inputs
+from ci.models.inputs import GraphSignature, InputsUsed, Tensor, checked, drawn, read_inputs
 from provisioning.base.errors import CheckFailed, UsageError
 
 ONE = GraphSignature((Tensor("x", "float32", (1, 4)),), ())

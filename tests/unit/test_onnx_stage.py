@@ -17,8 +17,8 @@ from ci import trouble
 from ci.__main__ import VERBS
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx.suite import programs_of
-from ci.pipeline.baseline import Recorded, load_baseline
-from ci.pipeline.suite_file import accepted_path
+from ci.suite.baseline import Recorded, load_baseline
+from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
@@ -32,7 +32,7 @@ class TestSuite:
         ("old", "new", "words"),
         [
             ('"16a8w"', '"16a9w"', "did you mean 16a8w"),
-            ('factory = "ci.pipeline.models.shipped.vision:resnet"\n', "", "factory or model"),
+            ('factory = "ci.models.shipped.vision:resnet"\n', "", "factory or model"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { vtcm = 4 }', "did you mean vtcm_mb"),
             ("arguments = { width = 16 }", "dimensions = { batch = 1 }", "only with model"),
         ],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.pipeline.installed import find_as_workers
+from ci.suite.installed import find_as_workers
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.environment import Environment
 from provisioning.overlay import BuiltFrom, describe, state_of

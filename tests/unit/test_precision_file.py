@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.suite import programs_of
-from ci.pipeline.precision_file import read_precision, written
+from ci.suite.precision_file import read_precision, written
 from provisioning.base.errors import ManifestError
 
 SUITE = """\

@@ -12,8 +12,8 @@ import pytest
 from ci.explain.cause import Cause, explained
 from ci.explain.proofs import MOST, helps, proofs_of
 from ci.explain.rewriting import Rewritten
-from ci.pipeline.options import OneModel
-from ci.pipeline.trial import Outcome
+from ci.suite.options import OneModel
+from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.fixes import NO_FIX

@@ -14,11 +14,11 @@ from ci.explain import repair
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.model_commands import repair as verb
 from ci.model_commands.compile_one import compile_model
-from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.model_report import ModelReport, reported
-from ci.pipeline.options import OneModel
-from ci.pipeline.suite_file import accepted_path
-from ci.pipeline.trial import Outcome
+from ci.suite.compile_flags import ONNX
+from ci.suite.model_report import ModelReport, reported
+from ci.suite.options import OneModel
+from ci.suite.suite_file import accepted_path
+from ci.suite.trial import Outcome
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric

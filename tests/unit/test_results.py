@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ci import results as cache
-from ci.pipeline.relocation import relocated
 from ci.results import CachedResults, OfThisRun, folder_digest, processor, surroundings, toolkit_of
+from ci.suite.relocation import relocated
 from ci.work import Home, Template
 from provisioning.base.settings import ROOT
 

@@ -14,8 +14,8 @@ from ci.child import UNFORESEEN
 from ci.diagnose.tables import failure_rules
 from ci.lanes.executorch import judge
 from ci.lanes.onnx.worker import KINDS
-from ci.pipeline.baseline import COSTS
-from ci.pipeline.costs import cost_rule
+from ci.suite.baseline import COSTS
+from ci.suite.costs import cost_rule
 from provisioning.base import toml
 from provisioning.base.command_line import main
 from provisioning.base.rules import OTHERS, TABLE, explained, rules

@@ -13,8 +13,8 @@ import pytest
 from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import BuildTool
 from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs, try_runner
-from ci.pipeline.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
 from ci.results import CachedResults
+from ci.suite.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.jobs import Job
-from ci.pipeline.shards import parse_shard, shard
 from ci.progress import JobProgress, Line
+from ci.suite.shards import parse_shard, shard
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import at_work
 

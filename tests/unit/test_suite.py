@@ -12,9 +12,9 @@ import pytest
 from ci.lanes.executorch.suite import SHIPPED, ExecutorchProgram, all_programs, choose, programs_of
 from ci.lanes.onnx.suite import SHIPPED as ONNX
 from ci.lanes.onnx.suite import programs_of as programs_of_onnx
-from ci.pipeline.baseline import load_baseline, load_tolerances
-from ci.pipeline.measured_thresholds import accepted_figures, derived
-from ci.pipeline.precision import SCHEMES
+from ci.suite.baseline import load_baseline, load_tolerances
+from ci.suite.measured_thresholds import accepted_figures, derived
+from ci.suite.precision import SCHEMES
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.fixes import load_fixes

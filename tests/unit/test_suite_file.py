@@ -12,8 +12,8 @@ from ci.gate.table import gate_table
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.onnx.suite import SUITES as ONNX
-from ci.pipeline.stage import baselines_of
-from ci.pipeline.suite import Suites
+from ci.suite.programs import Suites
+from ci.suite.stage import baselines_of
 from provisioning.base.errors import ManifestError, UsageError
 
 THREE = """\

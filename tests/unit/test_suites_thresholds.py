@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.lanes.executorch.suite import programs_of
-from ci.pipeline.accuracy import missed, rounded
-from ci.pipeline.baseline import Baseline
-from ci.pipeline.measured_thresholds import (
+from ci.suite.accuracy import missed, rounded
+from ci.suite.baseline import Baseline
+from ci.suite.measured_thresholds import (
     accepted_figures,
     derived,
     low_figures,
     threshold_values,
     thresholds_of,
 )
-from ci.pipeline.suite import Thresholds, accepted_thresholds
-from ci.pipeline.suite_file import accepted_path
+from ci.suite.programs import Thresholds, accepted_thresholds
+from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.errors import ManifestError
 

@@ -14,12 +14,12 @@ from onnx import load as load_model
 from onnx import save as save_model
 
 from ci.lanes.onnx.suite import FORM, OnnxRun, command_for_one
-from ci.pipeline.accuracy import Pair, missed
-from ci.pipeline.measured_thresholds import derived
-from ci.pipeline.models.metric import side_by_side
-from ci.pipeline.models.wheels import PinnedWheel, located, variables
-from ci.pipeline.suite import Thresholds
-from ci.pipeline.suite_file import SuiteFile, parse_suite
+from ci.models.wheels import PinnedWheel, located, variables
+from ci.suite.accuracy import Pair, missed
+from ci.suite.measured_thresholds import derived
+from ci.suite.metric import side_by_side
+from ci.suite.programs import Thresholds
+from ci.suite.suite_file import SuiteFile, parse_suite
 from lab.models import trained
 from provisioning.base.errors import IntegrityError, UsageError
 
@@ -148,7 +148,7 @@ def test_commands_printed_for_one_model_are_none_of_a_model_in_a_wheel(suite: Su
 def quantized(folder: Path, operator: str, *constants: str) -> Path:
     """The model of one operator as a run with `repaired` gets it."""
     from ci.lanes.onnx.steps import CALIBRATION, SAMPLES, order_quantize
-    from ci.pipeline.models.arrays import save
+    from ci.models.arrays import save
 
     prepared, into, path = folder / "prepared", folder / "into", folder / "net.onnx"
     for made in (prepared, into):

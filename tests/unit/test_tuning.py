@@ -25,11 +25,11 @@ from ci.explain.tune import (
 from ci.explain.tune_report import as_text, wrong
 from ci.model_commands import tune as verb
 from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
-from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.model_report import ModelReport
-from ci.pipeline.options import OneModel
-from ci.pipeline.suite_file import accepted_path
-from ci.pipeline.trial import Outcome
+from ci.suite.compile_flags import ONNX
+from ci.suite.model_report import ModelReport
+from ci.suite.options import OneModel
+from ci.suite.suite_file import accepted_path
+from ci.suite.trial import Outcome
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.stage_run import StageRun

@@ -17,7 +17,7 @@ from ci.lanes.upstream.ledger import (
     load_record,
 )
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.pipeline.expression import matcher
+from ci.suite.expression import matcher
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
 

@@ -13,8 +13,8 @@ from ci.lanes.upstream import all_verb
 from ci.lanes.upstream.choice import sample_of
 from ci.lanes.upstream.ledger import load_record, record_path
 from ci.operators.table import shipped
-from ci.pipeline.expression import matcher
-from ci.pipeline.shards import parse_shard
+from ci.suite.expression import matcher
+from ci.suite.shards import parse_shard
 from lab.operators import tests_verb
 from lab.operators.tried import TABLED
 from provisioning.base.errors import UsageError

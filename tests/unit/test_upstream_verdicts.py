@@ -23,7 +23,7 @@ from ci.lanes.upstream.ledger import (
 from ci.lanes.upstream.suite import SUITES, SuiteKeyContext
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report, verdict_of
-from ci.pipeline.runner import Runner
+from ci.suite.runner import Runner
 from ci.trouble import InTrouble
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity

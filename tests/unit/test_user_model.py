@@ -12,10 +12,10 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.lanes.executorch.user_program import program_of
-from ci.pipeline.compile_flags import PYTORCH
-from ci.pipeline.models.user_model import user_model, where_paths_begin
-from ci.pipeline.options import OneModel, WorkOptions
-from ci.pipeline.precision import precision_named, scheme_named
+from ci.models.user_model import user_model, where_paths_begin
+from ci.suite.compile_flags import PYTORCH
+from ci.suite.options import OneModel, WorkOptions
+from ci.suite.precision import precision_named, scheme_named
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.settings import Selection

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.pipeline.accuracy import missed
-from ci.pipeline.findings import accuracy_message
+from ci.suite.accuracy import missed
+from ci.suite.findings import accuracy_message
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Place, Severity
 from provisioning.environment import HOST_LIBRARIES

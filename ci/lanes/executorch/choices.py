@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from ci.explain.torch_graph import outputs_of
+from ci.models.factory import copied
+from ci.models.model_lines import source_of
 from ci.operators.partition.decisions import is_quantizer
-from ci.pipeline.accuracy import tie_noise
-from ci.pipeline.models.factory import copied
-from ci.pipeline.models.model_lines import source_of
+from ci.suite.accuracy import tie_noise
 
 LAST = ("aten.sort.default", "aten.sort.stable", "aten.topk.default")
 """Of those the last dimension is the usual one; the others choose among all values."""

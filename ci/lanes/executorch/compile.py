@@ -13,15 +13,15 @@ from ci.artifacts.program import digest_without_time
 from ci.child import MEMORY, WARM
 from ci.jobs import Job, memory_budget
 from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
-from ci.pipeline.accuracy import in_words
-from ci.pipeline.cached_steps import CachedStep, NotCached, run_cached_step
-from ci.pipeline.installed import host_libraries
-from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.recheck import Repeats
-from ci.pipeline.stage import AnyPlan
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key
+from ci.suite.accuracy import in_words
+from ci.suite.cached_steps import CachedStep, NotCached, run_cached_step
+from ci.suite.installed import host_libraries
+from ci.suite.recheck import Repeats
+from ci.suite.stage import AnyPlan
 from ci.work import ChildTask, Home
 from provisioning.base.commands import session
 from provisioning.base.findings import Finding

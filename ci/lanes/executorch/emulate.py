@@ -19,11 +19,14 @@ from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.run_worker import OUTPUTS
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.models.own_packages import OwnPackages
 from ci.operators.faults import Met, faults_in, versions_of
 from ci.outcome import Failure, Result, WorkerDied
-from ci.pipeline.accuracy import against_nearest, in_words, missed, rounded
-from ci.pipeline.cached_steps import CachedStep, run_cached_step
-from ci.pipeline.findings import (
+from ci.progress import Line, failed
+from ci.results import CachedResults, Key
+from ci.suite.accuracy import against_nearest, in_words, missed, rounded
+from ci.suite.cached_steps import CachedStep, run_cached_step
+from ci.suite.findings import (
     BEYOND_FIX,
     Causes,
     accepting,
@@ -36,13 +39,10 @@ from ci.pipeline.findings import (
     placeholder,
     shown_thresholds,
 )
-from ci.pipeline.lane import Mine, Results
-from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.options import StageOptions
-from ci.pipeline.runner import Runner, find_runner, ready_runner
-from ci.pipeline.scoring import scores_of
-from ci.progress import Line, failed
-from ci.results import CachedResults, Key
+from ci.suite.lane import Mine, Results
+from ci.suite.options import StageOptions
+from ci.suite.runner import Runner, find_runner, ready_runner
+from ci.suite.scoring import scores_of
 from ci.work import Home
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file

@@ -7,8 +7,8 @@ import argparse
 from ci.distributions import look_ahead
 from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.verb import add_flags
-from ci.pipeline.flags import stage_options
-from ci.pipeline.options import RUN_TIMEOUT
+from ci.suite.flags import stage_options
+from ci.suite.options import RUN_TIMEOUT
 from provisioning.base.command_line import add_timeout, switch
 from provisioning.base.selection import add_selection
 
@@ -38,6 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     look_ahead()
     from ci.lanes.executorch.emulate import Emulation
-    from ci.pipeline.lane import run as run_lane
+    from ci.suite.lane import run as run_lane
 
     return run_lane(Emulation(args.reload, args.keep_programs), stage_options(args))

@@ -33,11 +33,11 @@ from ci.lanes.executorch.user_program import (
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
 from ci.operators.table import better_than, inexact, operators_in
 from ci.outcome import Result, WorkerDied
-from ci.pipeline.cached_steps import run_cached_step
-from ci.pipeline.lane import chosen_programs
-from ci.pipeline.options import Choice, Compiling, OneModel
-from ci.pipeline.runner import Runner, ready_runner
 from ci.results import CachedResults, Key
+from ci.suite.cached_steps import run_cached_step
+from ci.suite.lane import chosen_programs
+from ci.suite.options import Choice, Compiling, OneModel
+from ci.suite.runner import Runner, ready_runner
 from ci.work import asking
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ci.child import doing, reporting
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for, parse_request
-from ci.pipeline.models.exported_digest import NoDigest, digest_of
-from ci.pipeline.models.factory import ChosenSamples, ModelWithInputs, copied, find, infer_all, make
-from ci.pipeline.models.imports import modules_in
-from ci.pipeline.models.model_lines import source_of
-from ci.pipeline.models.samples import inputs_named
-from ci.pipeline.models.user_model import BadFactory
+from ci.models.exported_digest import NoDigest, digest_of
+from ci.models.factory import ChosenSamples, ModelWithInputs, copied, find, infer_all, make
+from ci.models.imports import modules_in
+from ci.models.model_lines import source_of
+from ci.models.samples import inputs_named
+from ci.models.user_model import BadFactory
 from provisioning.base.settings import ROOT
 
 FLAGS = (

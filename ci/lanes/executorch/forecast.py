@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX, Forecasted
-from ci.pipeline.options import OneModel
+from ci.suite.forecast import ONNX_ALONE, TO_ONNX, Forecasted
+from ci.suite.options import OneModel
 
 
 def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> Forecasted:

@@ -24,12 +24,12 @@ from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.export import exported_case
 from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model, save_raw
 from ci.lanes.executorch.suite import ExecutorchRun, parse_request
+from ci.models.arrays import Array
+from ci.models.factory import copied, is_quantized
+from ci.models.inputs import as_files
+from ci.models.user_model import BadFactory
 from ci.operators.partition.parts import restore_builtins
-from ci.pipeline.models.arrays import Array
-from ci.pipeline.models.factory import copied, is_quantized
-from ci.pipeline.models.inputs import as_files
-from ci.pipeline.models.user_model import BadFactory
-from ci.pipeline.runner import Runner
+from ci.suite.runner import Runner
 from provisioning.base.files import empty_folder
 
 

@@ -15,8 +15,8 @@ from ci.lanes.executorch.compile import LOG
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
 from ci.outcome import Failure, Result
-from ci.pipeline.baseline import Baseline, Tolerances, growth
-from ci.pipeline.findings import not_in_fp16
+from ci.suite.baseline import Baseline, Tolerances, growth
+from ci.suite.findings import not_in_fp16
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Place, Severity

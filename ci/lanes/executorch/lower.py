@@ -49,6 +49,22 @@ from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
 from ci.lanes.executorch.choices import add_choices
 from ci.lanes.executorch.export import ExportedCase
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
+from ci.models.factory import (
+    ModelWithInputs,
+    computed_weights,
+    copied,
+    explained,
+    find,
+    is_quantized,
+    not_compilable,
+    refuse_computed,
+    refuse_halves,
+    require_float32,
+    run_copied,
+    where_input_changes,
+)
+from ci.models.model_lines import source_of
+from ci.models.user_model import BadFactory
 from ci.operators.partition.decisions import (
     DELEGATE,
     CpuOperator,
@@ -68,23 +84,7 @@ from ci.operators.partition.failing_operators import (
     workaround_of,
 )
 from ci.operators.partition.traits import delegated_nodes
-from ci.pipeline.models.factory import (
-    ModelWithInputs,
-    computed_weights,
-    copied,
-    explained,
-    find,
-    is_quantized,
-    not_compilable,
-    refuse_computed,
-    refuse_halves,
-    require_float32,
-    run_copied,
-    where_input_changes,
-)
-from ci.pipeline.models.model_lines import source_of
-from ci.pipeline.models.user_model import BadFactory
-from ci.pipeline.own_output import new_text, size_of, text_since
+from ci.suite.own_output import new_text, size_of, text_since
 from ci.trouble import of_error
 from provisioning.base.commands import Fix, joined, session
 from provisioning.fixes import words_of

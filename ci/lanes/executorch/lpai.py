@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ci.explain.torch_graph import figures_in_torch
 from ci.lanes.executorch.backends import lpai_library
+from ci.models.model_lines import source_of
 from ci.operators.partition.decisions import is_quantizer, operator_name
-from ci.pipeline.models.model_lines import source_of
 from provisioning.components import KINDS, QNN_SDK
 
 ANNOTATION = "quantization_annotation"

@@ -42,18 +42,18 @@ from ci.lanes.executorch.user_program import (
     samples_folder,
     stack_of,
 )
+from ci.models.inputs import inputs_used
+from ci.models.other_python import export_with
 from ci.operators.faults import shown_by_inputs
 from ci.outcome import Failure, Result
-from ci.pipeline.accuracy import against_in_words, in_words
-from ci.pipeline.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
-from ci.pipeline.lane import Mine, Results
-from ci.pipeline.lane_model import LaneModel, Product
-from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.models.other_python import export_with
-from ci.pipeline.output import Publish, keep_origins, require_own
-from ci.pipeline.precision import scheme_named
-from ci.pipeline.runner import Runner, ready_runner
-from ci.pipeline.trial import Outcome
+from ci.suite.accuracy import against_in_words, in_words
+from ci.suite.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
+from ci.suite.lane import Mine, Results
+from ci.suite.lane_model import LaneModel, Product
+from ci.suite.output import Publish, keep_origins, require_own
+from ci.suite.precision import scheme_named
+from ci.suite.runner import Runner, ready_runner
+from ci.suite.trial import Outcome
 from provisioning.base import answer
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -11,13 +11,13 @@ from ci.lanes.executorch.emulate import causes_of
 from ci.lanes.executorch.explain import chosen_program
 from ci.lanes.executorch.product import PytorchModel, files_of, notes_of, tensors_of
 from ci.lanes.executorch.user_program import plan_of_model, require_done, stack_of
-from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import HowJudged, verdict_of_one_model
-from ci.pipeline.lane_model import Product
-from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.precision import refuse_floats
-from ci.pipeline.trial import Outcome
+from ci.models.inputs import inputs_used
+from ci.suite.accuracy import in_words
+from ci.suite.findings import HowJudged, verdict_of_one_model
+from ci.suite.lane_model import Product
+from ci.suite.options import Choice, OneModel
+from ci.suite.precision import refuse_floats
+from ci.suite.trial import Outcome
 from provisioning.base.files import hash_file
 
 

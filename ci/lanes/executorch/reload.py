@@ -11,10 +11,10 @@ from ci.jobs import Job
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied
-from ci.pipeline.cached_steps import CachedStep, run_cached_step
-from ci.pipeline.models.own_packages import OwnPackages
 from ci.results import CachedResults, Key
+from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding, Metric, Severity

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from ci.child import Meter, blame, doing, places_of, reporting, threads
 from ci.outcome import tail
-from ci.pipeline.models.metric import error_of_metric
-from ci.pipeline.runner import LINE_OF_ERROR, Runner, with_names
+from ci.suite.metric import error_of_metric
+from ci.suite.runner import LINE_OF_ERROR, Runner, with_names
 from ci.trouble import InTrouble, how_it_ended, of_ending
 
 if TYPE_CHECKING:
-    from ci.pipeline.accuracy import Pair
+    from ci.suite.accuracy import Pair
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
 
 
 def prepare() -> None:
-    for name in ("numpy", "ci.pipeline.lost_parts", "ci.diagnose.explain"):
+    for name in ("numpy", "ci.suite.lost_parts", "ci.diagnose.explain"):
         importlib.import_module(name)
 
 
 def _measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
-    from ci.pipeline.accuracy import Unusable, compared, each_sample_db, in_files
+    from ci.suite.accuracy import Unusable, compared, each_sample_db, in_files
 
     folder, compiled = Path(order["into"]), Path(order["compiled"])
     outputs = folder / OUTPUTS
@@ -89,8 +89,8 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.pipeline.accuracy import in_files
-    from ci.pipeline.models.metric import side_by_side
+    from ci.suite.accuracy import in_files
+    from ci.suite.metric import side_by_side
 
     os.chdir(order["working_folder"])
     outputs, compiled, count = Path(order["outputs"]), Path(order["compiled"]), len(order["expected"])
@@ -117,7 +117,7 @@ def _message(code: int, log: Path) -> str:
 
 
 def _times(runner: Runner, path: Path) -> dict[str, float]:
-    from ci.pipeline.accuracy import Unusable
+    from ci.suite.accuracy import Unusable
 
     try:
         return runner.measured(path)

@@ -32,13 +32,13 @@ from ci.lanes.executorch.judge import (
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import shown_by_inputs
 from ci.outcome import Result
-from ci.pipeline.baseline import Recorded, beside, load_tolerances
-from ci.pipeline.cached_steps import EXPORT_SECONDS
-from ci.pipeline.findings import notes
-from ci.pipeline.installed import ready_environment
-from ci.pipeline.lane import Lane, Mine, Results
-from ci.pipeline.options import StageOptions, WorkOptions
-from ci.pipeline.stage import baselines_of
+from ci.suite.baseline import Recorded, beside, load_tolerances
+from ci.suite.cached_steps import EXPORT_SECONDS
+from ci.suite.findings import notes
+from ci.suite.installed import ready_environment
+from ci.suite.lane import Lane, Mine, Results
+from ci.suite.options import StageOptions, WorkOptions
+from ci.suite.stage import baselines_of
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.base.settings import Selection

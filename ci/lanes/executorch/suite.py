@@ -9,28 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ci.pipeline.models.inputs import most_calibrating
-from ci.pipeline.precision import ExecutorchScheme, scheme_named
-from ci.pipeline.suite import (
+from ci.models.inputs import Input, most_calibrating
+from ci.suite.precision import ExecutorchScheme, scheme_named
+from ci.suite.programs import (
     HELD,
     HELD_QUANTIZED,
     AnyCase,
     AnyProgram,
     Dotted,
     Factory,
-    Input,
     MixedRun,
     Scalar,
     Suites,
     TaskMetric,
 )
-from ci.pipeline.suite_file import LaneForm
+from ci.suite.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 
 if TYPE_CHECKING:
-    from ci.pipeline.models.factory import ChosenSamples, ModelWithInputs
+    from ci.models.factory import ChosenSamples, ModelWithInputs
 
 SHIPPED = MANIFESTS / "suites" / "models.toml"
 

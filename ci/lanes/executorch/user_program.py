@@ -17,14 +17,14 @@ from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.judge import failure_in_words
 from ci.lanes.executorch.stage import plan_of
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
+from ci.models.user_model import UserModel, user_model
 from ci.outcome import Result
-from ci.pipeline.findings import not_passed
-from ci.pipeline.into_suite import factory_in
-from ci.pipeline.models.user_model import UserModel, user_model
-from ci.pipeline.options import OneModel
-from ci.pipeline.precision import scheme_named
-from ci.pipeline.precision_file import precision_file_of
-from ci.pipeline.suite import NO_SUITE
+from ci.suite.findings import not_passed
+from ci.suite.into_suite import factory_in
+from ci.suite.options import OneModel
+from ci.suite.precision import scheme_named
+from ci.suite.precision_file import precision_file_of
+from ci.suite.programs import NO_SUITE
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, ToolkitError, UnknownName, UsageError

@@ -24,7 +24,7 @@ them."""
 
 
 MODULES = (
-    "ci.pipeline.models.exported",
+    "ci.models.exported",
     "ci.lanes.executorch.lower",
     "ci.lanes.executorch.wrap_context",
     "ci.lanes.executorch.graphs",
@@ -106,7 +106,7 @@ def _wrapped(order: dict[str, Any]) -> dict[str, Any]:
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.executorch.lower import Failed
-    from ci.pipeline.models.user_model import BadFactory
+    from ci.models.user_model import BadFactory
 
     if isinstance(error, BadFactory):
         return {"kind": "factory", "message": str(error), "fix": error.fix}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from ci.lanes.llm.genie import (
     through,
 )
 from ci.lanes.llm.work import changed_files, float_of
-from ci.pipeline.findings import verdict
-from ci.pipeline.precision import written_name
+from ci.suite.findings import verdict
+from ci.suite.precision import written_name
 from ci.work import Asker
 from provisioning.base.commands import leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError

@@ -17,7 +17,7 @@ from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
 from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
 from ci.lanes.llm.suite import FOUR_BITS
-from ci.pipeline.models.arrays import Sample
+from ci.models.arrays import Sample
 from provisioning.manifest import Soc, soc_named
 
 MOST = 256

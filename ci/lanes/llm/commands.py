@@ -33,9 +33,9 @@ from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_b
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.weights import require_tensors
 from ci.lanes.llm.work import WORKER, environment, home_of
-from ci.pipeline.installed import ready_environment
-from ci.pipeline.options import Language, OneModel
-from ci.pipeline.precision import precision_named, scheme_named, written_name
+from ci.suite.installed import ready_environment
+from ci.suite.options import Language, OneModel
+from ci.suite.precision import precision_named, scheme_named, written_name
 from ci.work import Asker, asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, leave_out

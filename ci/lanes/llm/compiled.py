@@ -11,7 +11,7 @@ import numpy as np
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.graphs import Encoding, edge_encodings
-from ci.pipeline.models.arrays import Array, Sample
+from ci.models.arrays import Array, Sample
 from provisioning.manifest import Soc
 
 

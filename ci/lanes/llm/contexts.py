@@ -17,8 +17,8 @@ import onnxruntime as ort
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.graphs import Encoding, call
-from ci.pipeline.models.arrays import Array, Sample
-from ci.pipeline.qnn_provider import ERRORS_ONLY, device, htp_options
+from ci.models.arrays import Array, Sample
+from ci.suite.qnn_provider import ERRORS_ONLY, device, htp_options
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc

@@ -21,7 +21,7 @@ import numpy as np
 from ci.diagnose.explain import nearest
 from ci.lanes.llm.architecture import SCALING, Architecture
 from ci.lanes.llm.config import read_object
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 from ci.trouble import how_it_ended
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -13,8 +13,8 @@ import onnx
 from onnx import numpy_helper
 
 from ci.lanes.llm.architecture import HIDDEN, Architecture
-from ci.pipeline.models.arrays import Array, Sample
-from ci.pipeline.own_output import quiet
+from ci.models.arrays import Array, Sample
+from ci.suite.own_output import quiet
 
 OPSET = 18
 FAR = -1000.0

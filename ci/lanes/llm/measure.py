@@ -27,8 +27,8 @@ from ci.lanes.llm.prompts import special_places, windows, words_after
 from ci.lanes.llm.reference import ends_of, greedy_text, load_reference, logits_of, require_rope, text_of
 from ci.lanes.llm.rounding import rounded_model, scheme_of
 from ci.lanes.llm.suite import LlmRun
-from ci.pipeline.accuracy import Pair, Unusable, compare
-from ci.pipeline.models.arrays import Array, Sample
+from ci.models.arrays import Array, Sample
+from ci.suite.accuracy import Pair, Unusable, compare
 from provisioning.base.errors import CheckFailed
 from provisioning.base.units import EXACT_DB
 from provisioning.manifest import Soc, soc_named

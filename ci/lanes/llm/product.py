@@ -33,14 +33,14 @@ from ci.lanes.llm.work import (
     require_installed,
 )
 from ci.outcome import Result
-from ci.pipeline.cached_steps import require_done, run_cached_step
-from ci.pipeline.installed import ready_environment
-from ci.pipeline.lane import Mine, Results
-from ci.pipeline.lane_model import LaneModel, Product, not_taken
-from ci.pipeline.options import LANGUAGE_TIMEOUT, Compiling, OneModel
-from ci.pipeline.output import SCRATCH
-from ci.pipeline.precision import written_name
-from ci.pipeline.suite import NO_SUITE
+from ci.suite.cached_steps import require_done, run_cached_step
+from ci.suite.installed import ready_environment
+from ci.suite.lane import Mine, Results
+from ci.suite.lane_model import LaneModel, Product, not_taken
+from ci.suite.options import LANGUAGE_TIMEOUT, Compiling, OneModel
+from ci.suite.output import SCRATCH
+from ci.suite.precision import written_name
+from ci.suite.programs import NO_SUITE
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError

@@ -34,7 +34,7 @@ from ci.lanes.llm.programs import (
 )
 from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
 from ci.lanes.llm.reference import greedy_text, load_reference
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 
 METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
 """By what `check` calls a kind of graph."""

@@ -34,7 +34,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.decoder import Decoder
 from ci.lanes.llm.graphs import Encoding, call
-from ci.pipeline.models.arrays import Array, Sample
+from ci.models.arrays import Array, Sample
 from provisioning.base.errors import CheckFailed
 
 PREFILL_METHOD, DECODE_METHOD = "prefill_forward", "kv_forward"

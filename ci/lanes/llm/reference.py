@@ -16,7 +16,7 @@ from ci.lanes.llm.adapters import changes
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.config import old_rope, read_object
 from ci.lanes.llm.weights import INDEX
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 from provisioning.base.errors import CheckFailed
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ci.lanes.llm.graphs import FAR, MARGIN
 from ci.lanes.llm.suite import FOUR_BITS
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 from provisioning.base.errors import CheckFailed
 
 ATTENTION = "qnn_ci_rounded"

@@ -10,10 +10,10 @@ from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.lanes.llm.work import Generate, GenerateByExecutorch, LlmPlan, Train, require_installed
 from ci.outcome import Result
-from ci.pipeline.cached_steps import run_cached_step
-from ci.pipeline.installed import ready_environment
-from ci.pipeline.lane import Lane, Mine, Results
-from ci.pipeline.options import StageOptions
+from ci.suite.cached_steps import run_cached_step
+from ci.suite.installed import ready_environment
+from ci.suite.lane import Lane, Mine, Results
+from ci.suite.options import StageOptions
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.stage_run import StageRun
 

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ci.pipeline.precision import written_name
-from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites
-from ci.pipeline.suite_file import LaneForm
+from ci.suite.precision import written_name
+from ci.suite.programs import NO_SUITE, AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites
+from ci.suite.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.settings import MANIFESTS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.flags import add_choice, add_how, stage_options
+from ci.suite.flags import add_choice, add_how, stage_options
 from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection
 
@@ -25,6 +25,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.llm.stage import LanguageModels
-    from ci.pipeline.lane import run as run_lane
+    from ci.suite.lane import run as run_lane
 
     return run_lane(LanguageModels(), stage_options(args))

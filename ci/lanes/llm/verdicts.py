@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.llm.suite import SUITES, LlmProgram
+from ci.models.arrays import Array
 from ci.outcome import Result
-from ci.pipeline.findings import errors_of
-from ci.pipeline.models.arrays import Array
+from ci.suite.findings import errors_of
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.config import read_object
-from ci.pipeline.models.arrays import Array
+from ci.models.arrays import Array
 from provisioning.base.errors import CheckFailed, UsageError
 
 INDEX = "model.safetensors.index.json"

@@ -17,13 +17,13 @@ from ci.jobs import Job
 from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings
+from ci.models.own_packages import OwnPackages
 from ci.outcome import Result
-from ci.pipeline.cached_steps import CachedStep
-from ci.pipeline.findings import verdict
-from ci.pipeline.installed import host_libraries, require_packages
-from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.stage import AnyPlan
 from ci.results import CachedResults, Key
+from ci.suite.cached_steps import CachedStep
+from ci.suite.findings import verdict
+from ci.suite.installed import host_libraries, require_packages
+from ci.suite.stage import AnyPlan
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric

@@ -35,7 +35,7 @@ def train() -> None:
 
 def generate() -> None:
     _prepare((*READING, *COMPILING), set(ORDERS) - {"train", "executorch", "compile program"})
-    importlib.import_module("ci.pipeline.qnn_provider").load()
+    importlib.import_module("ci.suite.qnn_provider").load()
 
 
 def lower() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import onnx
 
 from ci.lanes.onnx.graphs import values_of
-from ci.pipeline.accuracy import tie_noise
-from ci.pipeline.models.arrays import Array, Sample
+from ci.models.arrays import Array, Sample
+from ci.suite.accuracy import tie_noise
 
 CHOOSERS = {"ArgMax": 0, "ArgMin": 0, "TopK": -1}
 """By operator: its usual axis."""

@@ -22,20 +22,20 @@ from ci.lanes.onnx.findings import changed, context_of, findings_of, was_compile
 from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxProgram, calibrating
+from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied, line_of
-from ci.pipeline.accuracy import in_words
-from ci.pipeline.baseline import Baseline, load_tolerances
-from ci.pipeline.cached_steps import CachedStep, run_cached_step
-from ci.pipeline.findings import verdict
-from ci.pipeline.installed import require_packages
-from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.options import WorkOptions
-from ci.pipeline.phones import load_forecasts
-from ci.pipeline.recheck import Repeats
-from ci.pipeline.scoring import scores_of
-from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key, digest_of
+from ci.suite.accuracy import in_words
+from ci.suite.baseline import Baseline, load_tolerances
+from ci.suite.cached_steps import CachedStep, run_cached_step
+from ci.suite.findings import verdict
+from ci.suite.installed import require_packages
+from ci.suite.options import WorkOptions
+from ci.suite.phones import load_forecasts
+from ci.suite.recheck import Repeats
+from ci.suite.scoring import scores_of
+from ci.suite.stage import AnyPlan, baselines_of
 from ci.work import ChildTask, Home
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session

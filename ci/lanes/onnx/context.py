@@ -15,7 +15,7 @@ from typing import Any
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
 from ci.artifacts.record import record_path, require_recorded
 from ci.lanes.onnx.graph import load_graph
-from ci.pipeline.models.inputs import GraphSignature, Tensor
+from ci.models.inputs import GraphSignature, Tensor
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import load_socs
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.pipeline.baseline import load_baseline
-from ci.pipeline.precision import PRECISIONS, written_name
-from ci.pipeline.suite_file import read_suite
+from ci.suite.baseline import load_baseline
+from ci.suite.precision import PRECISIONS, written_name
+from ci.suite.suite_file import read_suite
 from provisioning.base.commands import joined, session
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.units import bound_in_decibels, in_decibels

@@ -31,14 +31,14 @@ from ci.lanes.onnx.user_program import (
     program_of,
     warn_of,
 )
+from ci.models import wheels
 from ci.operators.onnx_page import inexact_onnx
 from ci.outcome import Failure, Result
-from ci.pipeline.cached_steps import require_done, run_cached_step
-from ci.pipeline.lane import chosen_programs
-from ci.pipeline.models import wheels
-from ci.pipeline.options import Choice, Compiling, OneModel
-from ci.pipeline.precision import ONNX_PRECISIONS, precision_named
 from ci.results import CachedResults, Key
+from ci.suite.cached_steps import require_done, run_cached_step
+from ci.suite.lane import chosen_programs
+from ci.suite.options import Choice, Compiling, OneModel
+from ci.suite.precision import ONNX_PRECISIONS, precision_named
 from ci.work import asking
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import empty_folder

@@ -11,12 +11,13 @@ from typing import Any
 from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
+from ci.models.inputs import inputs_used
 from ci.outcome import Result
-from ci.pipeline.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
-from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
-from ci.pipeline.cached_steps import EXPORT_SECONDS
-from ci.pipeline.costs import cost_rule
-from ci.pipeline.findings import (
+from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
+from ci.suite.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
+from ci.suite.cached_steps import EXPORT_SECONDS
+from ci.suite.costs import cost_rule
+from ci.suite.findings import (
     BEYOND_FIX,
     PROVISIONAL,
     Causes,
@@ -33,11 +34,10 @@ from ci.pipeline.findings import (
     placeholder,
     shown_thresholds,
 )
-from ci.pipeline.forecast import Forecasted, forecast, load_fit
-from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.phones import load_forecasts
-from ci.pipeline.reason import first_line, words_of
-from ci.pipeline.suite import HELD_QUANTIZED
+from ci.suite.forecast import Forecasted, forecast, load_fit
+from ci.suite.phones import load_forecasts
+from ci.suite.programs import HELD_QUANTIZED
+from ci.suite.reason import first_line, words_of
 from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels

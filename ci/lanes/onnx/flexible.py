@@ -15,8 +15,8 @@ from ci.artifacts.dlc import contexts_by_chip
 from ci.artifacts.program import SOC
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.options import Settings
-from ci.pipeline.precision import Precision
-from ci.pipeline.qnn_provider import installed_build
+from ci.suite.precision import Precision
+from ci.suite.qnn_provider import installed_build
 from provisioning.base.errors import CheckFailed
 from provisioning.build_id import BUILD_ID
 from provisioning.manifest import soc_named

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, is_below
-from ci.pipeline.models.inputs import GraphSignature, Tensor, is_fixed
-from ci.pipeline.precision import precision_named
+from ci.models.inputs import GraphSignature, Tensor, is_fixed
+from ci.suite.precision import precision_named
 from provisioning.base.commands import add_flags, joined
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file

@@ -33,11 +33,11 @@ from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples
 from ci.lanes.onnx.source_places import SourcePlace, places_of
 from ci.lanes.onnx.suite import OnnxCase
-from ci.pipeline.accuracy import Pair, least_sqnr_db
-from ci.pipeline.models.arrays import Array, Sample
-from ci.pipeline.models.inputs import drawn
-from ci.pipeline.precision import Precision
-from ci.pipeline.qnn_provider import installed_build
+from ci.models.arrays import Array, Sample
+from ci.models.inputs import drawn
+from ci.suite.accuracy import Pair, least_sqnr_db
+from ci.suite.precision import Precision
+from ci.suite.qnn_provider import installed_build
 from provisioning.base.errors import CheckFailed
 from provisioning.build_id import version_in
 from provisioning.manifest import Soc

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ci.lanes.onnx.compile import require_installed
 from ci.lanes.onnx.graph import Size, load_graph
-from ci.pipeline.precision import precision_named
+from ci.suite.precision import precision_named
 from provisioning.base import units
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import ToolkitError, UsageError

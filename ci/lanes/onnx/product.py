@@ -16,15 +16,15 @@ from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
-from ci.pipeline.accuracy import against_in_words
-from ci.pipeline.cached_steps import require_done, run_cached_step
-from ci.pipeline.findings import HowJudged, not_in_fp16, verdict_of_one_model
-from ci.pipeline.forecast import Forecasted
-from ci.pipeline.lane import Mine, Results
-from ci.pipeline.lane_model import LaneModel, Product
-from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.options import Compiling, OneModel
-from ci.pipeline.trial import Outcome
+from ci.models.inputs import inputs_used
+from ci.suite.accuracy import against_in_words
+from ci.suite.cached_steps import require_done, run_cached_step
+from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
+from ci.suite.forecast import Forecasted
+from ci.suite.lane import Mine, Results
+from ci.suite.lane_model import LaneModel, Product
+from ci.suite.options import Compiling, OneModel
+from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural

@@ -18,10 +18,10 @@ from ci.lanes.onnx.graph import digest_without_metadata, load_graph, source_dige
 from ci.lanes.onnx.source_places import places_of
 from ci.lanes.onnx.steps import CALIBRATION, EXPECTED, SAMPLES, case_of, run_of
 from ci.lanes.onnx.worker import answer
+from ci.models.arrays import save_one, saved
+from ci.models.wheels import located
 from ci.outcome import Refused, WorkerDied
-from ci.pipeline.models.arrays import save_one, saved
-from ci.pipeline.models.wheels import located
-from ci.pipeline.precision import precision_named
+from ci.suite.precision import precision_named
 from ci.work import in_fork
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed

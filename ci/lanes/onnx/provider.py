@@ -26,10 +26,10 @@ from ci.explain.onnx_rewriting import make_plain
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
-from ci.pipeline.models.arrays import Sample
-from ci.pipeline.own_output import quiet, size_of, text_since
-from ci.pipeline.precision import Precision
-from ci.pipeline.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
+from ci.models.arrays import Sample
+from ci.suite.own_output import quiet, size_of, text_since
+from ci.suite.precision import Precision
+from ci.suite.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
@@ -435,8 +435,8 @@ def export(
     input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""
     import torch
 
-    from ci.pipeline.models.factory import call, explained, factory_of, infer_all, model_of, require_float32
-    from ci.pipeline.models.user_model import BadFactory
+    from ci.models.factory import call, explained, factory_of, infer_all, model_of, require_float32
+    from ci.models.user_model import BadFactory
 
     path = into / "model.onnx"
     try:

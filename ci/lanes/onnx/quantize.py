@@ -10,14 +10,14 @@ from typing import Any
 from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.product import OnnxModel
 from ci.lanes.onnx.user_program import LossesOfOne, QuantizeOne, constant_inputs, plan_of_model, program_of
-from ci.pipeline.accuracy import in_words
-from ci.pipeline.cached_steps import require_done, run_cached_step
-from ci.pipeline.findings import HowJudged, verdict_of_one_model
-from ci.pipeline.lane_model import Product
-from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.precision import refuse_floats
-from ci.pipeline.trial import Outcome
+from ci.models.inputs import inputs_used
+from ci.suite.accuracy import in_words
+from ci.suite.cached_steps import require_done, run_cached_step
+from ci.suite.findings import HowJudged, verdict_of_one_model
+from ci.suite.lane_model import Product
+from ci.suite.options import Choice, OneModel
+from ci.suite.precision import refuse_floats
+from ci.suite.trial import Outcome
 from provisioning.base.files import hash_file
 
 

@@ -14,10 +14,10 @@ from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
 from ci.lanes.onnx.graph import fix_dimensions, is_context, load_graph, open_inputs, signature_of
 from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, logs_folder, say, search_path, step
-from ci.pipeline.models.arrays import Sample, save, saved
-from ci.pipeline.models.inputs import drawn, read_inputs
-from ci.pipeline.options import OneModel
-from ci.pipeline.ran import Ran, require_program
+from ci.models.arrays import Sample, save, saved
+from ci.models.inputs import drawn, read_inputs
+from ci.suite.options import OneModel
+from ci.suite.ran import Ran, require_program
 from ci.work import asking
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ci.pipeline.models.imports import search_first
-from ci.pipeline.models.inputs import (
+from ci.models.imports import search_first
+from ci.models.inputs import (
     GraphSignature,
     InputsUsed,
     checked,
@@ -19,11 +19,11 @@ from ci.pipeline.models.inputs import (
     read_arrays,
     shares_of,
 )
-from ci.pipeline.models.user_model import where_paths_begin
+from ci.models.user_model import where_paths_begin
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
-    from ci.pipeline.models.arrays import Array, Sample
+    from ci.models.arrays import Array, Sample
 
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ci.pipeline.models.model_lines import user_frame
+from ci.models.model_lines import user_frame
 from provisioning.base.command_line import Parser
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from ci.lanes.onnx.findings import (
 )
 from ci.lanes.onnx.suite import SUITES, OnnxProgram
 from ci.outcome import Result
-from ci.pipeline.accuracy import rounded
-from ci.pipeline.baseline import COSTS, load_tolerances
-from ci.pipeline.findings import known_faults
-from ci.pipeline.lane import Lane, Mine, Results
-from ci.pipeline.options import StageOptions
-from ci.pipeline.stage import baselines_of
+from ci.suite.accuracy import rounded
+from ci.suite.baseline import COSTS, load_tolerances
+from ci.suite.findings import known_faults
+from ci.suite.lane import Lane, Mine, Results
+from ci.suite.options import StageOptions
+from ci.suite.stage import baselines_of
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
 from provisioning.base.stage_run import RUN, StageRun

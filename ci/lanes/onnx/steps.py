@@ -41,7 +41,11 @@ from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import OUTPUTS, Divided, calibration_samples, divided, resembling
 from ci.lanes.onnx.source_places import SourcePlace, places_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, calibrating, command_for_one
-from ci.pipeline.accuracy import (
+from ci.models.arrays import Array, Sample, save, saved
+from ci.models.imports import modules_in
+from ci.models.inputs import DRAWN_COMPARED, Input, InputsUsed, checked, drawn, most_calibrating
+from ci.models.wheels import located
+from ci.suite.accuracy import (
     FLOAT_KIND,
     OF_A_DRAW,
     Pair,
@@ -53,15 +57,11 @@ from ci.pipeline.accuracy import (
     missed,
     pair_of_choice,
 )
-from ci.pipeline.findings import BEYOND_FIX, below_usual, beyond_in_words
-from ci.pipeline.models.arrays import Array, Sample, save, saved
-from ci.pipeline.models.imports import modules_in
-from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, checked, drawn, most_calibrating
-from ci.pipeline.models.metric import side_by_side
-from ci.pipeline.models.wheels import located
-from ci.pipeline.precision import Precision, precision_named
-from ci.pipeline.qnn_provider import installed_build
-from ci.pipeline.suite import Input, Thresholds
+from ci.suite.findings import BEYOND_FIX, below_usual, beyond_in_words
+from ci.suite.metric import side_by_side
+from ci.suite.precision import Precision, precision_named
+from ci.suite.programs import Thresholds
+from ci.suite.qnn_provider import installed_build
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -233,8 +233,8 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
 def _exported(
     case: OnnxCase, search_path: Path, into: Path, count: int | None
 ) -> tuple[Path, Divided, list[list[str]]]:
-    from ci.pipeline.models.samples import inputs_named
-    from ci.pipeline.models.user_model import BadFactory
+    from ci.models.samples import inputs_named
+    from ci.models.user_model import BadFactory
 
     assert case.factory is not None
     try:
@@ -261,7 +261,7 @@ def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
     """Of an ONNX model with one sample: that one. A case whose results are recorded gets drawn ones, too."""
     if not case.recorded:
         return Divided([sample], [sample], InputsUsed(1, 1, given=1))
-    from ci.pipeline.models.factory import CALIBRATION_SEED
+    from ci.models.factory import CALIBRATION_SEED
 
     count = most_calibrating(count, given=False)
     samples = [resembling(sample, number) for number in range(case.inferences or DRAWN_COMPARED)]

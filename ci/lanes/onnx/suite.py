@@ -10,23 +10,22 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.lanes.onnx.options import Settings, settings_of
-from ci.pipeline.models.inputs import most_calibrating
-from ci.pipeline.models.wheels import PREFIX
-from ci.pipeline.phones import load_forecasts
-from ci.pipeline.precision import PRECISIONS, precision_named
-from ci.pipeline.suite import (
+from ci.models.inputs import Input, most_calibrating
+from ci.models.wheels import PREFIX
+from ci.suite.phones import load_forecasts
+from ci.suite.precision import PRECISIONS, precision_named
+from ci.suite.programs import (
     HELD,
     HELD_QUANTIZED,
     AnyCase,
     AnyProgram,
     Dotted,
-    Input,
     MixedRun,
     Scalar,
     Suites,
     TaskMetric,
 )
-from ci.pipeline.suite_file import LaneForm
+from ci.suite.suite_file import LaneForm
 from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.settings import MANIFESTS

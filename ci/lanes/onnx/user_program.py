@@ -15,15 +15,15 @@ from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_o
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.models.user_model import user_model
 from ci.outcome import Result, line_of
-from ci.pipeline.cached_steps import run_cached_step
-from ci.pipeline.models.user_model import user_model
-from ci.pipeline.options import OneModel
-from ci.pipeline.precision import precision_named
-from ci.pipeline.precision_file import precision_file_of
-from ci.pipeline.suite import NO_SUITE
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key
+from ci.suite.cached_steps import run_cached_step
+from ci.suite.options import OneModel
+from ci.suite.precision import precision_named
+from ci.suite.precision_file import precision_file_of
+from ci.suite.programs import NO_SUITE
 from provisioning.base.findings import Metric
 from provisioning.manifest import soc_named
 

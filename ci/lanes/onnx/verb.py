@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.distributions import look_ahead
-from ci.pipeline.flags import add_choice, add_how, add_recheck, stage_options
+from ci.suite.flags import add_choice, add_how, add_recheck, stage_options
 from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection
 
@@ -30,6 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     look_ahead()
     from ci.lanes.onnx.stage import OnnxLane
-    from ci.pipeline.lane import run as run_lane
+    from ci.suite.lane import run as run_lane
 
     return run_lane(OnnxLane(), stage_options(args))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.child import UNFORESEEN, WARM, hidden, reporting
-from ci.pipeline.models.metric import METRIC, error_of_metric
+from ci.suite.metric import METRIC, error_of_metric
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
@@ -20,9 +20,9 @@ MODULES = (
     "ci.lanes.onnx.program",
     "ci.lanes.onnx.steps",
     "ci.lanes.onnx.graphs",
-    "ci.pipeline.models.samples",
+    "ci.models.samples",
 )
-EXPORTING = ("torch.onnx", "onnxscript", "onnxruntime.quantization", "ci.pipeline.models.factory")
+EXPORTING = ("torch.onnx", "onnxscript", "onnxruntime.quantization", "ci.models.factory")
 
 
 def prepare() -> None:
@@ -37,7 +37,7 @@ def prepare_exporting() -> None:
         importlib.import_module(name)
     import torch
 
-    from ci.pipeline import qnn_provider
+    from ci.suite import qnn_provider
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
@@ -63,7 +63,7 @@ KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.onnx.graph import NotCompilable
-    from ci.pipeline.accuracy import Unusable
+    from ci.suite.accuracy import Unusable
 
     if order["do"] == METRIC:
         return error_of_metric(error, order)
@@ -95,6 +95,6 @@ def _warm_up() -> None:
     """Export a small model, so that libraries are loaded. If it fails, each model fails the same way."""
     from ci.lanes.onnx import provider, steps
 
-    factory = "ci.pipeline.models.shipped.operators:convolution"
+    factory = "ci.models.shipped.operators:convolution"
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ToolkitError):
         provider.export(factory, {}, ROOT, Path(folder), steps.OPSET)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ci.operators.table import EXACT
-from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
-from ci.pipeline.lost_parts import WRONG_DB
+from ci.suite.accuracy import Pair, Unusable, least_sqnr_db
+from ci.suite.lost_parts import WRONG_DB
 from provisioning.base.units import EXACT_DB, bound_in_decibels
 
 

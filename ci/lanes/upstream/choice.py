@@ -16,12 +16,12 @@ from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import Ledger, SuiteRecord, load_ledger, load_record
 from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
-from ci.pipeline.expression import matcher
-from ci.pipeline.installed import find_as_workers
-from ci.pipeline.options import Choice
-from ci.pipeline.runner import ready_runner
-from ci.pipeline.shards import parse_shard, shard
 from ci.results import CachedResults, surroundings, toolkit_of
+from ci.suite.expression import matcher
+from ci.suite.installed import find_as_workers
+from ci.suite.options import Choice
+from ci.suite.runner import ready_runner
+from ci.suite.shards import parse_shard, shard
 from ci.work import Home, Template, asked
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

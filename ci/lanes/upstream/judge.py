@@ -22,7 +22,7 @@ from ci.lanes.upstream.ledger import (
 )
 from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
 from ci.outcome import tail
-from ci.pipeline.reason import words_of
+from ci.suite.reason import words_of
 from ci.trouble import MACHINE
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import replace_text

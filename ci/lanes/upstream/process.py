@@ -1,4 +1,4 @@
-"""A test as a step of the pipeline: a process runs it, and the verdict is read from the result."""
+"""A test as a program of a suite: a process runs it, and the verdict is read from the result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import GONE, UNKNOWN, RecordedTest
 from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
+from ci.models.own_packages import OwnPackages
 from ci.outcome import Result, WorkerDied
-from ci.pipeline.cached_steps import CachedStep
-from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.stage import WorkPlan
 from ci.progress import Line
 from ci.results import CachedResults, Key
+from ci.suite.cached_steps import CachedStep
+from ci.suite.stage import WorkPlan
 from ci.work import Home, Template
 
 RUNNER_MEMORY = 256 << 20

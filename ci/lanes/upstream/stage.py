@@ -13,9 +13,9 @@ from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
 from ci.lanes.upstream.suite import UpstreamSuite
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.pipeline.cached_steps import run_cached_tasks
-from ci.pipeline.shards import parse_shard
-from ci.pipeline.stage import machine_failed
+from ci.suite.cached_steps import run_cached_tasks
+from ci.suite.shards import parse_shard
+from ci.suite.stage import machine_failed
 from provisioning.base import units
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import UsageError

@@ -14,8 +14,8 @@ from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
 
 if TYPE_CHECKING:
-    from ci.pipeline.runner import Runner
     from ci.results import CachedResults
+    from ci.suite.runner import Runner
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 
@@ -221,7 +221,7 @@ def machinery(
     store: Path,
 ) -> SuiteKeyContext:
     from ci.lanes.upstream.shims import OPTIONAL
-    from ci.pipeline.installed import host_libraries
+    from ci.suite.installed import host_libraries
     from provisioning.components import QNN_SDK
 
     sdk = qnn_environment.root(QNN_SDK).path

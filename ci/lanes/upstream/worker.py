@@ -21,7 +21,7 @@ import pytest
 from ci.child import WARM, Meter, hidden
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import SUITES, UpstreamSuite
-from ci.pipeline.own_output import forget_torch
+from ci.suite.own_output import forget_torch
 from ci.trouble import InTrouble, of_text
 
 SEED = 0

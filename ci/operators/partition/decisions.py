@@ -19,7 +19,7 @@ from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_plain_words
 from ci.diagnose.explain import with_names_of_data_types
-from ci.pipeline.models.model_lines import source_of
+from ci.models.model_lines import source_of
 
 DELEGATE = "executorch_call_delegate"
 

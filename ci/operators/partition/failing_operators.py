@@ -23,6 +23,7 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
 from ci.diagnose.explain import with_names_of_data_types
+from ci.models.model_lines import fix_inside, is_inside, source_of
 from ci.operators.partition.decisions import (
     PASS_THROUGH,
     PartitionerSpy,
@@ -33,8 +34,7 @@ from ci.operators.partition.decisions import (
     varying,
 )
 from ci.operators.partition.parts import Partition, restore_builtins, smallest_failing
-from ci.pipeline.models.model_lines import fix_inside, is_inside, source_of
-from ci.pipeline.own_output import new_text, size_of, text_since
+from ci.suite.own_output import new_text, size_of, text_since
 from provisioning.fixes import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")

@@ -22,7 +22,7 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 
 from ci.operators.partition.decisions import PASS_THROUGH, is_quantizer, operator_name
-from ci.pipeline.trial import smallest
+from ci.suite.trial import smallest
 
 
 class Partition:

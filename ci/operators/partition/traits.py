@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ci.models.model_lines import source_of
 from ci.operators.partition.decisions import is_quantizer, module_of, operator_name
-from ci.pipeline.models.model_lines import source_of
 
 Constants = Callable[[Any], Any]
 """The tensor that a node is, if it is one of the model's own."""

@@ -1,0 +1,777 @@
+"""Build a model: import the factory, call it, and check what it returns."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import linecache
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ci.models import model_lines
+from ci.models.imports import search_first
+from ci.models.inputs import (
+    DRAWN_COMPARED,
+    InputsUsed,
+    drawn_compared,
+    most_calibrating,
+    shares_of,
+)
+from ci.models.mistakes import (
+    not_a_function,
+    not_tensors,
+    not_the_model,
+    of_syntax,
+    other_count,
+    other_kind,
+    parameters_of,
+    require_called,
+    require_enough,
+    require_on_cpu,
+    without_inputs,
+)
+from ci.models.user_model import EXPORTED, BadFactory, where_paths_begin
+from provisioning.base.commands import Fix, session
+from provisioning.base.files import repository_of
+from provisioning.base.settings import ROOT
+from provisioning.fixes import NO_FIX
+
+CALIBRATION_SEED = 1000
+"""Samples from this number on are for calibration. Those that are compared are numbered from 0."""
+
+Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
+
+INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+OURS, MODELS = f"{ROOT}/ci/", f"{ROOT}/ci/models/shipped/"
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
+MOST_OF_MESSAGE = 600
+NODE_AND_SCHEMA = re.compile(r"^Node \S+ with op .* -> .*(?=was not )")
+"""How ExecuTorch begins a message about a node, which ours names already."""
+ONE_WEIGHT = Fix(
+    "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
+    ' self.register_buffer("kernel", kernel, persistent=False); {} writes the model so',
+    session("repair", "MODEL", "-o", "DIR"),
+)
+"""Of a layer quantized per channel: what is computed in the graph has one scale for the whole."""
+PASS = re.compile(r"An error occurred when running the '\w+' pass")
+EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
+
+
+KEEP_DIMENSION = "write w[i : i + 1] for each w[i], where w is that constant and i the place of the number"
+NOT_COMPILABLE = (
+    (
+        "deserialize object on a CUDA device",
+        "it loads weights that were saved on a GPU, and there is none here",
+        '`torch.load(path, map_location="cpu")`',
+    ),
+    (
+        "not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available",
+        "it uses a GPU, and a model is compiled on the CPU",
+        'write `.cpu()` for `.cuda()`, and device = "cpu"',
+    ),
+    (
+        "data.dependent",
+        "the model branches on the value of a tensor, or takes a size from one, which a compiled program"
+        " cannot do",
+        "use torch.where there; sizes must not depend on values",
+    ),
+    (
+        r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero"
+        r"|TensorWrapper[\s\S]*Invoked with:[^\n]*\[(?:\d+, )*None",
+        "the size of a tensor depends on values, but a compiled program has fixed sizes",
+        "keep the full size: torch.where(condition, values, 0.0)",
+    ),
+    (
+        r"\bcomplex(?:64|128)\b",
+        "the model computes with complex numbers, which ExecuTorch does not have",
+        "compute the real and the imaginary part separately; a Fourier transform is two matrix products, of"
+        " the signal with the cosines and with the sines",
+    ),
+    (
+        r"Constraints violated \(([^)]+)\)",
+        "the export declares the size {0} as variable, but the model does not allow that",
+        "leave dynamic_shapes out: a compiled program has fixed sizes",
+    ),
+    (
+        r"Guard failed: (.+)",
+        "an exported model gets sizes for which it was not exported: expected {0}",
+        "export with an example of these sizes, or give inputs of the sizes of its example",
+    ),
+    (
+        r"target (\w+)\.\S+ references nonexistent attribute",
+        "a module of the model is called {0}, a name that torch.export keeps for itself",
+        "give that module another name",
+    ),
+    (
+        r"serialization name for <class '([\w.]+)'>",
+        "the model returns a {0}, which a program does not have",
+        "return its tensors: values, indices = ...; return values, indices",
+    ),
+    (
+        "'function' object has no attribute '_schema'",
+        "the model calls torch.vmap, which ExecuTorch cannot lower",
+        "compute it without vmap; a decoder of transformers makes its causal mask with it, unless it gets one"
+        " of four dimensions: net(input_ids=x, attention_mask=torch.full((1, 1, n, n), -1e4).triu(1))",
+    ),
+    (
+        "index out of range in self",
+        "an index is out of range once the operators that compute it are quantized",
+        'compute the indices once, in __init__, and keep them: self.register_buffer("bucket", bucket,'
+        " persistent=False); in a library's model, keep what its function gives and let it return that:"
+        " bias = layer.compute_bias(n, n).detach(); layer.compute_bias = lambda *a, **k: bias",
+    ),
+    (
+        "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but"
+        "|Expected dtype int[^:]* for index|tensors used as indices must be long",
+        "the operators that compute an index are quantized, and give floats",
+        "compute the indices before the model, and give them as its input; or fold what computes them into"
+        " the table: torch.nn.Embedding.from_pretrained(table.weight[rows]), where rows is what it gives for"
+        " each id; of indices that the model chooses, as by topk, return them, .to(torch.int32), and the"
+        " tensor that they are to read, and let the caller divide and read",
+    ),
+    (
+        r"im2col can only be converted when stride == kernel_size",
+        "ExecuTorch's QNN backend has no unfold whose windows overlap",
+        "it is a convolution: unfold(x, k, padding=p) of c channels is conv2d(x, self.eye,"
+        ' padding=p).flatten(2), with self.register_buffer("eye", torch.eye(c * k * k).view(-1, c, k, k))',
+    ),
+    (
+        r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
+        "a pass of ExecuTorch's QNN backend uses a whole constant where the model uses one number of it",
+        KEEP_DIMENSION,
+    ),
+    (
+        "min nan should be less than max nan",
+        "a value of the model is NaN for calibration samples",
+        "give samples that the model is made for; look for divisions and logarithms",
+    ),
+    (
+        r"Missing out variants: \{([^}]+)\}",
+        "ExecuTorch has no operator {0} and no decomposition of it",
+        "write it with other operators of torch",
+    ),
+)
+"""What torch or ExecuTorch print, what it means, and what to write instead."""
+
+
+def require_like(
+    sample: Sequence[Tensor], example: Sequence[Tensor], where: str, names: Sequence[str] = ()
+) -> None:
+    """Refuse a sample of which a program that is made for the example takes no input."""
+    named = [*names, *(f"input {number}" for number in range(len(names), len(example)))][: len(example)]
+    if len(sample) != len(example):
+        raise other_count(where, len(sample), named)
+    for name, expected, found in zip(named, example, sample, strict=True):
+        if (expected.dtype, expected.shape) != (found.dtype, found.shape):
+            raise other_kind(where, name, expected, found)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The user's data, a file for each sample, which replaces the factory's own inputs."""
+
+    files: tuple[Path, ...]
+    read: Callable[[Path, Sequence[str]], tuple[Tensor, ...]]
+    """By a file, and the names of what the model takes."""
+    names: tuple[str, ...] = ()
+    like: tuple[Tensor, ...] | None = None
+    """What all must resemble."""
+    example: tuple[Tensor, ...] | None = None
+    """The one that the model comes with, which calibrates, too."""
+
+    def fitting(self, model: nn.Module, own: ModelWithInputs | None) -> Samples:
+        """The same, refusing what the model does not take. `own` has the inputs that it comes with."""
+        named = replace(self, names=parameters_of(model.forward))
+        if own is None:
+            first = named.sample(0)
+            require_enough(model.forward, first, self.files[0])
+            return replace(named, like=first)
+        return replace(named, like=own.sample(0), example=own.first)
+
+    def sample(self, number: int) -> tuple[Tensor, ...]:
+        file = self.files[number % len(self.files)]
+        sample = self.read(file, self.names)
+        if self.like is not None:
+            require_like(sample, self.like, str(file), self.names)
+        return sample
+
+
+class ChosenSamples(NamedTuple):
+    compared: list[tuple[Tensor, ...]]
+    calibrating: list[tuple[Tensor, ...]]
+    used: InputsUsed
+
+
+@dataclass(frozen=True)
+class ModelWithInputs:
+    model: nn.Module
+    inputs: Inputs | Samples
+    first: tuple[Tensor, ...] | None = None
+    """The only sample, of a factory that returns no input function."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rule and message of what the author should know."""
+
+    def chosen(
+        self, inferences: int | None, calibration: int | None, *, many_draws: bool = False
+    ) -> ChosenSamples:
+        """The samples to compare and to calibrate by, at most so many; None: as many as is usual. With
+        `many_draws` more are drawn for a light model."""
+        if isinstance(self.inputs, Samples):
+            data = self.inputs
+            shares = shares_of(len(data.files), inferences, calibration)
+            compared, calibrating = ([data.sample(number) for number in numbers] for numbers in shares)
+            used = InputsUsed(len(compared), len(calibrating), len(data.files))
+            if calibrating and data.example:
+                calibrating = [data.example, *calibrating][: most_calibrating(calibration, given=True)]
+            return ChosenSamples(compared, calibrating, used)
+        if self.first is not None:
+            calibrating = [] if calibration == 0 else [self.sample(0)]
+            return ChosenSamples([self.sample(0)], calibrating, InputsUsed(1, len(calibrating), given=1))
+        count = most_calibrating(calibration, given=False)
+        drawn = drawn_compared(flops_of(self.model, self._example)) if many_draws else DRAWN_COMPARED
+        compared = [self.sample(number) for number in range(inferences or drawn)]
+        calibrating = self.drawn_to_calibrate(count)
+        return ChosenSamples(compared, calibrating, InputsUsed(len(compared), count))
+
+    def drawn_to_calibrate(self, count: int) -> list[tuple[Tensor, ...]]:
+        return [self.sample(CALIBRATION_SEED + index) for index in range(count)]
+
+    def sample(self, number: int) -> tuple[Tensor, ...]:
+        sample = self._drawn(number)
+        if number:
+            require_like(sample, self._example, "another sample", parameters_of(self.model.forward))
+        return sample
+
+    @cached_property
+    def _example(self) -> tuple[Tensor, ...]:
+        return self._drawn(0)
+
+    def _drawn(self, number: int) -> tuple[Tensor, ...]:
+        if number == 0 and self.first is not None:
+            return _tensors(self.first)
+        if isinstance(self.inputs, Samples):
+            return self.inputs.sample(number)
+        try:
+            return _tensors(self.inputs(torch.Generator().manual_seed(seed_of("inputs", number))))
+        except BadFactory:
+            raise
+        except Exception as error:
+            message = f"its function for inputs raises {described(error)}"
+            raise BadFactory(message, _fix_of_call(error)) from error
+
+
+def seed_of(stream: str, number: int = 0) -> int:
+    """Each stream has its own random numbers: with the weights' seed, the inputs would repeat the weights."""
+    return int.from_bytes(hashlib.sha256(f"{stream} {number}".encode()).digest()[:4], "big")
+
+
+def make(
+    dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | Samples | None = None
+) -> ModelWithInputs:
+    """Call the factory with a fixed seed, so that it always draws the same numbers.
+
+    With `inputs`, the factory returns the model alone. The model is switched to eval mode."""
+    if dotted.endswith(".pt2"):
+        _begin(search_path)
+        return _exported(search_path / dotted, arguments, inputs)
+    factory = factory_of(dotted, arguments, search_path)
+    return model_of(dotted, call(dotted, factory, arguments), inputs, factory)
+
+
+def _begin(search_path: Path) -> None:
+    model_lines.clones.append(repository_of(search_path / "suite"))
+    torch.manual_seed(seed_of("weights"))
+    # In eval mode torch's attention and encoder layers become fused operators, which no compiler takes.
+    torch.backends.mha.set_fastpath_enabled(False)
+
+
+def factory_of(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Callable[..., Any]:
+    """Refuses what is no function, or none of these arguments."""
+    _begin(search_path)
+    factory = attribute_of(dotted, search_path)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise not_a_function(dotted, factory)
+    require_called(dotted, factory, arguments)
+    function: Callable[..., Any] = factory
+    return function
+
+
+def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What the factory returns, called with a fixed seed."""
+    try:
+        with torch.enable_grad():
+            return factory(**arguments)
+    except Exception as error:
+        if not_compilable(str(error)):
+            message, fix = explained(error)
+            raise BadFactory(f"{dotted}: {message}", fix) from error
+        raise BadFactory(f"{dotted} raises {described(error)}", _fix_of_call(error)) from error
+
+
+def _fix_of_call(error: Exception) -> str:
+    """Of an error in the user's code."""
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            "--python .venv/bin/python, a Python that has it, exports the model; in a suite:"
+            ' requirements = "requirements.txt"'
+        )
+    place = _users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
+    return where_paths_begin(error) or f"correct {place or 'your own code, which raises it'}"
+
+
+def model_of(
+    dotted: str, product: Any, inputs: Inputs | Samples | None, factory: Callable[..., Any]
+) -> ModelWithInputs:
+    """The model that a factory returned, in eval mode, with its inputs."""
+    _refuse_script(dotted, product)
+    if inputs is None and isinstance(product, nn.Module):
+        raise without_inputs(dotted, factory, product)
+    loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
+    require_on_cpu(dotted, {name: tensor for name, (tensor, _) in _state(loaded.model).items()})
+    modules = list(loaded.model.modules())
+    notes: list[tuple[str, str]] = []
+    if any(EXPORTED in vars(module) for module in modules):
+        from ci.models.exported import into_eval
+
+        notes = into_eval(loaded.model, "a module that the factory exports")
+    elif any(module.training for module in modules):
+        loaded.model.eval()
+        note = "the factory returns the model in training mode; it was compiled in eval mode: call .eval()"
+        notes = [("training-mode", note)]
+    return replace(loaded, notes=(*loaded.notes, *notes))
+
+
+def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | Samples | None) -> ModelWithInputs:
+    from ci.models.exported import load_exported
+
+    if arguments:
+        raise BadFactory(f"{path} is a model file, so it takes no arguments", "leave arguments out")
+    model, tensors, notes = load_exported(path)
+    loaded = fixed_inputs(model, tensors)
+    require_on_cpu(str(path), {name: tensor for name, (tensor, _) in _state(model).items()})
+    if inputs is None:
+        return replace(loaded, notes=(*loaded.notes, *notes))
+    fitting = inputs.fitting(model, loaded) if isinstance(inputs, Samples) else inputs
+    return ModelWithInputs(model, fitting, notes=tuple(notes))
+
+
+def attribute_of(dotted: str, search_path: Path) -> Any:
+    """What is called `module:name`; None if nothing is. The module, and what it imports later, may be beside
+    the suite."""
+    module_name, _, name = dotted.partition(":")
+    search_first(search_path)
+    try:
+        module = importlib.import_module(module_name)
+    except SyntaxError as error:
+        raise of_syntax(error) from error
+    except Exception as error:
+        message = f"importing {module_name} raises {described(error)}"
+        raise BadFactory(message, _fix_of_call(error)) from error
+    return getattr(module, name, None)
+
+
+def find(dotted: str, search_path: Path) -> Callable[..., Any]:
+    """The function `module:name`."""
+    function: Callable[..., Any] | None = attribute_of(dotted, search_path)
+    if not callable(function):
+        module, _, name = dotted.partition(":")
+        actual = "nothing of that name" if function is None else f"a {type(function).__name__}"
+        message = f"expected a function {name} in {module}, found {actual}"
+        raise BadFactory(message, f"name a function of {module}")
+    return function
+
+
+def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
+    if not isinstance(product, tuple) or len(product) != 2 or not isinstance(product[0], nn.Module):
+        raise not_the_model(dotted, product)
+    model, inputs = product
+    _refuse_script(dotted, model)
+    if callable(inputs):
+        return ModelWithInputs(model, inputs)
+    return fixed_inputs(model, inputs)
+
+
+def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
+    """A model with one sample; where others are needed, they are drawn to resemble it."""
+    fixed = _tensors(inputs)
+    note = (
+        "the model comes with one sample, which calibrates and judges: give others (--calibrate DIR), or a"
+        " function of a torch.Generator that draws them"
+    )
+
+    def alike(generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(_like(tensor, generator) for tensor in fixed)
+
+    return ModelWithInputs(model, alike, fixed, (("fixed-inputs", note),))
+
+
+def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Values drawn evenly between the smallest and largest of each input; a constant stays the same. Integers
+    of several rows keep to what stands in their column: each may index another table."""
+    if not tensor.numel() or not torch.isfinite(tensor).all():
+        return tensor
+    low, high = tensor.min(), tensor.max()
+    if tensor.dtype.is_floating_point:
+        even = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        return (low + (high - low) * even).to(tensor.dtype)
+    drawn = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
+    if tensor.ndim > 1 and len(tensor) > 1:
+        drawn = drawn.clamp(tensor.long().amin(0), tensor.long().amax(0))
+    return drawn.to(tensor.dtype)
+
+
+def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWithInputs:
+    own = None
+    if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
+        own = _with_own_inputs(dotted, product)
+        product = own.model
+    if not isinstance(product, nn.Module):
+        pair = isinstance(product, tuple) and len(product) == 2
+        actual = "a pair" if pair else f"a {type(product).__name__}"
+        message = f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {actual}"
+        raise BadFactory(message, "return model")
+    return ModelWithInputs(product, inputs.fitting(product, own) if isinstance(inputs, Samples) else inputs)
+
+
+def _refuse_script(dotted: str, model: Any) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        message = f"{dotted} returns a ScriptModule, which torch.export does not support"
+        raise BadFactory(message, "return the nn.Module itself, without torch.jit.script and torch.jit.trace")
+
+
+def _tensors(sample: Any) -> tuple[Tensor, ...]:
+    """Copies, so that a model that changes its inputs does not change other samples."""
+    if not isinstance(sample, tuple | list) or not sample or not all(isinstance(x, Tensor) for x in sample):
+        raise not_tensors(sample)
+    require_on_cpu("the model's inputs", {f"input {number}": tensor for number, tensor in enumerate(sample)})
+    return tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in sample)
+
+
+def require_float32(tensors: Iterable[Tensor]) -> None:
+    """Refuse what a compiled program would read or write as another type."""
+    for tensor in tensors:
+        if tensor.dtype in (torch.float64, torch.bfloat16):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise BadFactory(
+                f"the model has inputs or outputs in {kind}, which the compiler does not support: use float32"
+                " (model.float(), and its inputs); fp16 then computes it in fp16",
+                "return model.float(), tuple(x.float() for x in inputs)",
+            )
+
+
+def refuse_halves(model: nn.Module, precision: str) -> None:
+    """Quantizing observes float32: of halves it gives nonsense."""
+    halves = [name for name, weight in model.named_parameters() if weight.dtype is torch.float16]
+    if halves:
+        raise BadFactory(
+            f"the model is in float16 (.half()): {halves[0]} is, and {precision} quantizes a float32 model",
+            "return model.float(), tuple(x.float() for x in inputs); --precision fp16 computes it in float16",
+        )
+
+
+REMOVED_BY = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
+"""By the class of a hook that computes a weight in each run, what makes a constant of that weight."""
+
+
+def computed_weights(model: nn.Module) -> dict[str, str]:
+    """Weights that are computed in each run, by name, each with the call that makes it a constant."""
+    calls = {}
+    for name, module in model.named_modules():
+        place = f'model.get_submodule("{name}")' if name else "model"
+        for weight in module.parametrizations if parametrize.is_parametrized(module) else ():
+            call = f'torch.nn.utils.parametrize.remove_parametrizations({place}, "{weight}")'
+            calls[f"{name}.{weight}".lstrip(".")] = call
+        for hook in module._forward_pre_hooks.values():
+            if remove := REMOVED_BY.get(type(hook).__name__):
+                calls[f"{name}.{hook.name}".lstrip(".")] = f"torch.nn.utils.{remove}({place})"
+    return calls
+
+
+def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
+    names = list(calls)
+    more = f", and the same for {', '.join(names[1:])}" if len(names) > 1 else ""
+    message = (
+        f"{', '.join(names)}: computed in each run (weight_norm, spectral_norm or another parametrization),"
+        " but the compiler needs constant weights"
+    )
+    return message, f"before the model is returned, {calls[names[0]]}{more}"
+
+
+aten: Any = torch.ops.aten
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution)
+
+
+class _Work(TorchDispatchMode):
+    """Counts what the model computes, without hooks in its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops: float = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operator = getattr(func, "_overloadpacket", None)
+        if operator in PRODUCTS and (count := flop_registry.get(operator)):
+            self.flops += float(count(*args, **(kwargs or {}), out_val=result))
+        return result
+
+
+def flops_of(model: nn.Module, sample: tuple[Tensor, ...]) -> float:
+    """Of the matrix products and convolutions of one inference."""
+    work = _Work()
+    with work:
+        run_copied(model, sample)
+    flops: float = work.flops
+    return flops
+
+
+def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
+    """The outputs of one inference, in their own storage. The sample stays unchanged.
+
+    Raises BadFactory for a model that keeps state: its outputs would depend on how often it ran before."""
+    before = _state(model)
+    outputs = run_copied(model, sample)
+    for name, (tensor, version) in _state(model).items():
+        if name in before and (tensor is not before[name][0] or version != before[name][1]):
+            if name in (computed := computed_weights(model)):
+                raise BadFactory(*refuse_computed(computed))
+            where = _where_changed(model, sample, name)
+            raise BadFactory(
+                f"the model changes {name} while it runs{where}, so its outputs depend on earlier runs",
+                "make the state an input and an output",
+            )
+    return outputs
+
+
+def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+    """The outputs of one inference for each sample.
+
+    Raises BadFactory for a model that gives other outputs the second time: state may be in a list, dict or
+    number, where `infer` does not see it."""
+    outputs = [infer(model, samples[0])]
+    try:
+        outputs += [infer(model, sample) for sample in samples[1:]]
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise BadFactory(
+            f"the model runs with the first sample but fails with another: {type(error).__name__}: {error}",
+            "give samples that it runs with (--calibrate DIR), or a function of a torch.Generator that draws"
+            " them",
+        ) from error
+    again = infer(model, samples[0])
+    if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
+        raise BadFactory(
+            "the model gives different outputs for the same inputs: it keeps state outside its buffers, or"
+            " draws random numbers",
+            "make these inputs",
+        )
+    return outputs
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Equal except for rounding, which may differ from run to run with many threads."""
+    if one.shape != other.shape:
+        return False
+    one, other = one.double(), other.double()
+    largest = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 0.0
+    return bool(torch.allclose(one, other, rtol=0, atol=largest * 1e-3, equal_nan=True))
+
+
+def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[Tensor]:
+    """A module's outputs, copied; the module gets copies of its inputs."""
+    with torch.no_grad():
+        outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            message = f"the model returns a {type(output).__name__}: expected only tensors"
+            raise BadFactory(message, _as_tuple(output))
+    return [output.detach().clone(memory_format=torch.contiguous_format) for output in outputs]
+
+
+def _as_tuple(output: object) -> str:
+    """The line that returns the tensors of an object's fields."""
+    fields = [name for name, value in getattr(output, "__dict__", {}).items() if isinstance(value, Tensor)]
+    if not fields:
+        return "return the tensors in it"
+    return f"return its tensors: return {', '.join(f'out.{name}' for name in fields)}"
+
+
+def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor.clone() for tensor in sample)
+
+
+def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Parameters, buffers and plain tensors of every module, each with its count of in-place changes."""
+    versions = {}
+    for prefix, module in model.named_modules():
+        tensors = {**module._parameters, **module._buffers, **vars(module)}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor):
+                versions[f"{prefix}.{name}".lstrip(".")] = (tensor, tensor._version)
+    return versions
+
+
+def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> str:
+    """The line that changes a tensor of the model in place; empty if the tensor is assigned anew."""
+    with _Changes(lambda: _state(model)[name][1]) as changes:
+        run_copied(model, sample)
+    return str(changes.line)
+
+
+def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | None:
+    """The line (` (file:line)`) where the model changes one of its inputs in place; None if it does not."""
+    inputs = copied(sample)
+    with _Changes(lambda: [input_._version for input_ in inputs]) as changes, torch.no_grad():
+        model(*inputs)
+    return str(changes.line) if any(input_._version for input_ in inputs) else None
+
+
+class _Changes(TorchFunctionMode):
+    """Finds the first line that changes `version`."""
+
+    def __init__(self, version: Callable[[], object]) -> None:
+        super().__init__()
+        self._version = version
+        self.line: str = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._version()
+        result = func(*args, **(kwargs or {}))
+        if not self.line and self._version() != before:
+            self.line = _users_line(traceback.extract_stack())
+        return result
+
+
+def is_quantized(model: nn.Module) -> bool:
+    graph = getattr(model, "graph", None) or getattr(getattr(model, "model", None), "graph", None)
+    return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
+
+
+def described(error: BaseException) -> str:
+    """The exception and the line of the user's code that raised it."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return f"{text[:MOST_OF_MESSAGE]}{_users_line(traceback.extract_tb(error.__traceback__))}"
+
+
+def explained(error: BaseException) -> tuple[str, str]:
+    """The cause, with the user's line, and a fix if known. The full text belongs in the log."""
+    errors = [error]
+    while errors[-1].__cause__ is not None:
+        errors.append(errors[-1].__cause__)
+    text = "\n".join(str(error).strip() for error in errors)
+    places = [
+        f" ({model_lines.relative_path(file)}:{line})"
+        for file, line in FRAME.findall(text)
+        if _is_users(file) or model_lines.is_of_library(file)
+    ]
+    frames = [*traceback.walk_tb(errors[-1].__traceback__)][::-1]
+    of_lines = (_node_of_line(*frame) for frame in frames)
+    node = None if places else next(filter(None, of_lines), None) or _node_at_hand(frames)
+    place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
+    if node:
+        place = f" ({_place_of(node)})"
+    if known := not_compilable(text):
+        message, fix = known[0] + place, known[1]
+        at_hand = node or _node_at_hand(frames)
+        if fix == KEEP_DIMENSION and at_hand and (lines := _lines_with_whole_constants(at_hand.graph)):
+            fix = f"{fix}, in {', '.join(lines)}"
+        return message, fix
+    if node:
+        operator = getattr(node.target, "__name__", node.target)
+        words, fix = f"{operator} ({_place_of(node)})", model_lines.fix_inside(node)
+        computed = errors[-1].args == ("scale",)
+        why = NODE_AND_SCHEMA.sub("it ", next(iter(str(errors[-1]).splitlines()), ""))[:MOST_OF_MESSAGE]
+        message = f"the compiler fails at {words}: {type(errors[-1]).__name__}: {why}"
+        return message, fix or (ONE_WEIGHT if computed else NO_FIX)
+    if PASS.match(text):
+        # The list of the passes before it says nothing, and the error itself does.
+        error, text = errors[-1], str(errors[-1])
+    cause = text.splitlines()[0].strip()[:MOST_OF_MESSAGE] if text else ""
+    if explanation := EXPLANATION.search(text):
+        cause += f": {explanation[1].strip()}"
+    return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
+
+
+POINTWISE = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
+
+
+def _lines_with_whole_constants(graph: torch.fx.Graph) -> list[str]:
+    """Of operators whose operands do not fit their outputs: a pass took the selection of one number away."""
+
+    def fits(operand: torch.fx.Node, shape: torch.Size) -> bool:
+        value = operand.meta.get("val")
+        sizes = value.shape if isinstance(value, Tensor) else ()
+        return all(size in (1, whole) for size, whole in zip(reversed(sizes), reversed(shape), strict=False))
+
+    wrong = (
+        node
+        for node in graph.nodes
+        if getattr(node.target, "__name__", "").removeprefix("aten.") in POINTWISE
+        and isinstance(value := node.meta.get("val"), Tensor)
+        and not all(fits(operand, value.shape) for operand in node.all_input_nodes)
+    )
+    return list(dict.fromkeys(source for node in wrong if (source := model_lines.source_of(node)[0])))
+
+
+def _node_at_hand(frames: Iterable[tuple[FrameType, int]]) -> torch.fx.Node | None:
+    """The operator with a line of the model's that a pass of the compiler had at hand when it failed."""
+    for frame, _ in frames:
+        for node in frame.f_locals.values():
+            if isinstance(node, torch.fx.Node) and model_lines.source_of(node)[0]:
+                return node
+    return None
+
+
+def _node_of_line(frame: FrameType, line: int) -> torch.fx.Node | None:
+    """Of the code that torch writes for a graph: the operator there, if it has a line of the model's."""
+    module = frame.f_locals.get("self")
+    if not isinstance(module, torch.fx.GraphModule):
+        return None
+    name = linecache.getline(frame.f_code.co_filename, line).partition(" = ")[0].strip()
+    return next(
+        (node for node in module.graph.nodes if node.name == name and model_lines.source_of(node)[0]), None
+    )
+
+
+def _place_of(node: torch.fx.Node) -> str:
+    """``file:line `code` ``."""
+    source, code = model_lines.source_of(node)
+    return f"{source} `{code}`"
+
+
+def not_compilable(text: str) -> tuple[str, str] | None:
+    for pattern, message, fix in NOT_COMPILABLE:
+        if match := re.search(pattern, text, re.IGNORECASE):
+            return message.format(*match.groups()), fix
+    return None
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither a library's nor ours. The shipped models count as a user's."""
+    ours = file.startswith(OURS) and not file.startswith(MODELS)
+    return model_lines.is_model(file) and not file.startswith(INSTALLED) and not ours
+
+
+def _users_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """` (file:line)` of the innermost frame of the user's code; empty without one."""
+    for frame in reversed(frames):
+        if _is_users(frame.filename):
+            return f" ({model_lines.relative_path(frame.filename)}:{frame.lineno})"
+    return ""

@@ -1,0 +1,254 @@
+"""The inputs of one inference, from .npy and .npz files, held to the model's names, types and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from provisioning.base.command_line import Parser
+from provisioning.base.documents import Model
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.rendering.text import plural
+from provisioning.base.settings import user_path
+
+if TYPE_CHECKING:
+    from ci.models.arrays import Array, Sample
+
+T = TypeVar("T")
+NPY = b"\x93NUMPY"
+
+COMPARED, CALIBRATING = 16, 200
+"""Of the user's samples, the most that judge a program, and the most that calibrate it."""
+DRAWN_COMPARED, DRAWN_CALIBRATING = 2, 32
+"""How many are drawn of inputs that can be drawn without end."""
+DRAWN_OF_LIGHT = 8
+"""How many are compared of a light model: one of two may be far from all others."""
+LIGHT_FLOPS = 300e6
+"""Of one inference: the emulator then takes less than a second."""
+
+
+class Input(Model):
+    """An input drawn evenly between two bounds. An integer input can also be `high`."""
+
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    dtype: Literal["float32", "float16", "int32", "int64", "uint8"] = "float32"
+    low: float = -1.0
+    high: float = 1.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Input:
+        if self.low > self.high:
+            raise ValueError("low no greater than high")
+        if "int" in self.dtype and (self.low % 1 or self.high % 1):
+            raise ValueError(f"whole numbers for low and high of {self.dtype}")
+        return self
+
+
+def drawn_compared(flops: float) -> int:
+    return DRAWN_OF_LIGHT if flops <= LIGHT_FLOPS else DRAWN_COMPARED
+
+
+def most_calibrating(calibration: int | None, *, given: bool) -> int:
+    """The limit of a run that names one or none, by samples that are given or drawn."""
+    return (CALIBRATING if given else DRAWN_CALIBRATING) if calibration is None else calibration
+
+
+def shares_of(count: int, inferences: int | None, calibration: int | None) -> tuple[list[int], list[int]]:
+    """Which of the user's samples are compared, and which calibrate, by their numbers: each is used once, for
+    one or the other; a lone one is used for both. The limits are the suite's."""
+    shuffled = _shuffled(count)
+    held = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
+    calibrating = [0] if count == 1 else shuffled[held:]
+    compared = [0] if count == 1 else shuffled[:held]
+    return compared, calibrating[: most_calibrating(calibration, given=True)]
+
+
+def _shuffled(count: int) -> list[int]:
+    return sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
+
+
+def as_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
+    """The samples in an order of which `shares_of` compares the same ones, as far as it compares so many."""
+    samples = [*compared, *calibrating]
+    placed = dict(zip(_shuffled(len(samples)), samples, strict=True))
+    return [placed[number] for number in range(len(samples))]
+
+
+@dataclass(frozen=True, slots=True)
+class InputsUsed:
+    """By which inputs a program was calibrated and compared."""
+
+    compared: int
+    calibrating: int
+    """0 where nothing is quantized."""
+    given: int = 0
+    """How many samples the user has; 0 where they are drawn without end."""
+    noise: bool = False
+    """They were drawn, and nobody said of what values."""
+
+    def __str__(self) -> str:
+        if self.noise:
+            return "on random inputs" + ", as it was calibrated" * bool(self.calibrating)
+        if self.given == 1:
+            return "on the only sample" + ", which also calibrated it" * bool(self.calibrating)
+        of = f" of {self.given:,}" if self.given else ""
+        calibrated = f", calibrated on {self.calibrating:,}{of}" if self.calibrating else ""
+        return f"on {plural(self.compared, 'sample')}{calibrated}"
+
+
+def is_fixed(size: int | str) -> bool:
+    return isinstance(size, int) and size > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or output. `shape` has a name or -1 where a size is not fixed; `dtype` is numpy's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def static(self) -> bool:
+        return all(map(is_fixed, self.shape))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSignature:
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def inputs_used(facts: Mapping[str, Any]) -> InputsUsed:
+    return InputsUsed(**facts["used"])
+
+
+DEVIATIONS = 3.0
+"""Of drawn values from 0, the most."""
+
+
+def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
+    """Used if the user gives no data: enough to compare a run with its reload."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+
+    def of(tensor: Tensor) -> Array:
+        shape = [int(size) for size in tensor.shape]
+        if np.dtype(tensor.dtype).kind == "f":
+            # A value beyond the ranges that a few others gave would be cut, and be all of the error.
+            values: Array = generator.standard_normal(shape).clip(-DEVIATIONS, DEVIATIONS)
+            return values.astype(tensor.dtype)
+        # A mask of zeros alone would hide all else; as indices, 0 and 1 are in nearly every table.
+        return generator.integers(0, 2, shape).astype(tensor.dtype)
+
+    return {tensor.name: of(tensor) for tensor in signature.inputs}
+
+
+def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
+    """`--input NAME=x.npy`, `--input x.npy` for each input in the model's order, or one .npz with all."""
+    sample: Sample = {}
+
+    def add(text: str, arrays: Sample) -> None:
+        if again := sorted(sample.keys() & arrays.keys()):
+            raise UsageError(f"--input {text}: {again[0]} is given twice", fix=f"give {again[0]} once")
+        sample.update(arrays)
+
+    unnamed: list[tuple[str, Path]] = []
+    for text in files:
+        name, equals, file = text.partition("=")
+        path = user_path(file if equals else text, "--input", str(Parser.user_folder()))
+        if equals:
+            add(text, {name: read_array(path)})
+        elif path.suffix == ".npz":
+            add(text, read_arrays(path))
+        else:
+            unnamed.append((text, path))
+    # An .npy does not name its input: those without a name are the others, in order.
+    left = [tensor.name for tensor in signature.inputs if tensor.name not in sample]
+    if len(unnamed) > len(left):
+        text, names = unnamed[len(left)][0], ", ".join(tensor.name for tensor in signature.inputs)
+        raise UsageError(
+            f"--input {text}: {names} have files already, and the model has no other input",
+            fix="give one file for each input",
+        )
+    for name, (text, path) in zip(left, unnamed, strict=False):
+        add(text, {name: read_array(path)})
+    return checked(sample, signature, "--input")
+
+
+def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) -> Sample:
+    """The sample, if it has exactly the model's inputs with the right types and shapes and without NaN."""
+    import numpy as np
+
+    wanted = {tensor.name: tensor for tensor in signature.inputs}
+    if unknown := sorted(sample.keys() - wanted.keys()):
+        message = f"{where}: the model has no input {unknown[0]!r}"
+        raise CheckFailed(message, fix=f"its inputs are {', '.join(wanted)}")
+    if absent := [name for name in wanted if name not in sample]:
+        message = f"{where}: nothing for the input {wanted[absent[0]]}"
+        fix = f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz"
+        raise CheckFailed(message, fix=fix)
+    for name, array in sample.items():
+        tensor = wanted[name]
+        if str(array.dtype) != tensor.dtype or (tensor.static and array.shape != tensor.shape):
+            found = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+            message = f"{where}: expected {tensor}, found {found}"
+            raise CheckFailed(message, fix=f"save {name} with that type and shape")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int(np.argmax(~np.isfinite(array)))
+            raise CheckFailed(
+                f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the calibrated ranges",
+                fix=f"leave that sample out, or correct {name} in it",
+            )
+    return {name: sample[name] for name in wanted}
+
+
+def read_array(path: Path) -> Array:
+    import numpy as np
+
+    with _reading(path, "an array", "numpy.save"), path.open("rb") as stream:
+        if stream.read(len(NPY)) != NPY:
+            raise ValueError(f"it begins otherwise, and has {path.stat().st_size} bytes")
+        stream.seek(0)
+        array: Array = np.load(stream, allow_pickle=False)
+    return array
+
+
+def read_arrays(path: Path) -> Sample:
+    import numpy as np
+
+    reading = _reading(path, "arrays", "numpy.savez")
+    with reading, path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        arrays: Sample = {name: archive[name] for name in archive.files}
+    return arrays
+
+
+@contextmanager
+def _reading(path: Path, what: str, function: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        fix = "name a file of arrays that is there"
+        raise UsageError(f"{path}: there is no such file", fix=fix) from None
+    except Exception as error:
+        # Depending on the damage, numpy, zlib or the tokenizer raises.
+        message = f"{path}: expected {what} that {function} wrote, found something else ({error})"
+        raise CheckFailed(message, fix=f"save it again with {function}") from error
+
+
+def only_input(signature: GraphSignature, path: Path) -> str:
+    if len(signature.inputs) != 1:
+        names = [tensor.name for tensor in signature.inputs]
+        message = f"{path}: the model has {len(names)} inputs, but an .npy does not name its input"
+        raise UsageError(message, fix=f"{names[0]}={path}, or one .npz with {', '.join(names)}")
+    return signature.inputs[0].name

@@ -1,0 +1,237 @@
+"""What is often given in place of a model, its inputs or samples, and the line to write instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ci.models import model_lines
+from ci.models.user_model import SAMPLE_FILES, BadFactory
+from provisioning.base.commands import Fix, quoted
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+RETURN = "`return model, (x,)`"
+AS_PT2 = (
+    "export it with these inputs, which takes them apart:"
+    ' torch.export.save(torch.export.export(model, inputs), "net.pt2"); then compile net.pt2'
+)
+AS_PT2_WITH_KEYWORDS = (
+    "return the model and a tuple, in the order of forward's arguments; or export it:"
+    ' torch.export.save(torch.export.export(model, args, kwargs), "net.pt2"); then compile net.pt2'
+)
+AS_PT2_BY_NAME = AS_PT2.replace("(model, inputs)", "(model, (), inputs)")
+ON_CPU = "`return model.cpu(), tuple(x.cpu() for x in inputs)`"
+IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+SHOWN = 3
+"""How many files of a folder a message names."""
+SCALARS = (bool, int, float, str, type(None))
+
+
+def parameters_of(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of what a model's forward takes by position."""
+    parameters = inspect.signature(forward).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind in POSITIONAL)
+
+
+def _inputs_of(forward: Callable[..., Any], *, skipped: int = 0) -> tuple[str, ...]:
+    """Those that it needs; its first one if it needs none."""
+    parameters = [*inspect.signature(forward).parameters.values()][skipped:]
+    places = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
+    needed = [parameter.name for parameter in places if parameter.default is inspect.Parameter.empty]
+    return tuple(needed or [parameter.name for parameter in places[:1]] or ["x"])
+
+
+def require_enough(forward: Callable[..., Any], sample: Sequence[Tensor], file: Path) -> None:
+    """Refuse a sample without an input that the model needs."""
+    if len(sample) < len(needed := _inputs_of(forward)):
+        raise other_count(str(file), len(sample), needed)
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(names)},)" if len(names) == 1 else f"({', '.join(names)})"
+
+
+def _tensors_like(names: Sequence[str]) -> str:
+    return f"with a tensor for each, as by `{names[0]} = torch.rand(1, 3, 224, 224)`"
+
+
+def without_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
+    """Of a factory that returns the model alone."""
+    names = _inputs_of(model.forward)
+    line = f"`return model, {_tuple(names)}` {_tensors_like(names)}"
+    if inspect.isclass(factory):
+        name = factory.__name__
+        function = f"`def make_{name}(): return {name}(), {_tuple(names)}`"
+        line = f"{function} {_tensors_like(names)}; and name make_{name}"
+    return BadFactory(
+        f"{dotted} gives the model alone, and nothing gives its inputs: {', '.join(names)}",
+        f'{line}; or --calibrate DIR, with samples (in a suite samples = "DIR")',
+    )
+
+
+def not_a_function(dotted: str, value: Any) -> BadFactory:
+    """Of what a module has under the name of a factory."""
+    _, _, name = dotted.partition(":")
+    expression, model = name, value
+    if isinstance(value, list | tuple) and value and not isinstance(value[0], type):
+        expression, model = f"{name}[0]", value[0]
+    elif isinstance(value, Mapping) and value:
+        key, model = next(iter(value.items()))
+        expression = f"{name}[{key!r}]"
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(model, nn.Module):
+        returned, hint = name, ""
+    elif isinstance(model, nn.Module):
+        names = _inputs_of(model.forward)
+        returned, hint = f"{expression}, {_tuple(names)}", f" {_tensors_like(names)}"
+    else:
+        returned, hint = "model, (x,)", " with a model and its inputs"
+    kind = "nothing of that name" if value is None else f"a {type(value).__name__}"
+    return BadFactory(
+        f"{dotted}: expected a function that returns the model, found {kind}",
+        f"`def make_{name}(): return {returned}`{hint}; and name make_{name}",
+    )
+
+
+def require_called(dotted: str, factory: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse a factory that cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:
+        # Of a function in C.
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        needed = [
+            name
+            for name, parameter in signature.parameters.items()
+            if parameter.default is inspect.Parameter.empty and parameter.kind in POSITIONAL
+        ]
+        name = dotted.rpartition(":")[2]
+        call = f"{name}({', '.join(f'{argument}=…' for argument in needed)})"
+        returned = call
+        is_model = inspect.isclass(factory) and issubclass(factory, nn.Module)
+        if is_model:
+            returned = f"{call}, {_tuple(_inputs_of(factory.forward, skipped=1))}"
+        table = f"{{ {', '.join(f'{argument} = …' for argument in needed)} }}"
+        raise BadFactory(
+            f"{dotted} takes {', '.join(signature.parameters) or 'no arguments'}: {error}",
+            f"`def make_{name}(): return {returned}`, and name make_{name}; in a suite `arguments = {table}`",
+        ) from None
+
+
+def not_the_model(dotted: str, product: Any) -> BadFactory:
+    """Of what a factory returned."""
+    wanted = "a pair of an nn.Module and its inputs"
+    if isinstance(product, tuple) and len(product) == 3 and isinstance(product[2], Mapping):
+        return BadFactory(f"{dotted}: expected {wanted}, found keyword arguments too", AS_PT2_WITH_KEYWORDS)
+    kind = f"a {type(product).__name__}"
+    if isinstance(product, tuple) and len(product) == 2:
+        kind = f"a {type(product[0]).__name__} for the module"
+    elif isinstance(product, tuple):
+        kind = f"a tuple of {len(product)}"
+    weights = product[0] if isinstance(product, tuple) and product else product
+    line = RETURN
+    if isinstance(weights, Mapping):
+        line = "`model.load_state_dict(weights); return model, (x,)`"
+    return BadFactory(f"{dotted}: expected {wanted}, found {kind}", line)
+
+
+def require_on_cpu(dotted: str, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu":
+            message = f"{dotted}: {name} is on {tensor.device}, but a model is compiled on the CPU"
+            raise BadFactory(message, ON_CPU)
+
+
+def not_tensors(inputs: Any) -> BadFactory:
+    """Of the inputs that come with a model."""
+    expected = "expected a tuple of tensors as inputs"
+    if isinstance(inputs, Mapping):
+        # Their order may not be that of the model's arguments.
+        return BadFactory(f"{expected}, found a dict: a program has no names", AS_PT2_BY_NAME)
+    if isinstance(inputs, Tensor):
+        return BadFactory(f"{expected}, found a tensor", RETURN)
+    if not isinstance(inputs, tuple | list):
+        return BadFactory(f"{expected}, found {_kind(inputs)}", _as_tensor(inputs) or RETURN)
+    if not inputs:
+        return BadFactory(f"{expected}, found none", RETURN)
+    number = next(number for number, value in enumerate(inputs) if not isinstance(value, Tensor))
+    message = f"input {number}: expected a tensor, found {_kind(inputs[number])}"
+    return BadFactory(message, _as_tensor(inputs[number]) or AS_PT2)
+
+
+def _as_tensor(value: Any) -> str:
+    """The line that makes a tensor of an array; empty if it is none."""
+    return "`return model, (torch.from_numpy(array),)`" if hasattr(value, "__array__") else ""
+
+
+def _kind(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{type(value).__name__} {value.dtype}{list(value.shape)}"
+    if isinstance(value, SCALARS):
+        return f"{type(value).__name__} {value!r:.60}"
+    return f"a {type(value).__name__}"
+
+
+def of_syntax(error: SyntaxError) -> BadFactory:
+    place = f"{model_lines.relative_path(error.filename or '')}:{error.lineno}"
+    code = (error.text or "").strip()
+    return BadFactory(f"{place}: {error.msg}: `{code}`", f"correct {place}, which Python cannot read")
+
+
+def no_samples(folder: Path) -> BadFactory:
+    expected = f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}"
+    if not folder.is_dir():
+        create = Fix("{}, and write a file for each sample into it", quoted("mkdir", folder))
+        return BadFactory(f"{expected}, found no such folder", create)
+    names = sorted(path.name for path in folder.iterdir())
+    if not names:
+        fix = f'`numpy.save("{folder}/0.npy", array)`, a file for each sample, of the shape of the input'
+        return BadFactory(f"{expected}, found an empty folder", fix)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    first = folder / names[0]
+    array = "array"
+    if first.suffix.lower() in IMAGES:
+        array = f'(numpy.asarray(PIL.Image.open("{first}"), "float32") / 255).transpose(2, 0, 1)[None]'
+    line = f'`numpy.save("{first.with_suffix(".npy")}", {array})`'
+    fix = f"{line}, with what your own code does to it before the model"
+    return BadFactory(f"{expected}, found {', '.join(names[:SHOWN])}{more}", fix)
+
+
+def other_names(path: Path, found: Sequence[str], expected: Sequence[str]) -> BadFactory:
+    arrays = ", ".join(f"{name}={name}" for name in expected)
+    return BadFactory(
+        f"{path}: expected arrays named {', '.join(expected)}, as forward does, found {', '.join(found)}",
+        f'`numpy.savez("{path}", {arrays})`',
+    )
+
+
+def other_count(where: str, found: int, expected: Sequence[str]) -> BadFactory:
+    message = f"{where}: expected {len(expected)} inputs ({', '.join(expected)}), found {found}"
+    arrays = ", ".join(f"{name}={name}" for name in expected)
+    return BadFactory(message, f"one .npz for each sample: `numpy.savez(path, {arrays})`")
+
+
+def other_kind(where: str, name: str, expected: Tensor, found: Tensor) -> BadFactory:
+    """Of a sample that has another type or shape than the model's own inputs."""
+    dtype, other = (str(tensor.dtype).removeprefix("torch.") for tensor in (expected, found))
+    message = (
+        f"{where}: expected {dtype}{list(expected.shape)} for {name}, found {other}{list(found.shape)}:"
+        " a compiled program has fixed sizes and types"
+    )
+    if expected.shape == found.shape:
+        fix = f'save it as {dtype}: `numpy.save(path, array.astype("{dtype}"))`, or tensor.to(torch.{dtype})'
+    elif expected.shape == (1, *found.shape):
+        fix = "save it with the batch, of one: `numpy.save(path, array[None])`, or tensor[None]"
+    else:
+        sizes = ", ".join(map(str, found.shape))
+        fix = (
+            f"make it {list(expected.shape)}, as the model's own inputs are; or change those:"
+            f" `{name} = torch.zeros({sizes})` where the function returns them, or where the .pt2 is exported"
+        )
+    return BadFactory(message, fix)

@@ -1,0 +1,451 @@
+"""A suite's own packages, installed beside the locked ones and never against them.
+
+They are resolved with the locked packages as constraints, and installed into an environment in the store that
+also finds the packages of the locked one. A conflict with a pin is an error that names both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from subprocess import CompletedProcess
+from types import MappingProxyType
+
+from ci.closed import declared, key_of_declared
+from ci.digests import Digests
+from ci.models.wheels import PinnedWheel
+from ci.models.wheels import variables as located_wheels
+from provisioning import lock_files, pip_settings
+from provisioning.base.commands import captured
+from provisioning.base.errors import (
+    EnvironmentLacking,
+    IntegrityError,
+    ToolkitError,
+    UpstreamError,
+    UsageError,
+)
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Metric, Severity
+from provisioning.base.mutex import mutex
+from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
+from provisioning.python_environments import uv_program
+
+LOCKED = "QNN_CI_LOCKED_PACKAGES"
+"""Names the locked environment's packages, which one of a suite's own also finds."""
+
+VARIABLE = "QNN_CI_REQUIREMENTS"
+"""Requirements for suites that name none."""
+
+# The variable makes this file equal on every machine.
+BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
+
+LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.|/|file:|[^#]*@\s*(?:file:|\.|/))")
+PROJECT_NAME = re.compile(r"""^\s*name\s*=\s*["']?([A-Za-z0-9._-]+)""", re.MULTILINE)
+INCLUDE = re.compile(r"^(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)")
+PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
+
+CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
+CPU_BUILDS = ("--torch-backend=cpu",)
+ELSEWHERE = "elsewhere.txt"
+STRATEGY, FIRST_MATCH = "UV_INDEX_STRATEGY", "unsafe-first-match"
+"""How packages are resolved: from the first index with a version that fits, since an index that mirrors some
+of the locked packages need not have their pins. What is not locked is held to the first index that has it."""
+UNUSED_SECONDS = 60 * 86400.0
+WRITTEN = re.compile(r"\.egg-info/|/__pycache__/|/build/|/dist/|/reports/|/\.git/")
+"""What a build, a stage or git writes into a project."""
+WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
+"""Packages that must be of torch's own build, which is for the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The suite's needs: a file of requirements, a project to install editable, and the user's variables."""
+
+    requirements: Path | None = None
+    project: Path | None = None
+    variables: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    wheels: Mapping[str, PinnedWheel] = field(default_factory=dict, hash=False)
+
+    def __bool__(self) -> bool:
+        """Whether there are packages among them."""
+        return bool(self.requirements or self.project)
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return declared((*self.variables, *self.secrets), environ)
+
+
+NONE = Needs()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPackages:
+    """What a suite's programs have beside those of others: an environment with packages, and variables."""
+
+    folder: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Its own packages, without the locked ones."""
+    declared: Mapping[str, str] = field(default_factory=dict)
+    """The digests of the declared variables' values."""
+    lock: str = ""
+    """The digest of the resolved packages: a part of every key."""
+    without_hash: tuple[str, ...] = ()
+    """Packages without a hash in the author's requirements."""
+    elsewhere: tuple[str, ...] = ()
+    """Packages that another of the user's indexes has in a version that was not taken, each in words."""
+    wheels: Mapping[str, str] = field(default_factory=dict)
+    """The hashes of the wheels that its models read."""
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python") if self.folder else sys.executable
+
+    def key(self) -> dict[str, Metric]:
+        parts: dict[str, Metric] = {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
+        named = {"variables": self.declared, "wheels": self.wheels}
+        return parts | {name: dict(values) for name, values in named.items() if values}
+
+
+NO_PACKAGES = OwnPackages()
+
+
+def record(stage: StageRun, suites: Mapping[Needs, Path], selection: Selection) -> None:
+    """Put the packages of each suite into the report, and into a bill of materials beside it."""
+    from provisioning.base.bill_of_materials import Item, document, package_url
+
+    recorded: dict[str, Metric] = {}
+    for needs, suite in suites.items():
+        own = installed(needs, selection.store)
+        recorded[str(suite)] = dict(own.versions)
+        if own.without_hash:
+            message = f"without a hash, so another machine may get others: {', '.join(own.without_hash)}"
+            fix = "uv pip compile --generate-hashes requirements.in -o requirements.txt"
+            stage.add("packages-without-hash", Severity.NOTE, str(suite), message, fix)
+        if own.elsewhere:
+            message = f"taken from the first of your indexes that has them: {', '.join(own.elsewhere)}"
+            fix = "pin what you want with its hash; UV_INDEX_STRATEGY=unsafe-best-match asks every index"
+            stage.add("packages-elsewhere", Severity.NOTE, str(suite), message, fix)
+        pins = {**locked_versions(), **own.versions}.items()
+        items = [Item(name, pin, purl=package_url("pypi", name, pin)) for name, pin in pins]
+        file = selection.reports.absolute() / stage.stage / f"packages-{suite.stem}.cdx.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, document(Item(suite.stem, kind="application"), items))
+        stage.artifacts.append(Artifact.of("sbom", file))
+    if recorded:
+        stage.metrics["packages"] = recorded
+
+
+def needs_of(
+    suite: Path,
+    requirements: str,
+    project: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    variables: Iterable[str] = (),
+    secrets: Iterable[str] = (),
+    wheels: Mapping[str, PinnedWheel] = MappingProxyType({}),
+) -> Needs:
+    """The suite's needs, with paths relative to the suite, and those of QNN_CI_REQUIREMENTS."""
+    file = suite.parent / requirements if requirements else None
+    if file is None and environ.get(VARIABLE):
+        file = Path(environ[VARIABLE]).absolute()
+    folder = (suite.parent / project).resolve() if project else None
+    if file is not None and not file.is_file():
+        message = f"{suite}: there are no requirements {file}"
+        raise UsageError(message, fix="name a file, relative to the suite")
+    if folder is not None and not any((folder / name).is_file() for name in PROJECT_FILES):
+        message = f"{suite}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}"
+        raise UsageError(message, fix="name the folder of pyproject.toml, relative to the suite")
+    return Needs(file, folder, tuple(variables), tuple(secrets), wheels)
+
+
+def installed(needs: Needs, store: Path) -> OwnPackages:
+    """The environment with these packages; only if it has to be created, the package index is asked."""
+    passed = {**needs.environment(os.environ), **located_wheels(needs.wheels, store)}
+    values = key_of_declared(needs.variables, os.environ)
+    hashes = {name: wheel.sha256 for name, wheel in needs.wheels.items()}
+    if not needs:
+        return OwnPackages(variables=passed, declared=values, wheels=hashes)
+    texts = list(_texts(needs))
+    pins = locked_versions()
+    # The project's path too: what is installed editable points at one clone.
+    platform, project = sysconfig.get_platform(), str(needs.project or "")
+    question = [1, sys.version, platform, texts, sorted(pins.items()), project]
+    name = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:32]
+    packages = store / "cache" / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    with mutex(packages / f"{name}.lock"):
+        state = _state_of(needs.project, store) if needs.project else ""
+        built = _last_build(packages / f"{name}.json", state) if needs.project else name
+        home = packages / (built or f"{name}-{time.time_ns()}")
+        stamp = home / "resolved.txt"
+        if not stamp.is_file():
+            shutil.rmtree(home, ignore_errors=True)
+            sys.stderr.write(f"installing the packages of {needs.requirements or needs.project}\n")
+            try:
+                resolved = _resolve(needs, pins, home)
+                _install(resolved, needs, home)
+            except ToolkitError:
+                shutil.rmtree(home, ignore_errors=True)
+                raise
+            replace_text(stamp, "".join(f"{entry.text}\n" for entry in resolved))
+            if needs.project:
+                replace_text(packages / f"{name}.json", json.dumps({"home": home.name, "state": state}))
+            _remove_unused(packages)
+    os.utime(stamp)
+    text = stamp.read_text(encoding="utf-8")
+    entries = lock_files.parse(text)
+    hashed = {entry.name for _, text in texts for entry in _hashed(text)}
+    return OwnPackages(
+        folder=home / "environment",
+        variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
+        declared=values,
+        versions={entry.name: entry.version for entry in entries},
+        lock=hashlib.sha256(text.encode()).hexdigest(),
+        without_hash=tuple(sorted({entry.name for entry in entries} - hashed)),
+        elsewhere=tuple((home / ELSEWHERE).read_text(encoding="utf-8").splitlines()),
+        wheels=hashes,
+    )
+
+
+def _last_build(record: Path, state: str) -> str:
+    """The folder of the project's last build, if the project is as it was; else empty."""
+    try:
+        build = json.loads(record.read_text(encoding="utf-8"))
+        home, before = str(build["home"]), str(build["state"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    os.utime(record)
+    return home if state == before else ""
+
+
+def _state_of(project: Path, store: Path) -> str:
+    """The digest of the project's files, without what a build or a run of a suite writes."""
+    digests, rows = Digests(store), []
+    for path in sorted(_files_of(project)):
+        name = path.relative_to(project).as_posix()
+        if path.is_file() and not WRITTEN.search(f"/{name}"):
+            rows.append(f"{name} {digests.of(str(path))[0]}")
+    digests.save()
+    return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _files_of(project: Path) -> list[Path]:
+    """Those that git knows or would add; all of them without git."""
+    listed = ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = captured(listed)
+    except FileNotFoundError:
+        return [*project.rglob("*")]
+    names = done.stdout.split("\0") if not done.returncode else []
+    return [project / name for name in names if name] or [*project.rglob("*")]
+
+
+def locked_versions() -> dict[str, str]:
+    """The packages of this environment, in which the work runs, by name."""
+    return {
+        re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower(): distribution.version
+        for distribution in importlib.metadata.distributions()
+    }
+
+
+def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
+    """Every file that decides what is installed, including those that it includes."""
+    waiting = [needs.requirements] if needs.requirements else []
+    for file in _project_files(needs):
+        yield file.name, file.read_text(encoding="utf-8")
+    seen: set[Path] = set()
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{file}: {error}", fix="name a text file of requirements") from error
+        for line in map(str.strip, text.splitlines()):
+            if LOCAL.match(line):
+                message = f"{file}: {line}: a package of this machine, whose changes nobody would see"
+                fix = 'say project = "FOLDER" in the suite, which installs it editable'
+                raise UsageError(message, fix=fix)
+            if include := INCLUDE.match(line):
+                waiting.append(file.parent / include[1])
+        yield str(file.name), text
+
+
+def _project_files(needs: Needs) -> list[Path]:
+    files = [needs.project / name for name in PROJECT_FILES] if needs.project else []
+    return [file for file in files if file.is_file()]
+
+
+def _hashed(text: str) -> list[lock_files.Entry]:
+    return [entry for entry in lock_files.parse(text) if entry.hashes]
+
+
+def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_files.Entry]:
+    home.mkdir(parents=True)
+    # Few indexes have builds with a local version, such as torch's for the CPU.
+    constraints = "".join(f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(pins.items()))
+    (home / "locked.txt").write_text(constraints, encoding="utf-8")
+    wanted = [f"-r {needs.requirements.absolute()}"] if needs.requirements else []
+    wanted += [f"-e {needs.project}"] if needs.project else []
+    (home / "wanted.in").write_text("\n".join([*wanted, ""]), encoding="utf-8")
+    text = _compiled(needs, home, [])
+    if re.search(WITH_TORCH.pattern, text, re.MULTILINE) and not pip_settings.no_index(os.environ):
+        try:
+            text = _compiled(needs, home, CPU_BUILDS)
+        except UpstreamError:
+            sys.stderr.write(
+                "the index with CPU builds of torch cannot be reached; taking your index's builds\n"
+            )
+    flags = ("-e ", "--index", "--extra")
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(flags)]
+    entries = [entry for entry in lock_files.parse("\n".join(lines)) if entry.name not in pins]
+    by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
+    entries = [entry for entry in entries if not lock_files.CUDA_ONLY.fullmatch(entry.name)]
+    (home / ELSEWHERE).write_text("".join(_elsewhere(entries, needs, home)), encoding="utf-8")
+    return [replace(row, hashes=by_author.get(row.name, row.hashes)) for row in entries]
+
+
+def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> Iterator[str]:
+    """A line for each of these packages of which the best version of all indexes is another.
+
+    Raises UsageError if one is not from the first of the user's indexes that has its name: whoever may
+    publish in another could replace a private package by a higher version. A hash of the author's says which
+    is meant, and a user who sets uv's strategy has decided."""
+    if not pip_settings.has_several_indexes(os.environ) or os.environ.get(STRATEGY):
+        return
+    hashed = {entry.name for _, text in _texts(needs) for entry in _hashed(text)}
+    mine = {entry.name: entry.version for entry in entries if entry.name not in hashed}
+    (home / "mine.in").write_text("".join(f"{name}=={mine[name]}\n" for name in mine), encoding="utf-8")
+    try:
+        _compiled(needs, home, ["--no-deps"], "mine.in", strategy="first-index")
+    except UsageError as error:
+        raise UsageError(
+            f"{needs.requirements or needs.project}: a version that only another index has is not taken where"
+            f" the first index has a package of that name: {error.message.partition(': ')[2]}",
+            fix=f"pin it with its hash, or set {STRATEGY}=unsafe-best-match to trust every index alike",
+        ) from error
+    best = lock_files.parse(_compiled(needs, home, [], strategy="unsafe-best-match"))
+    for entry in best:
+        if entry.name in mine and entry.version != mine[entry.name]:
+            yield f"{entry.name} {mine[entry.name]} (another has {entry.version})\n"
+
+
+def _compiled(
+    needs: Needs, home: Path, more: Sequence[str], wanted: str = "wanted.in", *, strategy: str = FIRST_MATCH
+) -> str:
+    # Versions in a file that is there already would be preferred.
+    output = home / f"{wanted}.{strategy}.txt"
+    command = ["pip", "compile", wanted, "--constraint", "locked.txt", "--output-file", output.name]
+    command += ["--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
+    command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
+    if name := _project_name(needs):
+        # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
+        command += ["--refresh-package", name]
+    done = _uv([*command, *more], home, {} if os.environ.get(STRATEGY) else {STRATEGY: strategy})
+    if done.returncode == 0:
+        return output.read_text(encoding="utf-8")
+    answer = " ".join(done.stderr.replace("╰─▶", "").replace("×", "").split())
+    named = needs.requirements or needs.project
+    if "No solution found" in answer or "unsatisfiable" in answer:
+        message = f"{named} does not fit the locked packages: {answer}"
+        raise UsageError(message, fix="loosen that requirement; what is locked stays as it is")
+    message = f"the packages of {named} could not be resolved: {answer}"
+    raise UpstreamError(message, fix="check the package index that pip or uv is set to")
+
+
+def _project_name(needs: Needs) -> str:
+    for file in _project_files(needs):
+        if match := PROJECT_NAME.search(file.read_text(encoding="utf-8")):
+            return match[1]
+    return ""
+
+
+def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> None:
+    python = home / "environment" / "bin" / "python"
+    _checked(needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home))
+    asks = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    site = Path(captured([python, "-c", asks]).stdout.strip())
+    (home / "install.txt").write_text("".join(f"{entry.text}\n" for entry in entries), encoding="utf-8")
+    into = ["pip", "install", "--quiet", "--no-deps", "--python", str(python)]
+    builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
+    if entries:
+        _checked(needs, _uv([*into, *builds, "-r", "install.txt"], home))
+    if needs.project:
+        # uv builds it again only where one of few files has changed, unless it is told to.
+        again = ["--refresh-package", name] if (name := _project_name(needs)) else ["--refresh"]
+        _checked(needs, _uv([*into, *again, "--editable", str(needs.project)], home))
+    _refuse_cuda(site)
+    # Added last, because uv must not know of the locked packages.
+    (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
+
+
+def _refuse_cuda(site: Path) -> None:
+    from provisioning import elf
+
+    for path in sorted(site.rglob("*.so")):
+        try:
+            needed = [name for name in elf.read(path).needed if name.startswith(CUDA)]
+        except elf.NotElf:
+            continue
+        if needed:
+            file = path.relative_to(site)
+            message = f"{file} is a CUDA build: it needs {needed[0]}; torch here is for the CPU"
+            fix = "name an index that has the CPU build, with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"
+            raise EnvironmentLacking(message, fix=fix)
+
+
+def _remove_unused(folder: Path) -> None:
+    for stamp in (*folder.glob("*/resolved.txt"), *folder.glob("*.json")):
+        if stamp.stat().st_mtime < time.time() - UNUSED_SECONDS:
+            stamp.unlink()
+            if stamp.parent != folder:
+                shutil.rmtree(stamp.parent, ignore_errors=True)
+
+
+Command = tuple[list[str], dict[str, str]]
+"""A command, and its environment."""
+
+
+def _uv_command(arguments: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> Command:
+    program = os.environ.get("QNN_CI_UV") or uv_program()
+    if program is None:
+        message = "uv is not here, and a suite's own packages need it"
+        raise EnvironmentLacking(message, fix="python -m pip install uv")
+    environ = {**os.environ, **pip_settings.uv_variables(os.environ), **variables}
+    if CPU_BUILDS[0] in arguments:
+        # An index that the user did not name, so fail soon if it cannot be reached.
+        environ.setdefault("UV_HTTP_RETRIES", "0")
+    flags = pip_settings.uv_flags(os.environ) if arguments[0] == "pip" else []
+    return [program, *arguments, *flags], environ
+
+
+def _uv(
+    arguments: Sequence[str], where: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> CompletedProcess[str]:
+    command, environ = _uv_command(arguments, variables)
+    return captured(command, cwd=where, env=environ, encoding="utf-8")
+
+
+def _checked(needs: Needs, done: CompletedProcess[str]) -> None:
+    errors = " ".join(done.stderr.split())
+    if "hash mismatch" in errors.lower():
+        raise IntegrityError(f"{needs.requirements}: {errors}", fix="find out who changed the package")
+    if done.returncode:
+        message = f"the packages of {needs.requirements or needs.project} could not be installed: {errors}"
+        fix = "check the package index that pip or uv is set to, and the project's build"
+        raise UpstreamError(message, fix=fix)

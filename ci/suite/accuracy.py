@@ -1,0 +1,547 @@
+"""The one place that compares a program's outputs with the expected ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ci.suite.lost_parts import WRONG_DB, parts_of
+from ci.suite.precision import has_16_bit_activations
+from provisioning.base.units import EXACT_DB, decibels, in_decibels
+
+if TYPE_CHECKING:
+    from ci.suite.programs import Thresholds
+
+CLEARLY_DB = 6.0
+"""Figures that differ by more than this differ for a reason."""
+EQUAL_DB = 120.0
+"""Outputs that differ by less are equal."""
+HALF_MOST = 65504.0
+"""The largest finite value of fp16."""
+
+FIGURES = {
+    "cosine": "cosine with the float model",
+    "sqnr_db": "SQNR in dB against the float model",
+    "slice_sqnr_db": "SQNR in dB of the worst slice of an output",
+    "variation_sqnr_db": "SQNR in dB of what depends on the input",
+    "agreement": "share of integers equal to the float model's",
+    "choice_agreement": "share of integers equal to the float model's, or of indices whose values are equal"
+    " within the noise",
+    "top1": "top-1 agreement with the float model",
+    "metric": "metric of the task",
+    "float_metric": "the float model's metric of the task",
+    "reference_metric": "metric of the task of the quantized model on the CPU",
+    "max_metric_loss": "loss of the metric of the task against the float model",
+    "max_abs": "largest absolute error",
+    "max_rel": "largest error relative to the largest value",
+    "reference_cosine": "cosine with the quantized model on the CPU",
+    "reference_sqnr_db": "SQNR in dB against the quantized model on the CPU",
+    "reference_agreement": "share of integers equal to those of the quantized model on the CPU",
+    "reference_choice_agreement": "share of integers equal to those of the quantized model on the CPU, or of"
+    " indices whose values are equal within the noise",
+}
+AGAINST_REFERENCE = ("cosine", "sqnr_db", "agreement", "choice_agreement")
+"""The figures that are also measured against the quantized model."""
+
+DEFAULT_FLOORS = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_sqnr_db": WRONG_DB}
+"""What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
+common with the model's. A slice need not be nearer than the program's worst output, and indices may differ
+where they choose between equal values (`floors`)."""
+FLOAT_KIND = "fp16"
+"""The kind of a run that quantizes nothing: rounding alone makes its outputs differ."""
+FLOORS_OF_FLOAT = {**DEFAULT_FLOORS, "sqnr_db": 30.0}
+FLOORS_OF_16_BITS = {**DEFAULT_FLOORS, "reference_sqnr_db": 30.0}
+"""With activations of 16 bits a chip that computes the quantized model hardly differs from it."""
+USUAL_OF_FLOAT_DB = 38.0
+"""What nearly all right programs of FLOAT_KIND reach (docs/accuracy.md explains it)."""
+USUAL_OF_16_BITS_DB = 36.0
+"""What all accepted programs with 16-bit activations reach against the quantized model."""
+LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
+DIGITS = 6
+"""How many are written of a figure, and shown at least."""
+
+
+class Among(NamedTuple):
+    """What the indices of an output chose among."""
+
+    values: Any
+    """The expected ones, the dimension that is chosen along first."""
+    noise: float
+    """How far two of them may be from each other and be equal."""
+
+    def ties(self, wanted: Any, found: Any) -> Any:
+        """Where both indices choose equal values, as a flat array; also where they are the same."""
+        import numpy
+
+        values = self.values.reshape(len(self.values), -1)
+        inside = (found >= 0) & (found < len(values))
+        rows = [places.reshape(-1, values.shape[1]) for places in (wanted, numpy.where(inside, found, 0))]
+        best, chosen = (numpy.take_along_axis(values, places.astype(numpy.int64), 0) for places in rows)
+        # Where many are as good as the best, nothing is chosen any more.
+        alike = numpy.stack([(abs(values - row) <= self.noise * USUAL).sum(0) for row in best])
+        few = alike <= max(MOST_TIED, MOST_TIED_SHARE * len(values))
+        near = (abs(best - chosen) <= self.noise) & few
+        return numpy.equal(wanted, found).ravel() | (near.ravel() & inside.ravel())
+
+
+class Pair(NamedTuple):
+    """One output of one inference."""
+
+    name: str
+    """For messages."""
+    expected: Any
+    found: Any
+    output: str | int | None = None
+    """The same for this output of every inference; None if it is not compared across inferences."""
+    choice: Among | None = None
+    """Of an output of indices; they have the dimension that is chosen along first, too."""
+
+
+Outputs = dict[tuple[str | int, Any], list[tuple[Any, Any]]]
+"""Expected and found arrays of each output of floats, by its name or number and its shape."""
+
+
+class Unusable(Exception):
+    """Outputs that cannot be compared; `rule` names the finding."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    figure: str
+    bound: float
+    value: float | None
+    """None if the program has no such figure."""
+
+    def __str__(self) -> str:
+        side = "at most" if self.figure in LESS_IS_BETTER else "at least"
+        if self.value is None:
+            return f"{FIGURES[self.figure]}: expected {side} {self.bound:g}, and it has no such figure"
+        # As many digits as tell them apart: 17 tell all floats apart. Of dB one behind the point is enough.
+        decibels = [".1f"] if self.figure.endswith("_db") else []
+        forms = [*decibels, *(f".{digits}g" for digits in range(DIGITS, 18))]
+        texts = ((format(self.bound, form), format(self.value, form)) for form in forms)
+        bound, value = next(both for both in texts if both[0] != both[1])
+        return f"{FIGURES[self.figure]}: expected {side} {bound}, found {value}"
+
+
+def compare(
+    expected: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
+) -> dict[str, float]:
+    """The worst figure over all outputs of all inferences, by the names of thresholds. Integers have an
+    agreement alone, and floats all other figures.
+
+    `expected` pairs outputs with the float model's, `reference` with the quantized model's. Raises Unusable
+    for values that are NaN or infinite; with `non_finite` only where the expected array does not have them at
+    the same place."""
+    return compared(expected, reference, non_finite=non_finite)[0]
+
+
+def compared(
+    expected: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
+) -> tuple[dict[str, float], list[str]]:
+    """As `compare`, and a line on each part of an output that is lost, or constant in the float model."""
+    floats: Outputs = {}
+    figures = _worst(expected, non_finite, floats)
+    against = list(reference)
+    if against:
+        quantized = _worst(against, non_finite)
+        figures |= {f"reference_{name}": quantized[name] for name in AGAINST_REFERENCE if name in quantized}
+    lost, lines = _parts(floats, min(WRONG_DB, figures.get("sqnr_db", WRONG_DB) - SAME_DB))
+    lines += _means(floats)
+    if "sqnr_db" in figures:
+        # Below 0 dB nothing is left, and no threshold is lower.
+        figures["slice_sqnr_db"] = min([figures["sqnr_db"], *(max(0.0, value) for value in lost)])
+    return figures, lines
+
+
+def _parts(outputs: Outputs, least: float) -> tuple[list[float], list[str]]:
+    """The SQNR of the parts of outputs that are lost, and a line on each, and on what is not judged."""
+    import numpy
+
+    lost, lines = [], []
+    for (output, _), pairs in outputs.items():
+        wanted, found = (numpy.stack(arrays) for arrays in zip(*pairs, strict=True))
+        for part in parts_of(f"output {output}", wanted, found, least):
+            lost += [] if part.sqnr_db is None else [part.sqnr_db]
+            lines += [str(part)] if part.told else []
+    return lost, lines
+
+
+def _means(outputs: Outputs) -> Iterator[str]:
+    """A line on each of several outputs that hardly depends on the input: the figures say it of one."""
+    for (output, _), pairs in outputs.items():
+        spread = _Spreads()
+        for pair in pairs:
+            spread.add(*pair)
+        whole = min(_figures(*pair)["sqnr_db"] for pair in pairs)
+        varying = spread.figures().get("variation_sqnr_db", math.inf)
+        if len(outputs) > 1 and of_the_mean(whole, varying):
+            varies = f"{in_decibels(varying)} of what depends on the input"
+            yield f"output {output}: {in_decibels(whole)} SQNR, {varies}"
+
+
+MEAN_DB = 10.0
+"""A figure that is lower by more than this without the mean over the inputs is mostly about that mean. Good
+programs of the lowering suite lose up to 12 dB, and all that lose more than 6 keep more than 10."""
+
+
+def of_the_mean(whole: float, varying: float) -> bool:
+    """Whether a good figure only says how exact the mean over the inputs is."""
+    return varying < DEFAULT_FLOORS["sqnr_db"] <= whole and whole - varying > MEAN_DB
+
+
+def least_sqnr_db(pairs: Iterable[Pair]) -> float:
+    """The least SQNR of all outputs, integers taken for numbers: for a search, and not for a verdict."""
+    import numpy
+
+    def as_float(array: Any) -> Any:
+        return numpy.asarray(array, numpy.float64)
+
+    floats = (Pair(pair.name, as_float(pair.expected), as_float(pair.found)) for pair in pairs)
+    return _worst(floats, True)["sqnr_db"]
+
+
+def each_sample_db(pairs: Iterable[Pair], samples: int) -> list[float]:
+    """The SQNR of each sample by itself; of whole numbers none. The pairs are in the order of the samples."""
+    every = list(pairs)
+    size = len(every) // samples
+    floats = [
+        [pair for pair in every[first : first + size] if pair.expected.dtype.kind == "f"]
+        for first in range(0, len(every), size or 1)
+    ]
+    return [least_sqnr_db(of_sample) for of_sample in floats if of_sample]
+
+
+FEW_SAMPLES = 3
+"""Of fewer nothing is said beside the worst."""
+
+
+def samples_in_words(each_db: Sequence[float]) -> str:
+    """What the samples of a program say beside the worst of them, which decides: their median, and one that
+    is far below all others."""
+    from statistics import median
+
+    if len(each_db) < FEW_SAMPLES:
+        return ""
+    worst, following = sorted(each_db)[:2]
+    words = f"median {in_decibels(median(each_db))}"
+    if following - worst < CLEARLY_DB:
+        return words
+    number, apart = each_db.index(worst), following - worst
+    return f"{words}; sample {number} alone is {apart:.1f} dB below the next"
+
+
+def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], whose: str, used: object) -> str:
+    """The figures of a program, by which inputs, and how its samples differ."""
+    beside = samples_in_words(each_db)
+    return f"{in_words(figures)} against {whose} {used}" + (f" ({beside})" if beside else "")
+
+
+def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures as a baseline stores them, none better than measured, so that thresholds of them hold."""
+    return {name: at_worst(name, value) for name, value in figures.items()}
+
+
+def at_worst(figure: str, value: float) -> float:
+    """The value with DIGITS digits, rounded to the side on which it is less accurate."""
+    if not math.isfinite(value):
+        return value
+    exact, least = Decimal(repr(float(value))), -DIGITS
+    if figure in LESS_IS_BETTER:
+        # Errors have any size.
+        least += exact.adjusted() + 1
+    side = ROUND_CEILING if figure in LESS_IS_BETTER else ROUND_FLOOR
+    return float(exact.quantize(Decimal((0, (1,), least)), side))
+
+
+def _worst(pairs: Iterable[Pair], non_finite: bool, floats: Outputs | None = None) -> dict[str, float]:
+    """`floats` gets the arrays of each output, inference by inference."""
+    import numpy
+
+    rows: list[dict[str, float]] = []
+    integers: dict[object, list[tuple[Any, Any]]] = {}
+    chosen = False
+    spreads: dict[object, _Spreads] = {}
+    for number, pair in enumerate(pairs):
+        wanted, found = numpy.asarray(pair.expected), numpy.asarray(pair.found)
+        if wanted.shape != found.shape:
+            raise Unusable("shape", f"{pair.name}: expected the shape {wanted.shape}, found {found.shape}")
+        if not wanted.size:
+            continue
+        output = (number, None) if pair.output is None else (pair.output, wanted.shape)
+        if wanted.dtype.kind in "biu":
+            equal = numpy.equal(wanted, found).ravel()
+            alike = pair.choice.ties(wanted, found) if pair.choice else equal
+            chosen = chosen or pair.choice is not None
+            integers.setdefault(output, []).append((equal, alike))
+            continue
+        wanted, found = wanted.astype(numpy.float64), found.astype(numpy.float64)
+        top1 = _top1(wanted, found)
+        wanted, found = _finite(pair.name, wanted, found, non_finite)
+        rows.append(_figures(wanted, found) | top1)
+        spreads.setdefault(output, _Spreads()).add(wanted, found)
+        if floats is not None:
+            floats.setdefault(output, []).append((wanted, found))
+    rows += [spread.figures() for spread in spreads.values()]
+    for pairs_of_output in integers.values():
+        equal, alike = (numpy.concatenate(arrays) for arrays in zip(*pairs_of_output, strict=True))
+        rows.append({"agreement": float(equal.mean())})
+        if chosen:
+            rows.append({"choice_agreement": float(alike.mean())})
+    if not rows:
+        raise Unusable("missing", "expected at least one output with values to compare, found none")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _worst_of(name, [row[name] for row in rows if name in row]) for name in names}
+
+
+class _Spreads:
+    """How far the inferences of an output, and their errors, are from their means (Welford's sums, which stay
+    exact where a spread is small beside its mean)."""
+
+    def __init__(self) -> None:
+        self.count, self.scale = 0, 1.0
+        self.means: list[Any] = [0.0, 0.0]
+        self.powers = [0.0, 0.0]
+
+    def add(self, wanted: Any, found: Any) -> None:
+        self.count += 1
+        if self.count == 1:
+            # As in _figures.
+            self.scale = float(max(abs(wanted).max(), abs(found).max())) or 1.0
+        for index, values in enumerate((wanted / self.scale, (found - wanted) / self.scale)):
+            off = values - self.means[index]
+            self.means[index] = self.means[index] + off / self.count
+            self.powers[index] += float((off * (values - self.means[index])).sum())
+
+    def figures(self) -> dict[str, float]:
+        """None of a single inference, nor where nothing varies."""
+        return {"variation_sqnr_db": decibels(*self.powers)} if any(self.powers) else {}
+
+
+def _worst_of(name: str, values: Sequence[float]) -> float:
+    # min() and max() ignore a NaN unless it comes first.
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values) if name in LESS_IS_BETTER else min(values)
+
+
+def _figures(wanted: Any, values: Any) -> dict[str, float]:
+    largest = float(abs(wanted).max(initial=0))
+    worst = float(abs(values - wanted).max(initial=0))
+    # Dividing by the largest value keeps the squares of very large values finite.
+    scale = max(largest, float(abs(values).max(initial=0))) or 1.0
+    signal, power = float(((wanted / scale) ** 2).sum()), float(((values / scale) ** 2).sum())
+    noise = float((((values - wanted) / scale) ** 2).sum())
+    product = float(((wanted / scale) * (values / scale)).sum())
+    return {
+        "cosine": _cosine(product, signal, power, noise),
+        "sqnr_db": decibels(signal, noise),
+        "max_abs": worst,
+        "max_rel": worst / largest if largest else float(worst != 0),
+    }
+
+
+def _cosine(product: float, signal: float, power: float, noise: float) -> float:
+    """1 of equal arrays, and never more, although the last bits of sums are not exact."""
+    if not (noise and signal and power):
+        return float(noise == 0)
+    return min(1.0, product / math.sqrt(signal * power))
+
+
+def _finite(name: str, wanted: Any, values: Any, non_finite: bool) -> tuple[Any, Any]:
+    """Both arrays without NaN and infinities, which must be at the same places."""
+    import numpy
+
+    ours, theirs = numpy.isfinite(values), numpy.isfinite(wanted)
+    if not theirs.all() and not non_finite:
+        raise Unusable(
+            "reference-not-finite",
+            f"{name}: {_count(theirs)} values that the model itself gives on the CPU are NaN or infinite; if"
+            " you expect them, write non_finite = true into the case",
+        )
+    same = numpy.equal(wanted, values) | (numpy.isnan(wanted) & numpy.isnan(values))
+    if not (ours | same).all():
+        raise Unusable("not-finite", f"{name}: {_count(ours | same)} values are NaN or infinite")
+    if not (theirs | same).all():
+        raise Unusable(
+            "not-finite", f"{name}: {_count(theirs | same)} values should be NaN or infinite, and are not"
+        )
+    return numpy.where(theirs, wanted, 0), numpy.where(theirs, values, 0)
+
+
+def _count(good: Any) -> str:
+    return f"{int(good.size - good.sum())} of {good.size}"
+
+
+def _top1(wanted: Any, values: Any) -> dict[str, float]:
+    """The share of rows that choose alike. A row of equal values chooses nothing, unless it shall."""
+    if wanted.ndim == 0 or wanted.shape[-1] < 2:
+        return {}
+    rows = [array.reshape(-1, array.shape[-1]) for array in (wanted, values)]
+    flat = [(row == row[:, :1]).all(-1) for row in rows]
+    alike = (rows[0].argmax(-1) == rows[1].argmax(-1)) & (flat[0] | ~flat[1])
+    return {"top1": float(alike.mean())}
+
+
+def in_files(
+    outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]], *, chosen: bool = True
+) -> Iterator[Pair]:
+    """The runner's files in `outputs`, each with the expected array in `folder` that its row describes."""
+    for number, tensors in enumerate(expected):
+        for index, row in enumerate(tensors):
+            path = outputs / f"output_{number}_{index}.raw"
+            wanted, found = _load(folder / row["file"], row), _load(path, row)
+            if chosen and (choice := row.get("choice")):
+                values = _load(folder / choice["file"], choice)
+                yield pair_of_choice(
+                    path.name, wanted, found, index, values, dim=choice["dim"], noise=choice["noise"]
+                )
+                continue
+            yield Pair(path.name, wanted, found, index)
+
+
+MOST_TIED, MOST_TIED_SHARE = 5, 0.01
+"""How many values may be equal within the usual noise, so that an index of any of them is right."""
+USUAL = 0.25
+"""The usual noise, as a part of the largest: of a normal distribution's, in a few thousand values."""
+HALF_NOISE = 2.0**-8
+"""How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
+
+
+def tie_noise(wanted: Sequence[Any], quantized: Sequence[Any], dim: int) -> float:
+    """How far two values that indices choose among may be apart and be equal, by the values of float and of
+    the quantized model, if there is one: each may be off by as much as quantizing is at most. Values whose
+    differences along `dim` are lost have no ties."""
+    import numpy
+
+    floats = numpy.stack([*wanted]).astype(numpy.float64)
+    error = numpy.stack([*quantized]) - floats if len(quantized) else abs(floats).max() * HALF_NOISE / 2
+    along = dim + 1 if dim >= 0 else dim
+    differences = floats - floats.mean(axis=along, keepdims=True)
+    spread, lost = (float((values**2).mean()) for values in (differences, numpy.asarray(error)))
+    return 2 * float(abs(error).max()) if decibels(spread, lost) >= WRONG_DB else 0.0
+
+
+def pair_of_choice(
+    name: str, wanted: Any, found: Any, output: str | int, values: Any, *, dim: int, noise: float
+) -> Pair:
+    """Indices, with what they chose among along a dimension."""
+    import numpy
+
+    # As the values are, with as many rows as were chosen.
+    sizes = [-1 if place == dim else size for place, size in enumerate(values.shape)]
+    wanted, found, values = (
+        numpy.moveaxis(array, dim, 0) for array in (wanted.reshape(sizes), found.reshape(sizes), values)
+    )
+    return Pair(name, wanted, found, output, Among(values, noise))
+
+
+def _load(path: Path, row: Mapping[str, Any]) -> Any:
+    import numpy
+
+    if not path.is_file():
+        raise Unusable("missing", f"{path.name} was not written")
+    values = numpy.fromfile(path, dtype=row["dtype"])
+    if values.size != math.prod(row["shape"]):
+        raise Unusable(
+            "shape", f"{path.name}: expected {math.prod(row['shape'])} values, found {values.size}"
+        )
+    return values.reshape(row["shape"])
+
+
+SAME_DB = 0.01
+"""Figures of one thing that were computed in two ways may differ by this much."""
+
+
+def required_of(kind: str) -> Mapping[str, float]:
+    """What a program of a run of this kind must reach."""
+    if kind == FLOAT_KIND:
+        return FLOORS_OF_FLOAT
+    return FLOORS_OF_16_BITS if has_16_bit_activations(kind) else DEFAULT_FLOORS
+
+
+def usual_of(kind: str) -> Mapping[str, float]:
+    """What nearly every right program of a run of this kind reaches, and what has less is warned of."""
+    if kind == FLOAT_KIND:
+        return {"sqnr_db": USUAL_OF_FLOAT_DB}
+    return {"reference_sqnr_db": USUAL_OF_16_BITS_DB if has_16_bit_activations(kind) else WRONG_DB}
+
+
+def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:
+    """What is required of these figures of a program that has no thresholds."""
+    required = {name: bound for name, bound in required_of(kind).items() if name in figures}
+    if "choice_agreement" in required:
+        required.pop("agreement", None)
+    if "slice_sqnr_db" in required:
+        # The whole is among the slices, computed another way: not its last bit decides.
+        whole = figures.get("sqnr_db", math.inf) - SAME_DB
+        required["slice_sqnr_db"] = min(required["slice_sqnr_db"], whole)
+    return required
+
+
+def below_floor(figures: Mapping[str, float], kind: str = "") -> list[str]:
+    """NaN is below."""
+    return [name for name, least in floors(figures, kind).items() if not figures[name] >= least]
+
+
+def bounds_of(
+    thresholds: Thresholds | None, figures: Mapping[str, float], kind: str = ""
+) -> dict[str, float]:
+    """What these figures of a program are held to: what is required of all, and its own thresholds. Without
+    thresholds, it is not judged."""
+    return {} if thresholds is None else floors(figures, kind) | thresholds.model_dump(exclude_none=True)
+
+
+def missed(thresholds: Thresholds | None, figures: Mapping[str, float], kind: str = "") -> list[Missed]:
+    """A figure that is absent or NaN misses its threshold."""
+    misses = []
+    for name, bound in bounds_of(thresholds, figures, kind).items():
+        value = figures.get(name, math.nan)
+        holds = value <= bound if name in LESS_IS_BETTER else value >= bound
+        if not holds:
+            misses.append(Missed(name, bound, figures.get(name)))
+    return misses
+
+
+def against_nearest(figures: Mapping[str, float]) -> str:
+    """The prefix of the figures against the quantized model; empty if there are none, as in fp16."""
+    return "reference_" if any(name.startswith("reference_") for name in figures) else ""
+
+
+OF_A_DRAW = tuple(
+    prefix + name for prefix in ("", "reference_") for name in ("sqnr_db", "agreement", "choice_agreement")
+)
+"""What `computed_otherwise` and the operator table ask of a sample."""
+
+
+def computed_otherwise(figures: Mapping[str, float], kind: str = "") -> bool:
+    """Whether the chip computes something else than the model that the program was made from."""
+    prefix = against_nearest(figures)
+    share = "choice_agreement" if f"{prefix}choice_agreement" in figures else "agreement"
+    least = {"sqnr_db": required_of(kind).get("reference_sqnr_db", WRONG_DB), share: 1.0}
+    return any(figures.get(f"{prefix}{name}", bound) < bound for name, bound in least.items())
+
+
+def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
+    """For a line about a program, those with this prefix; empty if nothing was measured."""
+    parts = []
+    if (sqnr := figures.get(f"{prefix}sqnr_db")) is not None:
+        parts.append(in_decibels(sqnr) + " SQNR" * (sqnr < EXACT_DB))
+        if (varies := figures.get(f"{prefix}variation_sqnr_db", math.inf)) < sqnr - CLEARLY_DB:
+            parts.append(f"{in_decibels(varies)} of what depends on the input")
+    if (share := figures.get(f"{prefix}agreement")) is not None:
+        # Rounded down: 100 % is all of them.
+        parts.append(f"{at_worst('agreement', share) * 100:.6g} % of integers equal")
+        if (alike := figures.get(f"{prefix}choice_agreement", share)) > share:
+            parts.append(f"{at_worst('agreement', alike) * 100:.6g} % but for ties")
+    if (task := figures.get("metric")) is not None and not prefix:
+        parts.append(f"metric {task:.4g}, {figures.get('float_metric', task):.4g} in float")
+    return ", ".join(parts)

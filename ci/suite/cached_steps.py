@@ -1,0 +1,520 @@
+"""A lane's work in steps: what each program of a step is known by, how it is done, and what is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ci.child import WARM
+from ci.jobs import Job
+from ci.models.own_packages import NO_PACKAGES, OwnPackages
+from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
+from ci.progress import Line
+from ci.results import CachedResults, Key, OfThisRun, digest_of, folder_digest, surroundings, toolkit_of
+from ci.suite.programs import NO_SUITE, AnyProgram
+from ci.suite.recheck import FILLED, RepeatableWork, Repeats
+from ci.suite.relocation import Lines, relocated
+from ci.suite.stage import Named, WorkPlan, by_packages
+from ci.trouble import of_error
+from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, Template, run, template_of
+from provisioning.base.commands import session
+from provisioning.base.errors import ToolkitError
+from provisioning.base.files import empty_folder
+from provisioning.base.findings import Metric
+
+N = TypeVar("N", bound=Named)
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+
+
+FEW_NEW = 2
+"""Of fewer new programs, warming up takes longer than it saves."""
+
+
+EXPORT_SECONDS = "export_seconds"
+"""Of facts: how long building and exporting the model took today."""
+
+
+class NotCached(Exception):
+    """Two results that differ could have one key: nothing is looked up, and nothing is kept. Says why."""
+
+
+@dataclass(frozen=True)
+class CachedStep(ABC, Generic[N]):
+    """One piece of a lane's work on its programs."""
+
+    keeps_files: ClassVar[bool] = False
+    """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
+    leaves_files: ClassVar[bool] = False
+    """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
+    remembers_all: ClassVar[bool] = False
+    """Whether results that it does not accept are kept too."""
+    own_packages: ClassVar[bool] = True
+    """Whether the user's code runs in it, with the packages that its suite names."""
+    log_in_folder: ClassVar[str] = ""
+    """The name of its log where that is one of its result's files."""
+
+    repeats: ClassVar[Repeats | None] = None
+    """What is the same when its work is done twice; None: it is not compared."""
+
+    plan: WorkPlan[N]
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Names its cached results."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Of its progress bar."""
+
+    @property
+    @abstractmethod
+    def function(self) -> str:
+        """MODULE:FUNCTION, which does the work of a request."""
+
+    @property
+    def timeout(self) -> float:
+        return self.plan.work.timeout
+
+    @property
+    def flag(self) -> str:
+        """Of the command line: what sets the time limit."""
+        return "--timeout"
+
+    @abstractmethod
+    def home(self, own: OwnPackages) -> Home: ...
+
+    @abstractmethod
+    def request(self, program: N) -> Mapping[str, Any]:
+        """What the function gets, beside the folders and the log to write to: `into` for the result's files,
+        `scratch` for what the program needs meanwhile, and `shared` of its export."""
+
+    @abstractmethod
+    def key(self, program: N, results: CachedResults) -> Key:
+        """What the result depends on, beside what the home has and an export says."""
+
+    def export(self, program: N) -> ChildTask | None:
+        """What builds the program's model; programs of one name share it."""
+        return None
+
+    def export_key(self, program: N, reply: Mapping[str, Any]) -> Key:
+        """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
+        return {}
+
+    def cost(self, program: N) -> Job:
+        return Job(program.name)
+
+    def folder(self, program: N) -> Path:
+        """For the files of a program that failed."""
+        return self.plan.logs / program.name
+
+    def log(self, program: N) -> Path:
+        return self.plan.logs / f"{program.name}.log"
+
+    def accepts(self, program: N, result: Result) -> bool:
+        """Whether a result is one to keep, and to take when it is there."""
+        return True
+
+    def stops_after(self, program: N, result: Result) -> bool:
+        """Whether the programs that are left are not worked on."""
+        return False
+
+    def line(self, program: N, result: Result) -> Line:
+        return line_of(result)
+
+    def left(self, program: N, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+        """What a process that died has left that is a result."""
+        return None
+
+    def ended(self, program: N, gone: WorkerDied, log: Path) -> Failure:
+        """What it says of a program whose process died."""
+        fix = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", log)
+        return Failure(gone.kind, gone.sentence(log), fix, log)
+
+
+@dataclass(frozen=True)
+class _Export:
+    """What an export says of its model."""
+
+    seconds: float = 0.0
+    lines: Lines = field(default_factory=dict)
+    asked: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reply: Mapping[str, Any], passed: Container[str]) -> _Export:
+        """`passed` are the variables that the model's code finds."""
+        named = variables_named_in(map(Path, reply.get("modules", ())), os.environ)
+        asked = {name: "user" for name in named if name not in passed}
+        return cls(reply.get(EXPORT_SECONDS, 0.0), reply.get("lines", {}), asked)
+
+
+class _StepRun(Generic[N]):
+    """The programs of one step that have the same packages."""
+
+    def __init__(
+        self,
+        step: CachedStep[N],
+        own: OwnPackages,
+        programs: Sequence[N],
+        scratch: Path | None = None,
+        template: Template | None = None,
+    ) -> None:
+        """With `scratch`, nothing is cached, and files of results stay there. `template` is of the step's
+        home, where it has been started already."""
+        self._step, self._own, self._programs = step, own, {row.name: row for row in programs}
+        self._work, store = step.plan.work, step.plan.selection.store
+        self._cached, self._this_run = CachedResults(store, step.kind), OfThisRun(store, os.environ)
+        home = step.home(own)
+        self._scratch, self._template = scratch, template
+        self._home = replace(home, environment={**home.environment, **FILLED}) if scratch else home
+        self._base: Mapping[str, Metric] = {}
+        self._keys: dict[str, Key] = {}
+        self._reasons: dict[str, str] = {}
+        """Why a program is worked on; what is not cached says so."""
+        self._uncached: dict[str, str] = {}
+        self._exports: dict[str, _Export] = {}
+        self._twins: dict[str, str] = {}
+        """By the digest of a key, the first program that has it."""
+        self._folders: dict[str, Path] = {}
+        self._shared = Path()
+        self._results: dict[str, Result] = {}
+
+    def results(self) -> dict[str, Result]:
+        step, store = self._step, self._step.plan.selection.store
+        with (
+            tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as shared,
+            nullcontext(self._template) if self._template else template_of(self._home) as template,
+        ):
+            self._shared = Path(shared)
+            toolkit = toolkit_of(self._home, store, template)
+            base = surroundings(store, self._home.environment, toolkit, self._own.folder)
+            self._base = {**base, "suite": dict(self._own.key())}
+            if WARM in self._home.environment and sum(map(self._is_new, self._programs.values())) < FEW_NEW:
+                template.home = replace(self._home, environment={**self._home.environment, WARM: ""})
+            tasks, exports = [], dict[str, ChildTask]()
+            for program in self._programs.values():
+                export = step.export(program)
+                if export and not self._known_in_this_run(program):
+                    folders = {"export_folder": str(self._folder_of_export(export.name))}
+                    request = {**export.request, **folders}
+                    exports.setdefault(export.name, replace(export, request=request))
+                    tasks.append(
+                        ChildTask(program.name, "", {}, 0, cost=step.cost(program), export=export.name)
+                    )
+                elif not export and not self._is_twin(program):
+                    task = self._looked_up(program, {})
+                    if isinstance(task, ChildTask):
+                        tasks.append(task)
+            self._announce(exports=bool(exports))
+            run(
+                tasks,
+                template,
+                step.title,
+                self._line,
+                self._work.jobs,
+                exports=Exports(exports, self._settled),
+                stop_after=self._stops,
+            )
+        for name, key in self._keys.items():
+            # Programs of one key have one result.
+            twin = self._twins.get(digest_of(dict(key)), name)
+            if name not in self._results and twin in self._results:
+                self._results[name] = self._results[twin]
+        self._cached.close()
+        self._this_run.close()
+        return {name: self._results[name] for name in self._programs if name in self._results}
+
+    def _is_new(self, program: N) -> bool:
+        """Whether its last result was another one, whatever its model is now."""
+        last = self._cached.last(self._subject(program))
+        rows = {**self._base, **self._step.key(program, self._cached)}
+        return not self._may_reuse or any(last.get(name) != row for name, row in rows.items())
+
+    def _announce(self, *, exports: bool) -> None:
+        cached = len(self._results)
+        if not exports and len(self._programs) > 1:
+            left = len(self._programs) - cached
+            sys.stderr.write(f"{self._step.title}: {cached} cached, {left} to do\n")
+
+    def _known_in_this_run(self, program: N) -> bool:
+        known = self._this_run.find(self._subject_of_run(program)) if self._may_reuse else None
+        if known is None:
+            return False
+        self._keys[program.name] = known["key"]
+        self._exports[program.name] = _Export(lines=known["lines"], asked=known["asked"])
+        return self._take_cached(program)
+
+    def _subject_of_run(self, program: N) -> Metric:
+        suite = program.suite if isinstance(program, AnyProgram) else None
+        # Of a model that no suite has, the folder may be anything, with any number of files.
+        code = folder_digest(suite.parent) if suite and suite.name != NO_SUITE else os.urandom(8).hex()
+        export = self._step.export(program)
+        return {
+            "kind": self._step.kind,
+            "program": self._subject(program),
+            "suite": str(suite),
+            "code": code,
+            # Which model it is: the key has only what is done with it.
+            "export": json.loads(json.dumps(dict(export.request))) if export else None,
+            "base": dict(self._base),
+            "key": dict(self._step.key(program, self._cached)),
+        }
+
+    @property
+    def _may_reuse(self) -> bool:
+        # A cached program without files has none that --keep could keep.
+        return self._work.cache and not self._scratch and (self._step.keeps_files or not self._work.keep)
+
+    def _settled(self, task: ChildTask, reply: Mapping[str, Any]) -> ChildTask | Outcome:
+        """A program whose model has been exported."""
+        program = self._programs[task.name]
+        self._exports[program.name] = _Export.of(reply, {*self._home.environment, *TEMPORARY})
+        try:
+            model = self._step.export_key(program, reply)
+        except NotCached as error:
+            self._uncached[program.name] = self._reasons[program.name] = str(error)
+            return self._begun(program)
+        except Refused as refused:
+            return refused
+        return self._looked_up(program, model)
+
+    def _is_twin(self, program: N) -> bool:
+        """Whether another program has the same key: its result serves both."""
+        rows = self._keys[program.name] = {**self._base, **self._step.key(program, self._cached)}
+        return self._twins.setdefault(digest_of(rows), program.name) != program.name
+
+    def _looked_up(self, program: N, model: Key) -> ChildTask | Outcome:
+        """What is to be done, or the outcome of a program whose result is there."""
+        rows = {**self._base, **self._step.key(program, self._cached), **model}
+        self._keys[program.name] = rows
+        if not self._may_reuse:
+            self._reasons[program.name] = "--no-cache"
+        elif self._take_cached(program):
+            return {}
+        else:
+            self._reasons.setdefault(program.name, self._cached.difference(self._subject(program), rows))
+        return self._begun(program)
+
+    def _begun(self, program: N) -> ChildTask | Outcome:
+        try:
+            return self._task(program)
+        except OSError as error:
+            if not (trouble := of_error(error)):
+                raise
+            self._results[program.name] = Result(failure=Failure.of(trouble, self._step.log(program)))
+            return {}
+
+    def _subject(self, program: N) -> str:
+        whose = ""
+        if isinstance(program, AnyProgram):
+            whose = f" {program.suite.parent.name}/{program.suite.name} {program.model_without_suite}"
+        return program.name + whose
+
+    def _take_cached(self, program: N) -> bool:
+        cached = self._cached.find(self._keys[program.name])
+        if cached is None:
+            return False
+        export = self._exports.get(program.name, _Export())
+        facts = relocated(cached.facts, cached.facts.get("lines", {}), export.lines)
+        if facts is None:
+            self._reasons[program.name] = "its lines have moved apart"
+            return False
+        if self._step.export(program):
+            facts = {**facts, EXPORT_SECONDS: export.seconds}
+        result = Result(facts, cached.folder, cached=True, asked=export.asked)
+        if not self._step.accepts(program, result):
+            self._reasons[program.name] = "its cached result does not pass any more"
+            return False
+        self._results[program.name] = result
+        self._keep_for_this_run(program)
+        return True
+
+    def _keep_for_this_run(self, program: N) -> None:
+        if self._step.export(program):
+            export = self._exports[program.name]
+            document = {"lines": dict(export.lines), "asked": dict(export.asked)}
+            document["key"] = dict(self._keys[program.name])
+            self._this_run.keep(self._subject_of_run(program), document)
+
+    def _task(self, program: N) -> ChildTask:
+        step = self._step
+        into = self._scratch_folder() if step.keeps_files else empty_folder(step.folder(program))
+        self._folders[program.name] = into
+        final = step.log(program)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        final.unlink(missing_ok=True)
+        export = step.export(program)
+        name = export.name if export else ""
+        asked = step.request(program)
+        folders = {
+            "into": str(into.absolute()),
+            "log": str(self._log(program)),
+            "scratch": str(self._shared / "programs" / program.name),
+            "export_folder": str(self._folder_of_export(name)),
+        }
+        if clash := asked.keys() & folders:
+            raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
+        cost = step.cost(program)
+        request = {**asked, **folders}
+        return ChildTask(program.name, step.function, request, step.timeout, step.flag, cost, name)
+
+    def _folder_of_export(self, name: str) -> Path:
+        """For files that all programs of an export use."""
+        return self._shared / hashlib.sha256(name.encode()).hexdigest()[:16]
+
+    def _scratch_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self._scratch)) if self._scratch else self._cached.scratch()
+
+    def _log(self, program: N) -> Path:
+        step = self._step
+        folder = self._folders[program.name]
+        return (folder / step.log_in_folder if step.log_in_folder else step.log(program)).absolute()
+
+    def _line(self, name: str, outcome: Outcome) -> Line:
+        program = self._programs[name]
+        if name not in self._results:
+            self._results[name] = self._ended(program, outcome)
+        result = self._results[name]
+        line = self._step.line(program, result)
+        if self._work.why and name in self._reasons:
+            sys.stderr.write(f"  {name}: {self._reasons[name]}\n")
+        return Line("cached", line.note, line.look, 0.0) if result.cached and not line.look else line
+
+    def _stops(self, name: str, outcome: Outcome) -> bool:
+        return self._step.stops_after(self._programs[name], self._results[name])
+
+    def _ended(self, program: N, outcome: Outcome) -> Result:
+        try:
+            if isinstance(outcome, WorkerDied) and program.name in self._folders:
+                outcome = self._step.left(program, outcome, self._folders[program.name]) or outcome
+            if isinstance(outcome, dict):
+                return self._finished(program, outcome)
+            return self._failed(program, outcome)
+        except OSError as error:
+            if not (trouble := of_error(error)):
+                raise
+            return Result(failure=Failure.of(trouble, self._step.log(program)))
+
+    def _failed(self, program: N, outcome: WorkerDied | Refused) -> Result:
+        step, log = self._step, self._step.log(program)
+        self._put_log(program)
+        if isinstance(outcome, Refused):
+            details = outcome.details
+            words = outcome.kind, outcome.message, outcome.fix
+            failure = Failure(*words, log, exit_code=outcome.exit_code, details=details)
+        elif trouble := outcome.trouble(log):
+            failure = Failure.of(trouble, log)
+        else:
+            failure = step.ended(program, outcome, log)
+        if failure.of_work and program.name in self._keys:
+            self._cached.forget(self._keys[program.name])
+        asked = self._exports.get(program.name, _Export()).asked
+        return Result(failure=failure, why=self._reasons.get(program.name, ""), asked=asked)
+
+    def _put_log(self, program: N) -> None:
+        """The log of a result that is none, for the user; its other files go."""
+        if not self._step.keeps_files or program.name not in self._folders:
+            return
+        log = self._log(program)
+        try:
+            if self._step.log_in_folder and log.is_file():
+                shutil.copyfile(log, self._step.log(program))
+        finally:
+            shutil.rmtree(self._folders[program.name], ignore_errors=True)
+
+    def _finished(self, program: N, reply: dict[str, Any]) -> Result:
+        step, name, into = self._step, program.name, self._folders[program.name]
+        if late := reply.pop("imported_late", None):
+            self._uncached[name] = f"its process imports {', '.join(late)} too late to be in its key"
+        export = self._exports.get(name, _Export())
+        if step.export(program):
+            reply = {**reply, "lines": dict(export.lines), EXPORT_SECONDS: export.seconds}
+        reason = self._uncached.get(name, "")
+        result = Result(
+            reply, into, why=self._reasons.get(name, ""), not_remembered=reason, asked=export.asked
+        )
+        if not step.leaves_files:
+            step.log(program).unlink(missing_ok=True)
+        keeps = step.leaves_files or self._work.keep
+        accepted = step.accepts(program, result)
+        if not accepted and name in self._keys:
+            # An earlier result of the same key would hide this one.
+            self._cached.forget(self._keys[name])
+        if not accepted and not step.remembers_all:
+            return result
+        folder = into if step.keeps_files else None
+        if self._scratch:
+            return replace(result, folder=folder)
+        if not step.keeps_files and not keeps:
+            shutil.rmtree(into, ignore_errors=True)
+        if reason:
+            sys.stderr.write(f"{name} is not cached: {reason}\n")
+            return replace(result, folder=folder)
+        try:
+            kept = self._cached.keep(self._subject(program), self._keys[name], reply, folder)
+        except OSError as error:
+            return replace(result, folder=folder, not_remembered=str(error.strerror or error))
+        self._keep_for_this_run(program)
+        return replace(result, facts=kept.facts, folder=kept.folder)
+
+
+def variables_named_in(modules: Iterable[Path], environ: Mapping[str, str]) -> Iterator[str]:
+    """The variables that are set, and that one of these modules names in a string."""
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in modules if path.is_file()]
+    named = {name for text in texts for name in re.findall(r"""["']([A-Za-z_][A-Za-z0-9_]*)["']""", text)}
+    yield from sorted(named & environ.keys())
+
+
+def run_cached_tasks(step: CachedStep[N], tasks: Sequence[N], template: Template) -> dict[str, Result]:
+    """The same of what is no program of a suite."""
+    return _StepRun(step, NO_PACKAGES, tasks, template=template).results() if tasks else {}
+
+
+def run_cached_step(step: CachedStep[P], programs: Iterable[P]) -> dict[str, Result]:
+    """The result of each program by name; fewer if the step stopped after one."""
+    results: dict[str, Result] = {}
+    programs = list(programs)
+    store = step.plan.selection.store
+    kinds = by_packages(programs, store) if step.own_packages else [(NO_PACKAGES, programs)]
+    for own, mine in kinds:
+        if not mine:
+            continue
+        done = _StepRun(step, own, mine).results()
+        results |= done
+        if step.repeats is not None:
+            again = partial(_done_again, step, own, {row.name: row for row in mine})
+            step.plan.repeatable.extend(
+                RepeatableWork(step.kind, name, again, step.repeats, step.plan.logs)
+                for name, result in done.items()
+                if not result.failure
+            )
+    return results
+
+
+def _done_again(
+    step: CachedStep[N], own: OwnPackages, programs: Mapping[str, N], names: Sequence[str], scratch: Path
+) -> Mapping[str, Result]:
+    """Without the cache, by processes whose fresh memory is filled, with files elsewhere."""
+    plan = replace(step.plan, logs=step.plan.logs / "recheck" / step.kind)
+    run = _StepRun(replace(step, plan=plan), own, [programs[name] for name in names], scratch)
+    return run.results()
+
+
+def require_done(result: Result) -> Result:
+    """For commands that work on one program. Raises the error of a failure."""
+    if failure := result.failure:
+        raise ToolkitError(failure.message, fix=failure.fix, exit_code=failure.exit_code)
+    return result

@@ -1,0 +1,284 @@
+"""The command lines for one model of either lane; imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ci.models.user_model import MODEL_HELP, user_model
+from ci.suite.flags import add_choice, add_work, host_selection, work_of
+from ci.suite.options import LANGUAGE_TIMEOUT, RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
+from ci.suite.precision import precision_named, scheme_named
+from provisioning.base.chips import chip_named
+from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
+from provisioning.base.commands import leave_out
+from provisioning.base.errors import UsageError
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import Selection
+
+PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"
+OPTION_HELP = "a setting of the provider, the session or the run (docs/options.md lists them)"
+
+PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOfModel:
+    """How the commands for one model reach a lane."""
+
+    place: str
+    """`module:name` of its LaneModel (product.py)."""
+    environment: str
+    """The locked Python that it runs in."""
+    flags: tuple[str, ...]
+    """Those that it alone has."""
+
+
+LANES = {
+    PYTORCH: LaneOfModel(
+        "ci.lanes.executorch.product:PytorchModel",
+        "executorch",
+        ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout", "variable"),
+    ),
+    ONNX: LaneOfModel(
+        "ci.lanes.onnx.product:OnnxModel",
+        "onnx",
+        ("per_channel", "embed", "and_soc", "dimension", "option", "source"),
+    ),
+    CHECKPOINT: LaneOfModel(
+        "ci.lanes.llm.product:Checkpoint",
+        "llm",
+        ("through", "context", "prefill", "parts", "shared_weights", "adapter"),
+    ),
+}
+"""By kind of model."""
+
+
+def lane_of(model: str | None, folder: Path) -> str:
+    """The kind of model that MODEL names for a user in this folder."""
+    if model is None:
+        return PYTORCH
+    if model.endswith(".onnx"):
+        return ONNX
+    # A folder in the Hugging Face format, what is often taken for one, or what `compile` wrote for Genie.
+    names = ("config.json", "adapter_config.json", "genie_config.json")
+    files = (folder / model / name for name in names)
+    return CHECKPOINT if any(file.is_file() for file in files) else PYTORCH
+
+
+def add_model(
+    parser: argparse.ArgumentParser, help: str = MODEL_HELP, *, optional: bool = False
+) -> argparse._ArgumentGroup:
+    """What all commands for one model have alike; returns the group of ONNX models' flags."""
+    parser.set_defaults(precision=None, precision_file=None, python=None, backend=None, option=[])
+    parser.add_argument("model", metavar="MODEL", help=help, nargs="?" if optional else None)
+    valued(
+        parser,
+        "--calibrate",
+        "DIR",
+        "a folder with a file for each sample: .npy, .npz, for PyTorch models also .pt; for ONNX models"
+        " also MODULE:FUNCTION [drawn]",
+    )
+    valued(parser, "--calibration", "N", "at most this many calibrate [200; 32 if drawn]", type=count)
+    valued(
+        parser, "--inferences", "N", "at most this many others are compared [16; 2 or 8 if drawn]", type=count
+    )
+    repeatable(parser, "--variable", "NAME", "pass this environment variable to the model")
+    add_selection(parser)
+    onnx = parser.add_argument_group("ONNX models")
+    switch(onnx, "--per-channel", "one weight scale for each channel of a convolution")
+    add_dimension(onnx)
+    return onnx
+
+
+def add_dimension(parser: argparse._ActionsContainer) -> None:
+    repeatable(parser, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
+
+
+def one_model_of(args: argparse.Namespace) -> OneModel:
+    """MODEL. Refuses flags that its kind of model ignores: the user would believe that they worked."""
+    lane = lane_of(args.model, Parser.user_folder())
+    present = present_in(args)
+    for name, flag in {"suite": "--suite", "precision_file": "--precision-file"}.items():
+        if lane == CHECKPOINT and name in present:
+            raise UsageError(f"{flag} has no effect on a checkpoint", fix=leave_out(flag))
+    if "precision_file" in present and {"precision", "precisions", "suite"} & present:
+        raise UsageError(
+            "--precision-file already has the precision, and a suite names its own",
+            fix='leave --precision and --suite out; in a run of the suite: precision_file = "FILE"',
+        )
+    for other, of_lane in LANES.items():
+        for name in of_lane.flags:
+            if name in present and other != lane:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} is for {other}, not for {args.model}", fix=leave_out(flag))
+    return OneModel(
+        selection=host_selection(args),
+        typed=args.model or "",
+        lane=lane,
+        work=work_of(args),
+        precision=args.precision,
+        precision_file=args.precision_file,
+        calibrate=args.calibrate,
+        calibration=args.calibration,
+        inferences=args.inferences,
+        python=args.python,
+        backend=args.backend,
+        per_channel=args.per_channel,
+        variables=tuple(args.variable),
+        dimensions=tuple(args.dimension),
+        options=tuple(args.option),
+    )
+
+
+def present_in(args: argparse.Namespace) -> set[str]:
+    """The names of the flags that were typed, or have a default."""
+    return {name for name, value in vars(args).items() if value}
+
+
+def check_model(args: argparse.Namespace, folder: Path) -> None:
+    """Refuse what the words alone show to be wrong: a model, chip or precision that is not there."""
+    lane = one_model_of(args).lane
+    if not args.model or lane == CHECKPOINT:
+        return
+    user_model(args.model, folder)
+    for precision in getattr(args, "precisions", None) or filter(None, [args.precision]):
+        precision_in(lane, precision)
+
+
+def precision_in(lane: str, name: str) -> str:
+    """As the lane's runs name it."""
+    return precision_named(name).name if lane == ONNX else scheme_named(name)
+
+
+def add_model_or_suite(parser: argparse.ArgumentParser, otherwise: str = "a suite's program") -> None:
+    """For commands that take programs of a suite in place of MODEL."""
+    add_option(add_model(parser, f"{MODEL_HELP}; without it, {otherwise}", optional=True))
+    lanes = ("executorch", "onnx")
+    parser.add_argument("--lane", choices=lanes, default=lanes[0], help="of a suite's program [%(default)s]")
+    add_choice(parser, "manifests/suites/models.toml")
+
+
+def model_or_suite_of(args: argparse.Namespace) -> OneModel:
+    """MODEL, or none in the lane of the suite's program."""
+    model = one_model_of(args)
+    return replace(model, lane=ONNX) if not args.model and args.lane == "onnx" else model
+
+
+def program_to_run(args: argparse.Namespace, typed: str) -> OneModel:
+    """A program that is compiled already: the command's own, or the one that it is compared with."""
+    lane = lane_of(typed, Parser.user_folder())
+    usual = LANGUAGE_TIMEOUT if lane == CHECKPOINT else TIMEOUT
+    program = OneModel(selection_of(args), typed, lane, WorkOptions(args.timeout or usual))
+    if lane != ONNX:
+        return program
+    return replace(program, options=tuple(args.option), as_it_is=args.as_it_is)
+
+
+def require_one_chip(selection: Selection) -> None:
+    """For commands that look at a program for one chip."""
+    if len(selection.socs) > 1:
+        chips = ", ".join(selection.socs)
+        raise UsageError(f"expected one chip, found {chips}", fix="name one --soc, and repeat the command")
+
+
+def add_output(
+    parser: argparse.ArgumentParser, output: str, *, required: bool = True
+) -> argparse._ArgumentGroup:
+    """What `compile` and `quantize` have alike; `output` says what is written. Returns the group of PyTorch
+    models' flags."""
+    parser.add_argument("-o", "--output", type=Path, required=required, metavar="DIR", help=output)
+    pytorch = parser.add_argument_group("PyTorch models")
+    valued(
+        pytorch,
+        "--python",
+        "PYTHON",
+        "export the model with this Python, which has the model's packages: .venv/bin/python",
+        type=Path,
+    )
+    pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
+    return pytorch
+
+
+def add_precision_file(group: argparse._ActionsContainer) -> None:
+    valued(group, "--precision-file", "FILE", "a file that `tune` wrote, instead of --precision", type=Path)
+
+
+def add_option(group: argparse._ActionsContainer) -> None:
+    repeatable(group, "--option", "NAME=VALUE", OPTION_HELP)
+
+
+def add_language(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--through", choices=("genie", "executorch"), help="the runtime [genie]")
+    valued(group, "--context", "N", "the longest context, in tokens [128]", type=count)
+    valued(group, "--prefill", "N", "tokens that prefill reads at once [32]", type=count)
+    valued(group, "--parts", "N", "Genie's binaries [1 GB each at most]", type=count)
+    switch(
+        group,
+        "--shared-weights",
+        "one binary of half the size for prefill and decode; for devices only, the emulator refuses it",
+    )
+    valued(group, "--adapter", "FOLDER", "a LoRA adapter that peft saved, to be merged")
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    onnx = add_model(parser)
+    pytorch = add_output(parser, "the folder for the program and its record")
+    parser.add_argument(
+        "--precision",
+        action="append",
+        dest="precisions",
+        metavar="SCHEME",
+        help=f"{PRECISION_HELP}; may be repeated, to compare them in a table",
+    )
+    add_precision_file(parser)
+    parser.add_argument(
+        "--verify", choices=("emulator", "none"), default="emulator", help="where to run it [%(default)s]"
+    )
+    switch(parser, "--no-search", "do not search for the cause of wrong outputs (90 s at most)")
+    valued(
+        parser,
+        "--suite",
+        "FILE.toml",
+        "also add the model to this suite, with the measured thresholds and costs",
+        type=Path,
+    )
+    switch(parser, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")
+    repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
+    switch(parser, "--embed", "put the context into the .onnx")
+    repeatable(
+        parser,
+        "--and-soc",
+        "CHIP",
+        "make one file for this chip too, a flexible context (QNN 2.49.40 or later)",
+    )
+    add_option(onnx)
+    add_language(parser.add_argument_group(CHECKPOINT))
+    verbose = "also show QNN's build, traffic with memory, and all slices of the outputs"
+    parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
+    add_work(parser.add_argument_group("how"), "a step")
+    help = f"end a run on the emulator after S seconds [{RUN_TIMEOUT:g}]"
+    valued(pytorch, "--run-timeout", "S", help, type=duration)
+    pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
+
+
+def compiling_of(args: argparse.Namespace) -> Compiling:
+    return Compiling(
+        args.output,
+        verify=args.verify == "emulator",
+        verbose=args.verbose,
+        search=not args.no_search,
+        several_precisions=len(args.precisions or ()) > 1,
+        keep_on_cpu=tuple(args.keep_on_cpu),
+        embed=args.embed,
+        and_socs=tuple(map(chip_named, args.and_soc)),
+        language=Language(
+            args.through or "genie",
+            args.context or 128,
+            args.prefill or 32,
+            args.parts,
+            args.shared_weights,
+            args.adapter,
+        ),
+    )

@@ -1,0 +1,336 @@
+"""Findings that all lanes share, whatever compiled a program."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ci.closed import not_passed as names_not_passed
+from ci.models.inputs import InputsUsed
+from ci.outcome import Result
+from ci.suite import accuracy
+from ci.suite.programs import NO_SUITE, AnyProgram, Thresholds
+from ci.suite.suite_file import accepted_path
+from provisioning.base.commands import Fix, joined
+from provisioning.base.findings import Finding, Metric, Place, Severity
+from provisioning.base.units import bound_in_decibels, in_decibels
+from provisioning.build_id import version_in
+from provisioning.known_faults import Lane, faults_of_build
+
+
+def errors_of(subject: str, again: str) -> Callable[..., Finding]:
+    """Makes errors about a program: rule, message and fix, with the command that runs it again."""
+
+    def error(rule: str, message: str, fix: str = "") -> Finding:
+        return Finding(
+            rule, Severity.ERROR, subject, message, Fix("{}; then {}", fix, again) if fix else again
+        )
+
+    return error
+
+
+def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], again: str) -> Iterator[Finding]:
+    """A warning about thresholds that say little; the command `again` writes measured ones."""
+    thresholds, least = program.thresholds, accuracy.required_of(program.run.kind)["sqnr_db"]
+    if thresholds is None:
+        return
+    if thresholds.placeholder:
+        message = "its thresholds are a placeholder: outputs that are all zero would pass"
+    elif thresholds == Thresholds() and figures.get("sqnr_db", -math.inf) >= least:
+        words = accuracy.in_words(figures)
+        message = f"it has no thresholds: {words}, and anything from {bound_in_decibels(least)} on would pass"
+    else:
+        return
+    alone = f"take its thresholds out of {program.suite}; then " if program.demanded else ""
+    fix = Fix("when the model is as you want it, {}{}", alone, again)
+    yield Finding("threshold-placeholder", Severity.WARNING, program.name, message, fix)
+
+
+def notes(program: AnyProgram[Any, Any], facts: Mapping[str, Any], again: str) -> Iterator[Finding]:
+    """Notes for the author of a factory (`ModelWithInputs.notes`)."""
+    for rule, message in facts.get("notes", ()):
+        yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, again)
+
+
+def not_passed(programs: Iterable[AnyProgram[Any, Any]], results: Mapping[str, Result]) -> Iterator[Finding]:
+    """Variables that models asked for and that are set here, but in no key: once for each suite."""
+    asking: dict[tuple[str, str, str], str] = {}
+    for program in programs:
+        asked = results[program.name].asked if program.name in results else {}
+        for name, field in names_not_passed(asked, os.environ):
+            asking.setdefault((str(program.suite), name, field), program.name)
+    for (suite, name, field), program_name in asking.items():
+        alone = suite.endswith(f"/{NO_SUITE}")
+        message = f"{program_name} reads the variable {name}, which is set but not passed to models"
+        fix = f"--variable {name}" if alone else f'{field} = ["{name}"] at the top of {suite}'
+        subject = program_name if alone else suite
+        yield Finding("variable-not-passed", Severity.WARNING, subject, message, fix)
+
+
+def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iterator[Finding]:
+    """What is known of a build of which a program missed a threshold."""
+    if not any(finding.rule.endswith("-accuracy") for finding in findings):
+        return
+    for fault in faults_of_build(build_id, lane):
+        if fault.where == "emulator":
+            build, message = f"QNN {version_in(build_id)}", f"{fault.title} ({fault.id})"
+            yield Finding("known-fault", Severity.NOTE, build, message, fault.fix)
+
+
+FOLLOWS = {
+    "lowering-delegates": ("lowering-cpu-operator",),
+    "accuracy-constant": ("emulator-accuracy", "onnx-accuracy"),
+    "threshold-placeholder": ("emulator-accuracy", "onnx-accuracy"),
+}
+"""By rule: the rules whose error in a program is the cause of its finding, too."""
+
+
+def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a program without those that an error of it causes: the error says them, too."""
+    kept: list[Finding] = []
+    caused: dict[str, list[str]] = {}
+    errors = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
+    for finding in findings:
+        cause = next((name for name in FOLLOWS.get(finding.rule, ()) if name in errors), "")
+        if cause:
+            caused.setdefault(cause, []).append(finding.message)
+        else:
+            kept.append(finding)
+    # Of several errors of one rule the first says it.
+    return [
+        replace(finding, message="; ".join([finding.message, *caused.pop(finding.rule)]))
+        if finding.rule in caused
+        else finding
+        for finding in kept
+    ]
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    return "fail" if any(finding.severity is Severity.ERROR for finding in findings) else "pass"
+
+
+def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]) -> dict[str, Metric]:
+    return dict(accuracy.bounds_of(program.thresholds, figures, program.run.kind))
+
+
+def accepting(program: AnyProgram[Any, Any], misses: Sequence[accuracy.Missed], every: Fix) -> str:
+    """What to do about misses that a better program does not cure; empty if there is none. `every` runs the
+    program's run for all its chips."""
+    if demanded := [miss.figure for miss in misses if miss.figure in program.demanded]:
+        return f"or change {', '.join(demanded)} of its thresholds in {program.suite}, by hand"
+    if absent := [miss.figure for miss in misses if miss.value is None]:
+        place = accepted_path(program.suite, program.profile)
+        return f"remove the threshold of {', '.join(absent)} from {place}"
+    if accuracy.below_floor(
+        {miss.figure: miss.value for miss in misses if miss.value is not None}, program.run.kind
+    ):
+        return Fix("if it cannot be better, {}", every.plus("--accept", "--reason", "TEXT"))
+    return ""
+
+
+def not_in_fp16(soc: str) -> str:
+    return f"expected 16-bit floats, but QNN computes everything in float32: {soc} has no fp16"
+
+
+@dataclass(frozen=True)
+class Causes:
+    """What was measured of a program, or is known of its operators, that may explain a miss."""
+
+    losses: str = ""
+    """The operators where quantizing loses most."""
+    slices: Sequence[str] = ()
+    """What is lost of the outputs."""
+    beyond: str = ""
+    """The operators whose values leave fp16."""
+    beyond_fix: str = ""
+    chosen: str = ""
+    """The operators whose indices are outputs."""
+    known: Sequence[str] = ()
+    """Faults of the build that its operators can have."""
+    place: Place | None = None
+    """Of the first that has a line of the model."""
+
+    def suspected(self, misses: Sequence[accuracy.Missed], figures: Mapping[str, float]) -> Sequence[str]:
+        """What was not proved on this program: known faults of the chip, which the quantized model on the CPU
+        has not, and where quantizing loses most by the outputs of single operators."""
+        of_chip = chip_differs(misses, figures) or not accuracy.against_nearest(figures)
+        likely = () if self.beyond else self.known if of_chip else filter(None, [self.losses])
+        return [f"suspected: {words}" for words in likely]
+
+
+BEYOND_NAMED = 3
+BEYOND_FIX = "make the values smaller before that line, such as by x * 0.01 (a norm gives the same result)"
+
+
+def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:
+    """Which operators of a float model leave fp16; empty if none does."""
+    words = [f"{operator_place(row)} has values up to {row['largest']:.3g}" for row in beyond[:BEYOND_NAMED]]
+    return f"in fp16 nothing is above {accuracy.HALF_MOST:g}, and {', '.join(words)}" if words else ""
+
+
+def operator_place(row: Mapping[str, Any]) -> str:
+    return str(row["operator"]) + (f" at {row['source']} `{row['code']}`" if row["source"] else "")
+
+
+def accuracy_message(
+    misses: Sequence[accuracy.Missed], figures: Mapping[str, float], causes: Causes = Causes()
+) -> str:
+    """The missed thresholds, and whether quantization or the chip causes them."""
+    message = "; ".join(map(str, misses))
+    if any(miss.figure == SLICE for miss in misses):
+        message = "; ".join([message, *causes.slices])
+    if all(miss.figure == SLICE for miss in misses):
+        # An operator's output as a whole says nothing of it.
+        return message
+    differs = "the program computes something else than the quantized model"
+    parts = [message, differs * chip_differs(misses, figures), causes.beyond]
+    return "; ".join([*filter(None, parts), *causes.suspected(misses, figures)])
+
+
+SLICE = "slice_sqnr_db"
+
+
+def accuracy_fix(
+    misses: Sequence[accuracy.Missed],
+    figures: Mapping[str, float],
+    divergence: str,
+    where: str,
+    otherwise: str = "",
+    causes: Causes = Causes(),
+) -> str:
+    """What to do about misses: `divergence` and `where` are the commands that name operators, where the chip
+    computes something else, and where quantizing loses it; empty if there is no such command."""
+    if all(miss.figure == SLICE for miss in misses):
+        alone = "let the model return the lost part as its own output"
+        return joined([alone, _naming(misses, figures, "", where, "")], "; or ")
+    if causes.beyond:
+        return causes.beyond_fix
+    if causes.chosen and all(miss.figure.endswith("agreement") for miss in misses):
+        return f"take {causes.chosen} out of the model: let it return the values, and choose on the CPU"
+    return _naming(misses, figures, divergence, where, otherwise)
+
+
+def _naming(
+    misses: Sequence[accuracy.Missed],
+    figures: Mapping[str, float],
+    divergence: str,
+    where: str,
+    otherwise: str,
+) -> str:
+    if chip_differs(misses, figures) or not accuracy.against_nearest(figures):
+        return Fix("{} names the operator that differs", divergence) if divergence else otherwise
+    return Fix("{} names the operators where quantizing loses", where) if where else otherwise
+
+
+def accuracy_of_one_model(
+    subject: str, figures: Mapping[str, float], divergence: str, where: str, causes: Causes, judged: HowJudged
+) -> list[Finding]:
+    """As a suite's program without thresholds of its own is judged. Without `divergence`, a command, it
+    is the quantized model itself."""
+    if not divergence:
+        figures = {**figures, "reference_sqnr_db": math.inf}
+    low, severity = accuracy.missed(Thresholds(), figures, judged.kind), Severity.ERROR
+    if not (misses := low or below_usual(judged.kind, figures)):
+        return []
+    message = accuracy_message(misses, figures, causes)
+    fix = accuracy_fix(misses, figures, divergence, where, causes=causes)
+    if not low:
+        severity = Severity.WARNING
+    elif judged.provisional(figures):
+        severity, message, fix = Severity.WARNING, PROVISIONAL + message, REAL_SAMPLES
+    return [Finding("compile-accuracy", severity, subject, message, fix, causes.place)]
+
+
+def verdict_of_one_model(
+    subject: str,
+    figures: Mapping[str, float],
+    slices: Sequence[str],
+    divergence: str,
+    where: str,
+    causes: Causes,
+    judged: HowJudged,
+) -> tuple[list[Finding], list[str]]:
+    """The errors, and warnings of all else that its figures tell."""
+    found = accuracy_of_one_model(subject, figures, divergence, where, causes, judged)
+    errors = [finding for finding in found if finding.severity is Severity.ERROR]
+    constant = nearly_constant(figures, slices)
+    low = (f"{finding.message}; {finding.fix}" for finding in found if finding not in errors)
+    return errors, [*filter(None, [constant]), *low]
+
+
+PROVISIONAL = "provisional, on random inputs: "
+REAL_SAMPLES = "--calibrate DIR, a folder with a file for each real input (.npy, .npz)"
+
+
+@dataclass(frozen=True, slots=True)
+class HowJudged:
+    """By what a program was measured."""
+
+    kind: str
+    used: InputsUsed
+
+    def provisional(self, figures: Mapping[str, float]) -> bool:
+        """Whether noise may be all that is wrong: the chip computes what it was given."""
+        return self.used.noise and not accuracy.computed_otherwise(figures, self.kind)
+
+
+def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed]:
+    """What is lost beyond what rounding usually costs, of floats or on the chip: worth a warning."""
+    return [
+        accuracy.Missed(name, bound, figures[name])
+        for name, bound in accuracy.usual_of(kind).items()
+        if figures.get(name, math.inf) < bound
+    ]
+
+
+def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
+    """What is wrong with a good figure that only says how exact the mean of the outputs is; else empty."""
+    whole, varying = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
+    if not accuracy.of_the_mean(whole, varying):
+        return ""
+    message = (
+        f"{in_decibels(whole)} SQNR, and {in_decibels(varying)} without the mean over the compared inputs:"
+        " the outputs hardly depend on the input, and that part is lost"
+    )
+    return "; ".join([message, *slices])
+
+
+def below_usual_of(
+    program: AnyProgram[Any, Any],
+    figures: Mapping[str, float],
+    causes_of: Callable[[], Causes],
+    divergence: str,
+) -> Iterator[Finding]:
+    """A warning, unless the suite agrees to it or the figures miss more than that."""
+    thresholds, misses = program.thresholds, below_usual(program.run.kind, figures)
+    agreed = thresholds is None or thresholds.sqnr_db is not None
+    if misses and not agreed and not accuracy.missed(thresholds, figures, program.run.kind):
+        causes = causes_of()
+        message = accuracy_message(misses, figures, causes)
+        fix = accuracy_fix(misses, figures, divergence, "", causes=causes)
+        yield Finding("accuracy-usual", Severity.WARNING, program.name, message, fix)
+
+
+def constant_outputs(
+    program: AnyProgram[Any, Any], figures: Mapping[str, float], slices: Sequence[str], again: str
+) -> Iterator[Finding]:
+    if message := nearly_constant(figures, slices):
+        yield Finding("accuracy-constant", Severity.WARNING, program.name, message, again)
+
+
+def chip_differs(misses: Sequence[accuracy.Missed], figures: Mapping[str, float]) -> bool:
+    """Whether the program on the chip, rather than quantization, causes a miss."""
+    reference = figures.get("reference_sqnr_db", math.inf)
+    against = {miss.figure.startswith("reference") for miss in misses}
+    # Nearer to the quantized model than to the float one: quantization is the cause.
+    follows = reference > figures.get("sqnr_db", math.inf) + accuracy.CLEARLY_DB
+    if True in against:
+        return not (False in against and follows)
+    return not follows and any(
+        figures.get(f"reference_{miss.figure}", math.inf) < miss.bound
+        for miss in misses
+        if miss.figure in ("sqnr_db", "agreement", "choice_agreement")
+    )

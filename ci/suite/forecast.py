@@ -1,0 +1,224 @@
+"""The time that a program will take on a phone: QNN's own estimate for another chip, by constants that were
+fitted to what real phones measured. A forecast is no measurement, and says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ci.suite.phones import PRECISIONS, Forecasts
+from provisioning.base.accepted import SHIPPED, load_accepted
+from provisioning.base.commands import Fix, session
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import MANIFESTS
+from provisioning.build_id import version_in
+
+ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
+ON_A_PHONE = Fix("measure it on a phone: {}", ("run_device", "--inputs", "FILES"))
+BASIS = "least_us"
+"""Of QNN's three estimates the one that phones follow best."""
+BY = "by."
+"""How names of errors begin that another phone's measurement leaves."""
+ONNX_ALONE, TO_ONNX = (
+    "forecasts are fitted for ONNX models only",
+    "export it with torch.onnx.export, and name the .onnx",
+)
+UNFAMILIAR = 0.1
+"""Above this share of operators that no fitted model has, a model is of another kind than they."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhoneFit:
+    scale: float
+    """Microseconds on the phone for one of the estimate."""
+    around_us: float
+    """What surrounds a network on the phone."""
+    within: float
+    """80 of 100 models that were left out took at most this part longer or shorter: 0.5 is 1.5 times."""
+    by_other: Mapping[str, float] = field(default_factory=dict)
+    """The same of forecasts that another phone's measurement corrects, by that phone."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedRange:
+    """Within which a model is like those that were fitted."""
+
+    least_us: float
+    most_us: float
+    operators: frozenset[str]
+
+    def why_not(self, us: float, operators: Mapping[str, int]) -> str:
+        """Why the older chip's estimate cannot be trusted; empty if it can."""
+        if not self.least_us <= us <= self.most_us:
+            within = f"the {self.least_us:,.0f} to {self.most_us:,.0f} us that were fitted"
+            return f"its estimate of {us:,.0f} us is outside {within}"
+        unfamiliar = {name: count for name, count in operators.items() if name not in self.operators}
+        if sum(unfamiliar.values()) > UNFAMILIAR * sum(operators.values()):
+            return f"{', '.join(sorted(unfamiliar))}: no fitted model has these operators"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    build_id: str
+    limits: FittedRange
+    phones: Mapping[tuple[str, str], PhoneFit]
+    """By phone and AI Hub's precision."""
+
+
+def load_fit() -> Fit:
+    subjects = load_accepted(ACCEPTED, SHIPPED).subjects
+    common: Any = subjects["fit"]
+    phones = {}
+    for subject, values in subjects.items():
+        kind, _, name = subject.partition("/")
+        if kind == "phones":
+            phone, precision = name.split("/")
+            row: Any = values
+            others = {key.removeprefix(BY).replace("_", " "): row[key] for key in row if key.startswith(BY)}
+            phones[phone, precision] = PhoneFit(row["scale"], row["around_us"], row["p80"], others)
+    limits = FittedRange(common["least_us"], common["most_us"], frozenset(common["operators"].split()))
+    return Fit(common["qnn"], limits, phones)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of one program on one phone, in milliseconds."""
+
+    phone: str
+    soc: str
+    ms: float
+    within: float
+
+    @property
+    def least_ms(self) -> float:
+        return self.ms / (1 + self.within)
+
+    @property
+    def most_ms(self) -> float:
+        return self.ms * (1 + self.within)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.phone}  about {self.ms:.3g} ms ({self.least_ms:.3g} to {self.most_ms:.3g}, as for 80 of"
+            " 100 models that the fit had not seen)"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = {**asdict(self), "least_ms": self.least_ms, "most_ms": self.most_ms}
+        return {
+            name: round(value, 5) if isinstance(value, float) else value for name, value in figures.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasted:
+    """Of one program: by phone its forecast, or why there is none."""
+
+    forecasts: tuple[Forecast, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    basis: str = ""
+    withheld: str = ""
+    """Why no phone has a forecast."""
+    fix: str = ""
+
+    def of(self, phones: Collection[str]) -> Forecasted:
+        shown = tuple(row for row in self.forecasts if row.phone in phones)
+        reasons = {phone: reason for phone, reason in self.reasons.items() if phone in phones}
+        withheld = self.withheld or (
+            "" if shown else next(iter(reasons.values()), "no such phone was fitted")
+        )
+        return Forecasted(shown, reasons, self.basis, withheld, self.fix)
+
+    def in_words(self) -> list[str]:
+        if self.withheld:
+            return [f"no forecast: {self.withheld}", *([f"  try: {self.fix}"] if self.fix else [])]
+        return [
+            *map(str, self.forecasts),
+            *(f"{phone}  no forecast: {reason}" for phone, reason in self.reasons.items()),
+            f"forecast, not measured: {self.basis}",
+        ]
+
+
+def of_language_model(typed: str) -> Forecasted:
+    """Why a checkpoint, or what Genie is given of one, has no forecast."""
+    return Forecasted(
+        withheld=f"{typed} is a language model. AI Hub measured whole ones of 0.6 billion weights and more,"
+        " in tokens a second, and no part of one; so nothing is fitted to what QNN estimates of a part",
+        fix=Fix("{}, and there the model most like it", session("forecast", "text generation", "--measured")),
+    )
+
+
+def forecast(precision: str, facts: Mapping[str, Any] | None, fit: Fit, table: Forecasts) -> Forecasted:
+    """`facts` are of the step that asked QNN: estimates, refusals, operators; `precision` is ours."""
+    if facts is None:
+        return Forecasted(withheld="the compiler gave no estimate")
+    if (build := str(facts["build_id"])) != fit.build_id:
+        fitted = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
+        return Forecasted(withheld=fitted, fix=ON_A_PHONE)
+    hub, forecasts, reasons = PRECISIONS.get(precision, ""), list[Forecast](), dict[str, str]()
+    for phone, about in table.phones.items():
+        if not (fitted_phone := fit.phones.get((phone, hub))):
+            continue
+        chips = table.chips(precision, [phone])
+        estimates = lower(facts)
+        if reason := unsound(facts, chips) or fit.limits.why_not(estimates[table.chip], facts["operators"]):
+            reasons[phone] = reason
+        else:
+            us = fitted_phone.scale * basis_of(estimates, chips) + fitted_phone.around_us
+            forecasts.append(Forecast(phone, about.soc, us / 1000, fitted_phone.within))
+    if not forecasts and not reasons:
+        known = ", ".join(ours for ours, name in PRECISIONS.items() if any(name in key for key in fit.phones))
+        return Forecasted(withheld=f"no phone's {precision} was fitted", fix=f"--precision {known}")
+    rests_on = " and ".join(f"{chip} ({us:,.0f} us)" for chip, us in lower(facts).items())
+    basis = f"QNN {version_in(build)}'s lower estimates for {rests_on}, by what AI Hub measured"
+    basis += f" ({table.wheel.version})"
+    if (took := facts.get("cpu_seconds")) is not None:
+        basis += f"; asking QNN took {took:.1f} s of a processor"
+    return Forecasted(tuple(forecasts), reasons, basis).of(table.phones)
+
+
+def lower(facts: Mapping[str, Any]) -> dict[str, float]:
+    """What forecasts rest on, by chip, in microseconds."""
+    return {chip: float(estimate[BASIS]) for chip, estimate in facts["estimates"].items()}
+
+
+def basis_of(estimates: Mapping[str, float], chips: Collection[str]) -> float:
+    """Half way between two chips."""
+    older, newer = (estimates[chip] for chip in (*chips, *chips)[:2])
+    return float((older * newer) ** 0.5)
+
+
+def unsound(facts: Mapping[str, Any], chips: Collection[str]) -> str:
+    """What the estimates themselves lack; empty if nothing."""
+    for chip in chips:
+        if not (estimate := facts["estimates"].get(chip)):
+            return f"QNN has no estimate for {chip}: {facts['refused'].get(chip, 'it says nothing')}"
+        if estimate["graphs"] != 1:
+            return f"{chip} cuts it into {estimate['graphs']} graphs"
+        if estimate["uncosted"]:
+            return f"{estimate['uncosted']} of its operators have no cost in QNN's estimate"
+    return ""
+
+
+def by_measurement(text: str, precision: str, found: Forecasted, fit: Fit, table: Forecasts) -> Forecasted:
+    """`PHONE=1.42 ms`: the same model on the other phones, by what was measured on one."""
+    name, _, value = text.partition("=")
+    number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*ms\s*", value)
+    if not number or not float(number[1]):
+        raise UsageError(
+            f"--measured {text}: expected a phone and milliseconds", fix="--measured 'Galaxy S24=1.42 ms'"
+        )
+    phone = table.named(name.strip())
+    own = next((row for row in found.forecasts if row.phone == phone), None)
+    if own is None:
+        return found
+    factor, rows = float(number[1]) / own.ms, list[Forecast]()
+    for row in found.forecasts:
+        errors = fit.phones[row.phone, PRECISIONS[precision]].by_other
+        if row.phone != phone:
+            rows.append(Forecast(row.phone, row.soc, row.ms * factor, errors.get(phone, row.within)))
+    basis = f"measured on {phone}: {number[1]} ms, {factor:.2f} times its forecast"
+    return Forecasted(tuple(rows), found.reasons, basis)

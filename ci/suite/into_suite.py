@@ -1,0 +1,190 @@
+"""`compile --suite`: add a model to a new or an existing suite, as its author would."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ci.models.imports import module_file
+from ci.models.user_model import UserModel
+from ci.suite.accuracy import required_of
+from ci.suite.baseline import load_tolerances
+from ci.suite.measured_thresholds import accepted_figures, below_required, derived, threshold_values
+from ci.suite.programs import AnyProgram, Suites
+from ci.suite.suite_file import accepted_path
+from provisioning.base import toml
+from provisioning.base.accepted import accept
+from provisioning.base.commands import add_flags, leave_out
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.files import replace_text, repository_of
+from provisioning.base.project import project
+from provisioning.base.settings import MANIFESTS
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+
+WORKFLOW = MANIFESTS / "workflow.yml"
+"""Calls the gate for a suite of the calling repository."""
+
+OURS = ("lane", "socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
+"""Keys of a run that we write or keep. A run with other keys was written by its author and is another run."""
+
+
+def require_place(suite: Path, *, measured: bool) -> None:
+    """Before anything is compiled."""
+    if not measured:
+        raise UsageError(
+            "--suite accepts measured thresholds, but this command does not run the model",
+            fix=leave_out("--suite", ", or the flags that prevent the run: --verify, --backend, --and-soc"),
+        )
+    if suite.suffix != ".toml" or suite.is_dir():
+        raise UsageError(f"--suite {suite}: expected a .toml file", fix="--suite models.toml")
+    if not suite.parent.is_dir() or not os.access(suite.parent, os.W_OK):
+        raise UsageError(f"--suite {suite}: its folder cannot be written", fix="name another file")
+    _text(suite)
+
+
+def factory_in(named: UserModel, suite: Path) -> str:
+    """The model's name in this suite: a file relative to the suite, or a module as it is imported there."""
+    if named.factory.endswith(".pt2"):
+        return os.path.relpath(named.search_path / named.factory, suite.parent)
+    module, _, function = named.factory.partition(":")
+    if suite.parent == named.search_path:
+        return named.factory
+    file = module_file(module, [named.search_path])
+    if file is None:
+        # An installed package.
+        return named.factory
+    if module_file(module, [suite.parent]) == file:
+        return named.factory
+    below = named.file is not None and file.is_relative_to(suite.parent)
+    words = file.relative_to(suite.parent).with_suffix("").parts if below else ()
+    if words and all(word.isidentifier() for word in words):
+        return f"{'.'.join(words)}:{function}"
+    raise UsageError(
+        f"{suite}: a suite's modules must be in its folder, but {module} is in {named.search_path}",
+        fix=add_flags("--suite", str(named.search_path / suite.name)),
+    )
+
+
+def suite_with(
+    suite: Path,
+    name: str,
+    case: Mapping[str, Any],
+    lane: str,
+    same: Callable[[str], str],
+    run: Mapping[str, Any],
+    socs: Sequence[str],
+) -> tuple[str, int]:
+    """The suite's text with this run of this case, and the run's number among the case's runs in this lane.
+
+    An existing run with the same precision (`same` gives it the name that is written) is updated, and keeps
+    its chips and tags. Comments and everything else stay."""
+    import tomlkit
+
+    text = _text(suite)
+    document: Any = tomlkit.parse(text or "schema = 2\n")
+    cases = document.setdefault("case", tomlkit.table(is_super_table=True))
+    if name not in cases:
+        cases[name] = tomlkit.table()
+        cases[name].update(case)
+    # As a suite has them: a list for a tuple.
+    for key, value in tomlkit.item(dict(case)).unwrap().items():
+        if cases[name].get(key) != value:
+            raise UsageError(
+                f"{suite}: case.{name} already exists with {key} = {cases[name].get(key)!r}, not {value!r}",
+                fix="rename that case, or name another suite",
+            )
+    runs = cases[name].setdefault("run", tomlkit.aot())
+    of_lane = [run for run in runs if run.get("lane") == lane]
+    number = next(
+        (
+            index
+            for index, known in enumerate(of_lane)
+            if "precision" in known
+            and same(known["precision"]) == run["precision"]
+            and set(known) <= {*OURS, *run}
+        ),
+        len(of_lane),
+    )
+    if number == len(of_lane):
+        runs.append(tomlkit.table())
+        of_lane.append(runs[-1])
+    mine = of_lane[number]
+    chips = tuple(dict.fromkeys([*mine.get("socs", ()), *socs]))
+    for key, value in {"lane": lane, **run, "socs": list(chips)}.items():
+        if value in (None, [], ()):
+            mine.pop(key, None)
+        else:
+            mine[key] = value
+    return tomlkit.dumps(document), number
+
+
+@dataclass(frozen=True)
+class Extension(Generic[P]):
+    """A run of a model that a suite is to have, and that the emulator is to measure first."""
+
+    suites: Suites[P]
+    path: Path
+    name: str
+    case: Mapping[str, Any]
+    same: Callable[[str], str]
+    run: Mapping[str, Any]
+    socs: Sequence[str]
+    profile: str
+
+    def _text(self, run: Mapping[str, Any], socs: Sequence[str]) -> tuple[str, int]:
+        return suite_with(self.path, self.name, self.case, self.suites.lane, self.same, run, socs)
+
+    @cached_property
+    def programs(self) -> list[P]:
+        """For all chips of the run: of one that is there already, the thresholds hold for each."""
+        text, number = self._text(self.run, self.socs)
+        suite = self.suites.parse(toml.loads(text), self.path)
+        run = suite.cases[self.suites.lane][self.name].runs[number]
+        every = self.suites.programs_in(suite, profile=self.profile)
+        return [program for program in every if program.run is run]
+
+    def write(self, figures: Sequence[Mapping[str, float]], more: Mapping[str, Any]) -> None:
+        """Write the run to the suite, with `more` in it, and accept thresholds from its programs' figures."""
+        program, run = self.programs[0], self.programs[0].run
+        text, _ = self._text({**self.run, **more}, run.socs)
+        margin_db = load_tolerances().sqnr_margin_db
+        thresholds = derived(accepted_figures(program, figures), figures, margin_db)
+        for name in below_required(thresholds, run.kind):
+            # Without a reason no threshold is lowered below what is required of every program.
+            agreed = getattr(program.accepted, name)
+            thresholds[name] = (
+                required_of(run.kind)[name] if agreed is None else max(agreed, thresholds[name])
+            )
+        replace_text(self.path, text)
+        thresholds = {name: value for name, value in thresholds.items() if not math.isnan(value)}
+        rows = {f"{program.lane}/{program.run_name}": threshold_values(thresholds)}
+        accept(accepted_path(self.path, self.profile), lambda before: before.updated(rows))
+        held = ", ".join(f"{name} = {value:g}" for name, value in {**thresholds, **program.demanded}.items())
+        sys.stdout.write(
+            f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n"
+            "a workflow that holds pull requests to it:\n\n"
+        )
+        repository = repository_of(self.path)
+        inside = self.path.is_relative_to(repository)
+        named = self.path.relative_to(repository) if inside else self.path.name
+        workflow = WORKFLOW.read_text(encoding="utf-8")
+        workflow = workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(named))
+        sys.stdout.write(workflow)
+
+
+def _text(suite: Path) -> str:
+    if not suite.exists():
+        return ""
+    try:
+        text = suite.read_text(encoding="utf-8")
+        toml.loads(text)
+    except (toml.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ManifestError(suite, "(syntax)", expected="TOML", found=str(error)) from error
+    return text

@@ -1,0 +1,138 @@
+"""The reports of the commands for one model: each keeps what the command did of other models before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ci.suite.options import OneModel
+from provisioning.base import answer
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Report, Severity
+from provisioning.base.mutex import mutex
+from provisioning.base.settings import DEFAULT_TARGET
+from provisioning.base.stage_run import StageRun
+
+DIES = "model-dies"
+"""Of a model that gives no program."""
+MODELS = "models"
+"""The metric of a report that has a row for each model."""
+
+
+@dataclass
+class ModelReport:
+    """What one command says of one model, beside what it prints."""
+
+    name: str
+    stage: StageRun
+    more: dict[str, Metric] = field(default_factory=dict)
+    """Other metrics that have a row for each model."""
+
+    cells: list[Mapping[str, str]] = field(default_factory=list)
+    """Of each program that was made: what a table of several precisions says."""
+
+    def warn(self, messages: Iterable[str]) -> None:
+        for message in messages:
+            self.stage.add("model-warning", Severity.WARNING, self.name, message)
+
+    exported: OneModel | None = None
+    """The model that another Python exported, which the commands that are offered take."""
+    rules: list[str] = field(default_factory=list)
+    """Of what is wrong with the model, for the commands that are offered."""
+    offers: Mapping[str, str] = field(default_factory=dict)
+
+    def fail(
+        self,
+        message: str,
+        fix: str = "",
+        rule: str = "",
+        place: Place | None = None,
+        edit: Edit | None = None,
+    ) -> None:
+        found = Finding("model-failed", Severity.ERROR, self.name, message, fix, place, edit)
+        self.stage.findings.append(found)
+        self.rules += [rule] if rule else []
+
+    def wrote(self, paths: Iterable[Path]) -> None:
+        self.stage.artifacts += [Artifact.of(path.suffix.lstrip("."), path) for path in paths]
+
+
+def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[ModelReport], int]) -> int:
+    """The exit code of the work, which is put into the verb's report with what it printed.
+
+    `about` names what was asked for: the same of the same model replaces what was said before. An error of
+    usage is no work, and is not in the report."""
+    # Imported late: the gate's start needs of this module a name alone.
+    from ci.work import sharing_templates
+
+    selection = model.selection
+    name = " ".join(filter(None, [model.typed, *about]))
+    report = ModelReport(name, StageRun.as_typed(verb, selection.profile, DEFAULT_TARGET))
+    tee = answer.Tee(sys.stdout)
+    printed = tee.kept
+    try:
+        with redirect_stdout(tee), sharing_templates():
+            code = work(report)
+    except UsageError:
+        raise
+    except ToolkitError as error:
+        report.fail(error.message, error.fix, DIES if error.exit_code == CheckFailed.exit_code else "")
+        _write(report, printed.getvalue(), model)
+        raise
+    if code and not any(finding.severity is Severity.ERROR for finding in report.stage.findings):
+        report.fail(f"{verb} ended with exit code {code}")
+    _write(report, printed.getvalue(), model)
+    return code
+
+
+def _write(report: ModelReport, printed: str, model: OneModel) -> None:
+    """The command has done its work, so a folder that takes no report costs a line, and not the result."""
+    from ci.suite.offers import offers_of, show, words_of
+
+    reports, named = model.selection.reports, report.exported or model
+    words = words_of(named.words(named.selection.soc) if named.typed else [])
+    report.offers = offers_of(report.rules, words, besides=report.stage.stage)
+    show(report.offers)
+    answer.add(offers=report.offers)
+    try:
+        reports.mkdir(parents=True, exist_ok=True)
+        with mutex(reports / f".{report.stage.stage}.lock"):
+            _merged(report, printed, reports)
+    except (ToolkitError, OSError) as error:
+        sys.stderr.write(f"note: {reports / report.stage.stage}.json was not written: {error}\n")
+
+
+def _merged(report: ModelReport, printed: str, reports: Path) -> None:
+    from ci.suite.installed import source_of_executorch
+
+    stage, name = report.stage, report.name
+    now = stage.finish()
+    row: dict[str, Metric] = {
+        "verdict": now.outcome.value,
+        "said": [*printed.splitlines()],
+        "command": stage.command,
+        "when": stage.started,
+        "seconds": now.seconds,
+        "offers": dict(report.offers),
+    }
+    stage.metrics |= {MODELS: {name: row}, **{key: {name: value} for key, value in report.more.items()}}
+    stage.metrics |= source_of_executorch()
+    with suppress(FileNotFoundError, ValueError):
+        earlier = Report.read(reports / f"{stage.stage}.json")
+        for key, rows in stage.metrics.items():
+            others = earlier.metrics.get(key)
+            if isinstance(others, dict) and isinstance(rows, dict):
+                stage.metrics[key] = {**{other: others[other] for other in others if other != name}, **rows}
+        stage.findings += [finding for finding in earlier.findings if finding.subject != name]
+        written = {artifact.path for artifact in stage.artifacts}
+        stage.artifacts += [
+            artifact
+            for artifact in earlier.artifacts
+            if artifact.path not in written and Path(artifact.path).is_file()
+        ]
+    # Not by `write`: an answer (--json) has this command's own findings alone.
+    replace_text(reports / f"{stage.stage}.json", stage.finish().as_json())

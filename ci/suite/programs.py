@@ -1,0 +1,396 @@
+"""A case is one model; a run of it is one way to compute it; a program is one run for one chip."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import add
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from ci.models.own_packages import NONE, Needs, needs_of
+from ci.suite.expression import matcher
+from ci.suite.suite_file import LaneForm, SuiteFile, accepted_path, missing_lane, parse_suite, read_suite
+from provisioning.base.accepted import load_accepted
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import Fix, session
+from provisioning.base.documents import Model, parse
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import DEFAULT_PROFILE
+from provisioning.manifest import soc_named
+
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Factory = Annotated[str, StringConstraints(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]+\.pt2)$")]
+"""A function that returns a model, or a file of torch.export.save, relative to the suite."""
+
+
+Scalar = bool | int | float | str
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Outputs that are all zero have an SQNR of 0 dB, so a lower threshold could not be missed."""
+
+
+class Thresholds(Model):
+    """Minimum accuracy of the emulator's outputs. Names without a prefix compare with the float model."""
+
+    cosine: Share | None = None
+    """For older suites. sqnr_db says more: the cosine does not see outputs of another magnitude."""
+    sqnr_db: NotNegative | None = None
+    """At least 10, if it is not named."""
+    agreement: Share | None = None
+    """The share of equal elements in an output of integers or booleans; 1, if it is not named."""
+    choice_agreement: Share | None = None
+    """The same, with indices that choose equal values, as of argmax: these are held to 1 in place of the
+    other."""
+    max_abs: NotNegative | None = None
+    max_rel: NotNegative | None = None
+    """As a part of the largest absolute expected value."""
+    top1: Share | None = None
+    """The share of rows whose largest value is at the same place."""
+    slice_sqnr_db: NotNegative | None = None
+    """At least 20, or what the program's worst output has, if it is not named."""
+    metric: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """What the function of the case's metric gives."""
+    max_metric_loss: NotNegative | None = None
+    """How much of it may be lost against the float model."""
+    reference_cosine: Share | None = None
+    reference_agreement: Share | None = None
+    reference_sqnr_db: NotNegative | None = None
+    """Compared with the quantized model on the CPU: the error that the chip adds to the quantization
+    error."""
+
+    @property
+    def placeholder(self) -> bool:
+        """Outputs that are all zero would pass."""
+        return self.sqnr_db == 0 and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
+
+
+THRESHOLD_NAMES = {
+    name: f"{'most' if name.startswith('max_') else 'least'}.{name}" for name in Thresholds.model_fields
+}
+"""In a file of accepted results, by figure."""
+
+
+class TaskMetric(Model):
+    """What the model is for, as a number that is better the larger it is."""
+
+    name: str
+    """For people: "characters right"."""
+    function: Dotted
+    """It gets the program's outputs and the float model's, of both a list for each inference."""
+
+
+HELD = ("sqnr_db", "agreement", "metric")
+HELD_QUANTIZED = (*HELD, "reference_sqnr_db", "reference_agreement")
+
+MAX_SUGGESTIONS = 8
+
+NO_SUITE = "no-suite.toml"
+"""The name in place of a suite's for a model of a command line. There is no such file."""
+
+
+class AnyRun(Model):
+    judged_later: ClassVar[frozenset[str]] = frozenset({"label", "socs", "tags", "thresholds"})
+    """Fields that the work does not get, so no result depends on them. All others are in its key."""
+
+    label: Word | None = None
+    """Tells this run from others of the same kind; [the kind]."""
+    socs: tuple[str, ...] = Field(min_length=1)
+    tags: tuple[Word, ...] = ("pr", "nightly")
+    """When the run takes place; without tags always."""
+    thresholds: Thresholds | None = None
+    """What its author demands. It wins over what was accepted."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its outputs are compared, and held to thresholds."""
+        return True
+
+    @property
+    def required_figures(self) -> tuple[str, ...]:
+        """Figures that get a threshold even if the suite does not name them, of programs that have them."""
+        return HELD
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Its name without a label."""
+
+    @property
+    def name(self) -> str:
+        return self.label or self.kind
+
+    @field_validator("socs")
+    @classmethod
+    def _are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for soc in value:
+            try:
+                soc_named(soc)
+            except UsageError as error:
+                raise ValueError(f"a SoC of manifests/socs.toml: {error.message} ({error.fix})") from None
+        return value
+
+
+class AnyCase(Model):
+    judged_later: ClassVar[frozenset[str]] = frozenset({"runs"})
+    """As of a run."""
+
+    non_finite: bool = False
+    """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
+    runs: tuple[AnyRun, ...] = Field(min_length=1, alias="run")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> AnyCase:
+        names = [run.name for run in self.runs]
+        if again := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"a label for the second run named {again[0]}")
+        return self
+
+
+class MixedRun(AnyRun):
+    """A run of a lane that can give operators another precision than the model's."""
+
+    judged_later: ClassVar[frozenset[str]] = AnyRun.judged_later | {"precision_file"}
+
+    precision_file: str = ""
+    """In place of precision and nodes: a file that `tune` has written, relative to the suite."""
+    nodes: dict[str, tuple[str, ...]] = Field(default={})
+    """By precision, the operators that have it; `*` in a name matches anything."""
+
+    @property
+    def name(self) -> str:
+        return self.label or (f"{self.kind}-mixed" if self.nodes else self.kind)
+
+
+C = TypeVar("C", bound=AnyCase)
+R = TypeVar("R", bound=AnyRun)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyProgram(Generic[C, R]):
+    """One model, computed in one way, for one chip."""
+
+    suite: Path
+    case_name: str
+    case: C
+    run: R
+    soc: str
+    profile: str = DEFAULT_PROFILE
+    needs: Needs = NONE
+    lane: str = ""
+    accepted: Thresholds = field(default_factory=Thresholds)
+    """Those of its run that --accept wrote."""
+
+    @property
+    def demanded(self) -> dict[str, float]:
+        """The thresholds that its suite names, by figure."""
+        return self.run.thresholds.model_dump(exclude_none=True) if self.run.thresholds else {}
+
+    @property
+    def thresholds(self) -> Thresholds | None:
+        """What it is held to; None if it is not measured."""
+        return self.accepted.model_copy(update=self.demanded) if self.run.is_measured else None
+
+    @property
+    def run_name(self) -> str:
+        """Without the chip."""
+        return f"{self.case_name}/{self.run.name}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.run_name}/{self.soc}"
+
+    @property
+    def search_path(self) -> Path:
+        """Where a factory's module is searched first, and where relative file names begin."""
+        return self.suite.parent
+
+    @property
+    def as_model(self) -> list[str]:
+        """MODEL and its flags for the commands for one model; empty where they cannot say what it is."""
+        return []
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What the work gets of the suite, as JSON. All of it is in the key of the work."""
+        return {
+            "case": self.case.model_dump(mode="json", exclude=set(self.case.judged_later)),
+            "run": self.run.model_dump(mode="json", exclude=set(self.run.judged_later)),
+            "soc": self.soc,
+        }
+
+    @property
+    def model_without_suite(self) -> str:
+        """Which model it is, where no suite has it; else empty."""
+        alone = self.suite.name == NO_SUITE
+        return self.case.model_dump_json(include={"factory", "model"}) if alone else ""
+
+    @property
+    def working_folder(self) -> Path:
+        """Where relative paths in the user's code begin: the suite's folder, or for a model that no suite has
+        the user's."""
+        return Parser.user_folder() if self.suite.name == NO_SUITE else self.suite.parent
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """For the process that works on it, as JSON."""
+        return {
+            **self.request,
+            "search_path": str(self.search_path),
+            "working_folder": str(self.working_folder),
+        }
+
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+
+
+def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
+    """By run. Those of the default profile hold for the runs of which this one has none."""
+    found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
+    figures = {row: name for name, row in THRESHOLD_NAMES.items()}
+    for path in dict.fromkeys(accepted_path(suite, name) for name in (DEFAULT_PROFILE, profile)):
+        for subject, values in load_accepted(path).subjects.items():
+            own, _, run = subject.partition("/")
+            if own == lane and run.count("/") == 1:
+                named = {figures.get(name, f"{name} of a run"): value for name, value in values.items()}
+                found[run] = parse(named, Thresholds, path, partial(add, (subject,)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Suites(Generic[P]):
+    stage: str
+    shipped: Path
+    program: type[P]
+    form: LaneForm
+
+    @property
+    def lane(self) -> str:
+        return self.form.lane
+
+    def load(self, path: Path) -> SuiteFile:
+        return read_suite(path, self.form)
+
+    def parse(self, document: dict[str, Any], path: Path) -> SuiteFile:
+        """As `load`, of what the file said or will say."""
+        return parse_suite(document, path, self.form)
+
+    def programs_of(self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE) -> list[P]:
+        """Every program of a suite; with `socs`, every run for these chips instead of its own."""
+        for soc in socs:
+            soc_named(soc)
+        return self.programs_in(self.load(path.absolute()), socs, profile=profile)
+
+    def programs_in(
+        self, file: SuiteFile, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
+    ) -> list[P]:
+        if self.lane not in file.cases:
+            raise missing_lane(file, self.form, self.stage)
+        needs, path, head = NONE, file.path, file.head
+        if self.form.runs_user_code and path != self.shipped:
+            needs = needs_of(
+                path,
+                head.requirements,
+                head.project,
+                variables=head.variables,
+                secrets=head.secrets,
+                wheels=head.wheels,
+            )
+        lane, held = self.lane, accepted_thresholds(path, profile, self.lane)
+        return [
+            self.program(path, name, case, run, soc, profile, needs, lane, held[f"{name}/{run.name}"])
+            for name, case in file.cases[self.lane].items()
+            for run in case.runs
+            for soc in socs or run.socs
+        ]
+
+    def all_programs(
+        self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
+    ) -> list[P]:
+        """All programs of the named suites, or of the shipped one; no two may have the same name."""
+        programs = [
+            program
+            for path in paths or [self.shipped]
+            for program in self.programs_of(path, socs, profile=profile)
+        ]
+        seen: dict[str, P] = {}
+        for program in programs:
+            if other := seen.get(program.name):
+                raise ManifestError(
+                    program.suite,
+                    f"case.{program.case_name}",
+                    expected="a name that no other suite has",
+                    found=f"the one of {other.suite}",
+                )
+            seen[program.name] = program
+        return programs
+
+    def choose(
+        self,
+        programs: Sequence[P],
+        *,
+        tags: Collection[str] = (),
+        words: Sequence[str] = (),
+        cases: Collection[str] = (),
+    ) -> list[P]:
+        """The programs of one of the cases, with one of the tags, and with a name that one of the words
+        matches, which may be expressions.
+
+        Every value must match a program: a misspelt one must not pass."""
+        matchers = {word: matcher([word]) for word in words}
+
+        def matches(flag: str, value: str, program: P) -> bool:
+            if flag == "-k":
+                return matchers[value](program.name)
+            return program.case_name == value if flag == "--case" else value in program.run.tags
+
+        choice = {"--case": cases, "--tag": tags, "-k": words}
+        for flag, values in choice.items():
+            for value in values:
+                if not any(matches(flag, value, program) for program in programs):
+                    raise self._nothing(programs, f"{flag} {value} matches no program", flag, value)
+        chosen = [
+            program
+            for program in programs
+            if all(
+                not values or any(matches(flag, value, program) for value in values)
+                for flag, values in choice.items()
+            )
+        ]
+        if not chosen:
+            flags = " ".join(f"{flag} {value}" for flag, values in choice.items() for value in values)
+            raise self._nothing(programs, f"no program is left by {flags}", "--tag")
+        return chosen
+
+    def _nothing(self, programs: Sequence[P], message: str, flag: str, value: str = "") -> UsageError:
+        names = {
+            "--tag": {tag for program in programs for tag in program.run.tags},
+            "--case": {program.case_name for program in programs},
+            "-k": {program.name for program in programs},
+        }[flag]
+        from difflib import get_close_matches
+
+        near = get_close_matches(value, names)
+        shown = list(dict.fromkeys([*near, *sorted(names)]))[:MAX_SUGGESTIONS]
+        others = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        kind = {"--tag": "tags", "--case": "cases", "-k": "programs"}[flag]
+        return UsageError(
+            f"{message}; {kind} are {', '.join(shown) or 'on no run'}{others}",
+            fix=session(self.stage, "--list"),
+        )
+
+    def repeat(self, program: P, stage: str = "", *, every_chip: bool = False) -> Fix:
+        """The command that runs this program again; with `every_chip`, its run for each chip of the suite."""
+        suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
+        name = f"{program.run_name}/" if every_chip else program.name
+        soc = [] if every_chip or program.soc in program.run.socs else ["--soc", program.soc]
+        profile = [] if program.profile == DEFAULT_PROFILE else ["--profile", program.profile]
+        return session(stage or self.stage, *suite, "-k", name, *soc, *profile)

@@ -1,0 +1,217 @@
+"""What the stages that run a suite have in common: choosing programs, baselines, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from ci.jobs import Job
+from ci.models.own_packages import OwnPackages, installed
+from ci.outcome import Result
+from ci.suite.baseline import Baseline, load_baseline, load_tolerances
+from ci.suite.findings import verdict
+from ci.suite.history import add_history
+from ci.suite.measured_thresholds import low_figures, thresholds_of
+from ci.suite.offers import offers_of, words_of
+from ci.suite.offers import show as show_offers
+from ci.suite.options import Accept, Choice, WorkOptions
+from ci.suite.programs import AnyProgram, Suites, accepted_thresholds
+from ci.suite.recheck import RepeatableWork
+from ci.suite.shards import shard_named
+from ci.trouble import MACHINE
+from provisioning.base.commands import Fix
+from provisioning.base.findings import Finding, Metric, Report, Severity
+from provisioning.base.rendering import terminal
+from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPlan(Generic[N]):
+    """What is done with which programs, or with what else has a name."""
+
+    programs: tuple[N, ...]
+    selection: Selection
+    work: WorkOptions
+    logs: Path
+    repeatable: list[RepeatableWork] = field(default_factory=list, kw_only=True)
+    """What passed in those of its steps that --recheck compares."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnyPlan(WorkPlan[P]):
+    """Of programs of suites. A lane adds what its steps need."""
+
+    baselines: dict[Path, Baseline]
+
+    def baseline(self, program: P) -> Baseline:
+        return self.baselines[program.suite]
+
+
+def chosen(
+    suites: Suites[P],
+    choice: Choice,
+    selection: Selection,
+    jobs_of: Callable[[Sequence[P]], Mapping[str, Job]],
+) -> list[P]:
+    """The chosen programs. `jobs_of` gives the job of each program, for --shard: programs of one job stay
+    together."""
+    programs = suites.choose(
+        suites.all_programs(choice.suites, selection.named_socs, profile=selection.profile),
+        tags=choice.tags,
+        words=choice.words,
+        cases=choice.cases,
+    )
+    if choice.shard:
+        jobs = jobs_of(programs)
+        mine = shard_named(list({job.name: job for job in jobs.values()}.values()), choice.shard)
+        programs = [program for program in programs if jobs[program.name] in mine]
+    return programs
+
+
+def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackages, list[P]]]:
+    """The programs of suites with equal packages of their own, with these packages installed."""
+    for needs in dict.fromkeys(program.needs for program in programs):
+        yield installed(needs, store), [program for program in programs if program.needs == needs]
+
+
+def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:
+    """By suite."""
+    suites = {program.suite: program for program in programs}
+    return {suite: load_baseline(suite, profile, program.lane) for suite, program in suites.items()}
+
+
+def write_accepted(
+    suites: Suites[P],
+    plan: AnyPlan[P],
+    values: Mapping[str, Mapping[str, object]],
+    figures: Mapping[str, Mapping[str, float]],
+    stage: str = "",
+) -> None:
+    """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
+    that their suites have no more are dropped."""
+
+    def again(program: P) -> Fix:
+        return suites.repeat(program, stage, every_chip=True).plus("--accept")
+
+    margin_db = load_tolerances().sqnr_margin_db
+    for suite, baseline in list(plan.baselines.items()):
+        every = suites.programs_of(suite, profile=plan.selection.profile)
+        thresholds = thresholds_of(every, _of_suite(suite, plan.programs, figures), margin_db, again)
+        runs = {program.run_name for program in every}
+        mine = _of_suite(suite, plan.programs, values)
+        plan.baselines[suite] = baseline.rewritten(mine, thresholds, runs)
+
+
+def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
+    return {
+        program.name: values[program.name]
+        for program in programs
+        if program.suite == suite and program.name in values
+    }
+
+
+def accepted(
+    accept: Accept,
+    suites: Suites[P],
+    plan: AnyPlan[P],
+    figures: Mapping[str, Mapping[str, float]],
+    values: Mapping[str, Mapping[str, object]],
+    stage: StageRun,
+) -> tuple[P, ...]:
+    """Write what was measured if it is accepted; returns the programs with their thresholds of now."""
+    if not accept.values:
+        return plan.programs
+    reasons = dict(_reasons(plan, figures, accept.reason, stage.command))
+    explained = {name: {**fields, **reasons.get(name, {})} for name, fields in values.items()}
+    write_accepted(suites, plan, explained, figures, stage.stage)
+    profile = plan.selection.profile
+    known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
+    return tuple(
+        replace(program, accepted=known[program.suite][program.run_name]) for program in plan.programs
+    )
+
+
+def _reasons(
+    plan: AnyPlan[P], figures: Mapping[str, Mapping[str, float]], reason: str, command: str
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """By program the field of its reason. Raises CheckFailed if what is accepted needs one and has none."""
+    margin_db = load_tolerances().sqnr_margin_db
+    low = {
+        program.name: low_figures(figures[program.name], margin_db, program.demanded, program.run.kind)
+        for program in plan.programs
+        if program.name in figures
+    }
+    for suite, baseline in plan.baselines.items():
+        reasons = baseline.reasons(_of_suite(suite, plan.programs, figures), reason, command, low)
+        yield from ((name, {"reason": text}) for name, text in reasons.items())
+
+
+def row_of(
+    program: AnyProgram[Any, Any], findings: Sequence[Finding], command: Fix, stage: str
+) -> dict[str, Metric]:
+    """What every lane's row of a program has in a report."""
+    words = {**words_of(program.as_model), "stage": [stage], "program": command.commands[0][1:]}
+    wrong = [finding.rule for finding in findings if finding.severity is Severity.ERROR]
+    return {
+        "suite": str(program.suite),
+        "case": program.case_name,
+        "run": program.run.name,
+        "soc": program.soc,
+        "tags": list(program.run.tags),
+        "verdict": verdict(findings),
+        "command": command,
+        "offers": dict(offers_of(wrong, words)),
+    }
+
+
+def counts(rows: Mapping[str, Metric], results: Iterable[Result]) -> dict[str, Metric]:
+    """The report's figures about its programs."""
+    return {
+        "selected": len(rows),
+        "cached": sum(result.cached for result in results),
+        "failed": sum(isinstance(row, dict) and row["verdict"] == "fail" for row in rows.values()),
+        "programs": dict(rows),
+    }
+
+
+def machine_failed(findings: Iterable[Finding]) -> bool:
+    """Whether the machine kept us from a verdict: exit code 1 says that everything could be checked."""
+    return any(
+        finding.severity is Severity.ERROR and finding.rule.endswith(f"-{MACHINE}") for finding in findings
+    )
+
+
+def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:
+    """Write and show the report; returns the exit code. For `lacking` see StageRun.close."""
+    lacking = lacking or machine_failed(stage.findings)
+    add_history(stage.metrics, stage.stage, selection.profile, selection.store)
+
+    def show(report: Report) -> None:
+        figures = {name: value for name, value in report.metrics.items() if name != "programs"}
+        terminal.show(replace(report, metrics=figures, artifacts=()))
+
+    code = stage.close(selection.reports, show=show, lacking=lacking)
+    show_offers(_first_offers(stage.metrics.get("programs")))
+    return code
+
+
+def _first_offers(rows: Metric) -> Mapping[str, str]:
+    """Of the first program that is wrong."""
+    for row in rows.values() if isinstance(rows, dict) else ():
+        offers = row.get("offers") if isinstance(row, dict) else None
+        if isinstance(offers, dict) and offers:
+            return {does: str(command) for does, command in offers.items()}
+    return {}

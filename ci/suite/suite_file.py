@@ -1,0 +1,215 @@
+"""The file of a suite: cases, and runs of them in any lane. Each lane says which fields are its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, StringConstraints, create_model
+
+from ci.models.wheels import PinnedWheel
+from ci.suite.precision_file import with_file
+from provisioning.base.commands import session
+from provisioning.base.documents import Model, Place, load, parse, read
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import MANIFESTS
+
+CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+def _is_the_users(name: str) -> str:
+    if name.startswith("QNN_CI_"):
+        raise ValueError("a variable of the user's: those that begin with QNN_CI_ are the toolkit's")
+    return name
+
+
+Variable = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_is_the_users)
+]
+
+
+WheelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+
+
+class SuiteHead(Model):
+    variables: tuple[Variable, ...] = ()
+    """The user's variables that its models may read. They see few others, and these are in the key."""
+    secrets: tuple[Variable, ...] = ()
+    """Variables that its models get too, and on which no result depends."""
+    requirements: str = ""
+    """A file, relative to the suite: packages that its models import beside the locked ones."""
+    project: str = ""
+    """A folder with a pyproject.toml, relative to the suite, to install editable with what it depends on."""
+    wheels: dict[WheelName, PinnedWheel] = Field(default={})
+    """Wheels whose files its models read as `wheel:NAME/PATH`. They are fetched and not installed."""
+
+
+class _Run(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    lane: str
+
+
+class _Case(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    runs: tuple[_Run, ...] = Field(min_length=1, alias="run")
+
+
+class _File(SuiteHead):
+    schema_: Literal[2] = Field(alias="schema")
+    cases: dict[CaseName, _Case] = Field(alias="case", min_length=1)
+
+
+class LaneFields(Model):
+    """What a lane may say in a suite, by name, and the stages that run it."""
+
+    stages: tuple[str, ...]
+    case: tuple[str, ...]
+    """Fields that several lanes have stand once in a case, and are for all of them."""
+    run: tuple[str, ...]
+
+
+class _Lanes(RootModel[dict[str, LaneFields]]):
+    pass
+
+
+@functools.cache
+def lanes() -> Mapping[str, LaneFields]:
+    """Of all lanes. A table, because a lane does not import another one to read its own part of a suite."""
+    return load(MANIFESTS / "lanes.toml", _Lanes).root
+
+
+@dataclass(frozen=True, slots=True)
+class LaneForm:
+    lane: str
+    case: type[Any]
+    stages: tuple[str, ...]
+    runs_user_code: bool = True
+
+    @property
+    def run(self) -> type[BaseModel]:
+        run: type[BaseModel] = self.case.model_fields["runs"].annotation.__args__[0]
+        return run
+
+    @property
+    def fields(self) -> LaneFields:
+        case = [name for name in self.case.model_fields if name != "runs"]
+        return LaneFields(stages=self.stages, case=tuple(case), run=tuple(self.run.model_fields))
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteFile:
+    path: Path
+    head: SuiteHead
+    raw: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    """By lane and name, the cases that have runs in it, with these runs alone; only names are checked."""
+    cases: Mapping[str, Mapping[str, Any]]
+    """The same as their lanes' own objects, for lanes whose form was given."""
+
+
+def read_suite(path: Path, *forms: LaneForm) -> SuiteFile:
+    return parse_suite(read(path), path, *forms)
+
+
+def parse_suite(document: dict[str, Any], path: Path, *forms: LaneForm) -> SuiteFile:
+    file = parse(document, _File, path)
+    known = {**lanes(), **{form.lane: form.fields for form in forms}}
+    raw: dict[str, dict[str, dict[str, Any]]] = {}
+    places: dict[tuple[str, str], list[int]] = {}
+    for name, case in document["case"].items():
+        where = f"case.{name}"
+        for number, run in enumerate(case["run"]):
+            if run["lane"] not in known:
+                place, one_of = f"{where}.run.{number}.lane", f"one of {', '.join(known)}"
+                raise ManifestError(path, place, expected=one_of, found=repr(run["lane"]))
+        own = {run["lane"]: known[run["lane"]].case for run in case["run"]}
+        _refuse_foreign(where, case.keys() - {"run"}, own, {n: lane.case for n, lane in known.items()}, path)
+        # What no lane knows is refused with the other mistakes of the case.
+        elsewhere = {field for fields in own.values() for field in fields}
+        for number, run in enumerate(case["run"]):
+            lane = run["lane"]
+            _refuse_foreign(
+                f"{where}.run.{number}",
+                run.keys() - {"lane"},
+                {lane: known[lane].run},
+                {n: lane.run for n, lane in known.items()},
+                path,
+            )
+            fields = {
+                key: value
+                for key, value in case.items()
+                if key != "run" and (key in own[lane] or key not in elsewhere)
+            }
+            mine = raw.setdefault(lane, {}).setdefault(name, {**fields, "run": []})
+            own_run = {key: value for key, value in run.items() if key != "lane"}
+            mine["run"].append(with_file(own_run, path.parent, lane))
+            places.setdefault((lane, name), []).append(number)
+    present = {form.lane: form for form in forms if form.lane in raw}
+    cases = {
+        lane: _cases(form, raw[lane], path, functools.partial(_place, places, lane))
+        for lane, form in present.items()
+    }
+    head = SuiteHead.model_validate({name: getattr(file, name) for name in SuiteHead.model_fields})
+    named = [name for name, value in head if value]
+    if named and raw.keys() == present.keys() and not any(form.runs_user_code for form in present.values()):
+        expected, found = "a lane that runs code of the user's", f"runs of lane {' and '.join(raw)} alone"
+        raise ManifestError(path, named[0], expected=expected, found=found, fix=f"remove {named[0]}")
+    return SuiteFile(path, head, raw, cases)
+
+
+def accepted_path(suite: Path, profile: str) -> Path:
+    """What was accepted of a suite: in manifests/accepted/ if it is shipped, else beside it."""
+    if suite.parent == MANIFESTS / "suites":
+        return MANIFESTS / "accepted" / f"{suite.stem}-{profile}.json"
+    return suite.with_name(f"{suite.stem}.accepted-{profile}.json")
+
+
+def lanes_of(path: Path) -> tuple[str, ...]:
+    """The lanes that the suite has runs of. Of one that cannot be read the first lane says what is wrong."""
+    try:
+        return tuple(read_suite(path).raw)
+    except ManifestError:
+        return (next(iter(lanes())),)
+
+
+def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
+    others = {lane: lanes()[lane].stages for lane in file.raw}
+    named = "; ".join(f"{', '.join(stages)} (lane = {lane!r})" for lane, stages in others.items())
+    first = next(stages[0] for stages in others.values())
+    return UsageError(
+        f"{file.path} has no run with lane = {form.lane!r}, so nothing for {stage}; its stages are {named}",
+        fix=session(first, "--suite", file.path),
+    )
+
+
+def _refuse_foreign(
+    where: str,
+    keys: Iterable[str],
+    own: Mapping[str, Collection[str]],
+    known: Mapping[str, Collection[str]],
+    path: Path,
+) -> None:
+    """Refuse a field that only a lane has which is not among `own`."""
+    for key in sorted(keys):
+        others = [lane for lane, fields in known.items() if key in fields]
+        if others and not any(lane in own for lane in others):
+            expected, found = f"a field of lane {' or '.join(own)}", f"one of lane {' or '.join(others)}"
+            fix = f"remove {key}, or write a run with lane = {others[0]!r} for it"
+            raise ManifestError(path, f"{where}.{key}", expected=expected, found=found, fix=fix)
+
+
+def _place(places: Mapping[tuple[str, str], list[int]], lane: str, place: Place) -> Place:
+    """Where the file has what a lane's own cases have there: it counts the runs of all lanes."""
+    if len(place) > 3 and place[2] == "run" and isinstance(place[3], int):
+        return (*place[:3], places[lane, str(place[1])][place[3]], *place[4:])
+    return place
+
+
+def _cases(
+    form: LaneForm, cases: Mapping[str, Any], path: Path, place: Callable[[Place], Place]
+) -> dict[str, Any]:
+    model = create_model("Cases", __base__=Model, case=(dict[str, form.case], ...))  # type: ignore[name-defined]
+    parsed: dict[str, Any] = dict(parse({"case": dict(cases)}, model, path, place))["case"]
+    return parsed

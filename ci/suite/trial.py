@@ -1,0 +1,189 @@
+"""What becomes of a program that is tried, and the search for the smallest set that still shows it: shared by
+`repair`, `tune` and the search for a cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from ci.suite.accuracy import against_nearest, in_words
+from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.findings import Finding
+from provisioning.base.rendering.text import plural
+from provisioning.base.units import EXACT_DB, in_decibels
+
+T = TypeVar("T")
+ERROR_WORDS = re.compile(r"\b\w+(?:Error|Exception)\b|\bSIG[A-Z]+\b|\b0x[0-9a-f]+\b|\b[Ee]rror \d+")
+GENERIC = {"RuntimeError", "Exception", "AssertionError", "CalledProcessError"}
+"""Anything may raise them, also what has no QNN."""
+OPERATOR = re.compile(r"\baten\.\w+")
+NOT_ALIKE = re.compile(r"\W*\S*[\d_/.`]\S*")
+"""Names of nodes, numbers and paths, in which two messages of one fault differ."""
+WORSE_DB = 1.0
+"""Figures that differ by less are as good."""
+CHEAPER = 0.98
+"""What is no more exact is better if it has less than this share of the DDR traffic."""
+GAINS = {
+    **dict.fromkeys(("sqnr_db", "reference_sqnr_db", "slice_sqnr_db"), WORSE_DB),
+    **dict.fromkeys(("agreement", "choice_agreement"), 0.01),
+}
+"""The figures of which one is better by more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a program."""
+
+    error: str = ""
+    """Why there is none, or why it does not run."""
+    fix: str = ""
+    unusable: str = ""
+    """Why its outputs cannot be compared: they are then neither right nor wrong."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Of its outputs against float and, as `reference_…`, the quantized model."""
+    costs: Mapping[str, float] = field(default_factory=dict)
+    """`ddr` and `size` in bytes, `ms` by forecast, and the `cpu_seconds` of compiling it."""
+    worst_db: float | None = None
+    """The least SQNR of a single sample."""
+    on_cpu: tuple[str, ...] = ()
+    """Operators."""
+    wrong: Sequence[Finding] = ()
+    """Of its figures, what no suite would let pass."""
+    program: str = ""
+    """The digest of its bytes."""
+
+    @classmethod
+    def not_compared(cls, rule: str, message: str, **more: Any) -> Outcome:
+        """By the rule of Unusable: what only the chip gives as no number is wrong; where the model itself has
+        no numbers, as in a mask, nothing can be said of it."""
+        if rule in ("not-finite", "shape"):
+            return cls(figures={"sqnr_db": -EXACT_DB}, **more)
+        return cls(unusable=message, **more)
+
+    @classmethod
+    def of_error(cls, error: ToolkitError) -> Outcome:
+        """Of a program that there is not. Raises the error where the program is not to blame."""
+        if error.exit_code != CheckFailed.exit_code:
+            raise error
+        return cls(error.message.splitlines()[0], error.fix)
+
+    @property
+    def green(self) -> bool:
+        return not (self.error or self.unusable or self.wrong)
+
+    @property
+    def verdict(self) -> str:
+        if self.green:
+            return f"{plural(len(self.on_cpu), 'operator')} on the CPU" if self.on_cpu else "green"
+        return "dies" if self.error else "wrong"
+
+    @property
+    def says(self) -> str:
+        """Why it is not green."""
+        return self.error or self.unusable or "; ".join(finding.message for finding in self.wrong)
+
+    @property
+    def sqnr_db(self) -> float:
+        """Against float; none of a program that does not compile."""
+        lost = float("-inf")
+        return lost if self.error or self.unusable else self.figures.get("sqnr_db", 0.0)
+
+    def near(self, name: str, default: float) -> float:
+        """A figure against the quantized model, or against float where there is none."""
+        return self.figures.get(against_nearest(self.figures) + name, default)
+
+    def same_kind_as(self, other: Outcome) -> bool:
+        """Whether both die of the same, have outputs that cannot be compared, or run."""
+        if self.error and other.error:
+            return Death.of(self.error).is_like(Death.of(other.error))
+        return (bool(self.error), bool(self.unusable)) == (bool(other.error), bool(other.unusable))
+
+    def worse_than(self, other: Outcome) -> bool:
+        if self.green != other.green:
+            return other.green
+        return self.sqnr_db < other.sqnr_db - WORSE_DB and len(self.on_cpu) >= len(other.on_cpu)
+
+    def improves_on(self, other: Outcome) -> bool:
+        """What dies of something else came farther."""
+        if self.error or other.error:
+            return bool(other.error) and not self.same_kind_as(other)
+        if self.green != other.green or self.worse_than(other):
+            return self.green and not other.green
+        lost, costs = float("-inf"), [outcome.costs.get("ddr") for outcome in (self, other)]
+        saves = costs[0] is not None and costs[1] is not None and costs[0] < CHEAPER * costs[1]
+        gains = (
+            self.figures.get(name, lost) > other.figures.get(name, lost) + by for name, by in GAINS.items()
+        )
+        return len(self.on_cpu) < len(other.on_cpu) or saves or any(gains)
+
+    def in_words(self) -> str:
+        parts = [part.partition("\n")[0][:300] for part in (self.error, self.unusable) if part]
+        if (sqnr := self.near("sqnr_db", float("nan"))) == sqnr:
+            parts += [f"{in_decibels(sqnr)} SQNR" if sqnr > -EXACT_DB else "NaN values"]
+        if (share := self.near("agreement", 1.0)) < 1:
+            parts += [f"{100 * share:.4g} % of integers equal"]
+        parts += [f"on the CPU: {', '.join(sorted({*self.on_cpu}))}"] if self.on_cpu else []
+        return "; ".join(parts) or "it runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What tells one error from another: never its whole text, which has paths and names of nodes."""
+
+    words: frozenset[str]
+    """Kinds of errors that not everything raises, signals and codes."""
+    operators: frozenset[str]
+    text: str
+
+    @classmethod
+    def of(cls, error: str) -> Death:
+        words = frozenset(ERROR_WORDS.findall(error)) - GENERIC
+        return cls(words, frozenset(OPERATOR.findall(error)), " ".join(NOT_ALIKE.sub("", error).split())[:60])
+
+    def is_like(self, other: Death) -> bool:
+        if self.operators and other.operators and not self.operators & other.operators:
+            return False
+        if self.words or other.words:
+            return self.words == other.words
+        return bool(self.operators & other.operators) or self.text == other.text
+
+
+def cells_of(outcome: Outcome) -> dict[str, str]:
+    """By column, what a table of several programs says of one."""
+    figures = outcome.figures
+    cells = {
+        "against float": in_words(figures) or "not run",
+        "against the quantized model": in_words(figures, "reference_") or "-",
+        "on the CPU": str(len(outcome.on_cpu)),
+    }
+    titles = {"size": "bytes", "ddr": "bytes of DDR"}
+    costs = outcome.costs
+    return cells | {titles[name]: f"{costs[name]:,.0f}" for name in titles if name in costs}
+
+
+def smallest(
+    items: Sequence[T],
+    first: Callable[[Iterable[tuple[T, ...]]], tuple[T, ...] | None],
+    late: Callable[[], bool] = lambda: False,
+) -> tuple[T, ...]:
+    """A part of `items`, in their order, of which none can be left out alone (Zeller's delta debugging).
+
+    `first` gives the first of several parts that shows what all of them show."""
+    now, parts = tuple(items), 2
+    while (count := len(now)) > 1:
+        cuts = [count * number // parts for number in range(parts + 1)]
+        chunks = [now[low:high] for low, high in pairwise(cuts)]
+        others = [(*now[:low], *now[high:]) for low, high in pairwise(cuts)]
+        # Of two parts, each is what the other leaves.
+        candidates = chunks if parts == 2 else [*(chunks if parts < count else ()), *others]
+        if shown := first(candidates):
+            parts = 2 if len(shown) <= count // 2 else max(parts - 1, 2)
+            now = shown
+        elif parts < count and not late():
+            parts = min(2 * parts, count)
+        else:
+            break
+    return now
