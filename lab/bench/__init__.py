@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BENCHMARKS = {
     "gate": "the gate's models, cold and unchanged, against a script that does them in turn",
+    "matrix": "four models, three precisions, two chips: a row that is new to a user, against such a script",
     "onnx": "a few .onnx, cold and unchanged, against a script that calls ONNX Runtime in turn",
     "provision": "QNN from wheels in a folder into an empty store, against sha256sum and unzip",
     "builds": "a second build_x86 of EXECUTORCH_ROOT, from nothing changed to an emptied folder",

@@ -1,4 +1,4 @@
-"""The gate's models, cold and with nothing changed, against a plain script that does the same one by one.
+"""A suite's programs, cold and with nothing changed, against a plain script that does the same one by one.
 
 The aim of the cold run is for two cores, which can at best do it in half the time: both ways call the same
 torch.export, exir and QNN, which take most of it. Ours adds two workers that import and warm up, a fork for
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.lanes.executorch.suite import all_programs, choose
 from lab.bench.frame import Aim, Benchmark, Contender, run_stage, run_whole
+from lab.bench.gate_plain import programs_of
 from provisioning.base import settings
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -32,21 +32,29 @@ ONLY = [word for stage in STAGES for word in ("--only", stage)]
 
 @contextmanager
 def prepared(work: Path) -> Iterator[Benchmark]:
+    with benchmark_of(work, None) as benchmark:
+        yield benchmark
+
+
+@contextmanager
+def benchmark_of(work: Path, suite: Path | None, aims: Sequence[Aim] = AIMS) -> Iterator[Benchmark]:
+    """Of the gate's own programs without a suite."""
     if runner_of(ROOT / "dist" / settings.DEFAULT_TARGET) is None:
         raise EnvironmentLacking("qnn_executor_runner is not built yet", fix=session("build_runner"))
-    count = len(choose(all_programs([]), tags=["pr"]))
+    count = len(programs_of(suite))
     chosen = settings.DEFAULT_PROFILE, settings.DEFAULT_TARGET, settings.DEFAULT_SOC
     resolved = resolve(Selection(*chosen, store_path(), work / "reports"), os.environ)
     # As Python is by default: without bytecode, each process compiles what it imports of ours.
     usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     sdk = resolved.root(QNN_SDK)
     with_sdk = {**usual, "QNN_SDK_ROOT": str(sdk.path)}
+    flags = [*ONLY, *(["--suite", str(suite)] if suite else [])]
 
     def ours(store: Path, into: Path) -> None:
-        run_stage("gate", ONLY, store, into, with_sdk)
+        run_stage("gate", flags, store, into, with_sdk)
 
     def plain(into: Path) -> None:
-        command = [sys.executable, "-m", "lab.bench.gate_plain", str(into)]
+        command = [sys.executable, "-m", "lab.bench.gate_plain", str(into), *([str(suite)] if suite else [])]
         run_whole(command, into / "plain.log", cwd=ROOT, environment=resolved.merged(usual))
 
     kept = work / "kept"
@@ -57,7 +65,7 @@ def prepared(work: Path) -> Iterator[Benchmark]:
             Contender(PLAIN, plain),
             Contender(WARM, lambda into: ours(kept, into), _check(count, count)),
         ),
-        aims=AIMS,
+        aims=aims,
         facts={"programs": count, "sdk": sdk.version or "directory"},
     )
 

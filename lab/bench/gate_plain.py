@@ -1,4 +1,4 @@
-"""`python -m lab.bench.gate_plain DIR`: a simple script's way to run the gate's programs.
+"""`python -m lab.bench.gate_plain DIR [SUITE]`: how a simple script runs the gate's programs, or a suite's.
 
 One process lowers each program in turn, runs it by ExecuTorch's own Python runtime, and caches nothing.
 """
@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ci.child import output_to
-from ci.lanes.executorch.suite import all_programs, choose
+from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
 from ci.suite.own_output import forget_torch
 
 
-def run_in_turn(work: Path) -> None:
+def programs_of(suite: Path | None) -> list[ExecutorchProgram]:
+    return list(choose(all_programs([suite])) if suite else choose(all_programs([]), tags=["pr"]))
+
+
+def run_in_turn(work: Path, suite: Path | None) -> None:
     from ci.lanes.executorch.export import ExportedCase
     from ci.lanes.executorch.lower import lower
 
-    for program in choose(all_programs([]), tags=["pr"]):
+    for program in programs_of(suite):
         folder, log = work / program.name.replace("/", "-"), work / "log"
         with output_to(log):
             exported = ExportedCase.of(program.case, program.search_path)
@@ -42,4 +46,4 @@ def _run(folder: Path, facts: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run_in_turn(Path(sys.argv[1]))
+    run_in_turn(Path(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2:] else None)
