@@ -132,6 +132,7 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Result:
     facts: Mapping[str, Any] = field(default_factory=dict)
+    """As they are cached."""
     folder: Path | None = None
     """Files of the result, or of a failure."""
     failure: Failure | None = None
@@ -140,9 +141,13 @@ class Result:
     why: str = ""
     """Why the work was done; empty if the result was remembered."""
     not_remembered: str = ""
-    """Why the memo did not keep it."""
+    """Why it was not cached."""
+    export_seconds: float = 0.0
+    """How long building and exporting its model took today."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The variables that the model's code names, that are set, and that it was not given."""
+    record: object = None
+    """The facts, as the step reads them; None of a step that reads none."""
 
 
 def line_of(result: Result) -> Line:

@@ -326,7 +326,7 @@ def _same_in_half(module: Any, sample: Tensors) -> bool:
 
 def figures_in_torch(
     expected: Sequence[Sequence[Tensor]], reference: Sequence[Sequence[Tensor]], non_finite: bool
-) -> dict[str, Any]:
+) -> tuple[Mapping[str, float], tuple[str, ...]]:
     """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
     pairs = [
         Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
@@ -337,4 +337,4 @@ def figures_in_torch(
         figures, slices = compared(pairs, non_finite=non_finite)
     except Unusable as error:
         raise BadFactory(str(error), "give samples of which the float model's outputs are numbers") from error
-    return {"figures": figures, "slices": slices}
+    return figures, tuple(slices)

@@ -82,10 +82,12 @@ def effect_db(fault: Fault) -> float:
     return float(printed[1]) if printed else EXACT_DB
 
 
-def shown_by_inputs(facts: Mapping[str, Any], scheme: str, soc: str, build_id: str) -> list[Met]:
-    """Those that the values of its inputs give a program with these facts of its compile."""
+def shown_by_inputs(
+    nodes: Mapping[str, Mapping[str, Any]], least: float, scheme: str, soc: str, build_id: str
+) -> list[Met]:
+    """Those that the values of its inputs, the least of them, give a program with these nodes."""
     versions = versions_of(build_id)
-    return faults_in(facts["nodes"], scheme, soc, versions, least=facts["least"], by_inputs=True)
+    return faults_in(nodes, scheme, soc, versions, least=least, by_inputs=True)
 
 
 def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

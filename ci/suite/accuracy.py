@@ -105,6 +105,31 @@ Outputs = dict[tuple[str | int, Any], list[tuple[Any, Any]]]
 """Expected and found arrays of each output of floats, by its name or number and its shape."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenAmong:
+    """The file of the values that an output's indices choose among, along a dimension."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    dim: int
+    noise: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """The file of a tensor's bytes."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    choice: ChosenAmong | None = None
+
+
+Inferences = tuple[tuple[TensorFile, ...], ...]
+"""The files of each inference's tensors, in order."""
+
+
 class Unusable(Exception):
     """Outputs that cannot be compared; `rule` names the finding."""
 
@@ -391,18 +416,16 @@ def _top1(wanted: Any, values: Any) -> dict[str, float]:
     return {"top1": float(alike.mean())}
 
 
-def in_files(
-    outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]], *, chosen: bool = True
-) -> Iterator[Pair]:
-    """The runner's files in `outputs`, each with the expected array in `folder` that its row describes."""
+def in_files(outputs: Path, folder: Path, expected: Inferences, *, chosen: bool = True) -> Iterator[Pair]:
+    """The runner's files in `outputs`, each with the expected array of `folder`."""
     for number, tensors in enumerate(expected):
         for index, row in enumerate(tensors):
             path = outputs / f"output_{number}_{index}.raw"
-            wanted, found = _load(folder / row["file"], row), _load(path, row)
-            if chosen and (choice := row.get("choice")):
-                values = _load(folder / choice["file"], choice)
+            wanted, found = _load(folder / row.file, row), _load(path, row)
+            if chosen and (choice := row.choice):
+                values = _load(folder / choice.file, choice)
                 yield pair_of_choice(
-                    path.name, wanted, found, index, values, dim=choice["dim"], noise=choice["noise"]
+                    path.name, wanted, found, index, values, dim=choice.dim, noise=choice.noise
                 )
                 continue
             yield Pair(path.name, wanted, found, index)
@@ -444,17 +467,15 @@ def pair_of_choice(
     return Pair(name, wanted, found, output, Among(values, noise))
 
 
-def _load(path: Path, row: Mapping[str, Any]) -> Any:
+def _load(path: Path, row: TensorFile | ChosenAmong) -> Any:
     import numpy
 
     if not path.is_file():
         raise Unusable("missing", f"{path.name} was not written")
-    values = numpy.fromfile(path, dtype=row["dtype"])
-    if values.size != math.prod(row["shape"]):
-        raise Unusable(
-            "shape", f"{path.name}: expected {math.prod(row['shape'])} values, found {values.size}"
-        )
-    return values.reshape(row["shape"])
+    values = numpy.fromfile(path, dtype=row.dtype)
+    if values.size != math.prod(row.shape):
+        raise Unusable("shape", f"{path.name}: expected {math.prod(row.shape)} values, found {values.size}")
+    return values.reshape(row.shape)
 
 
 SAME_DB = 0.01

@@ -42,10 +42,6 @@ FEW_NEW = 2
 """Of fewer new programs, warming up takes longer than it saves."""
 
 
-EXPORT_SECONDS = "export_seconds"
-"""Of facts: how long building and exporting the model took today."""
-
-
 class NotCached(Exception):
     """Two results that differ could have one key: nothing is looked up, and nothing is kept. Says why."""
 
@@ -128,6 +124,10 @@ class CachedStep(ABC, Generic[N]):
         """Whether a result is one to keep, and to take when it is there."""
         return True
 
+    def read(self, reply: Mapping[str, Any]) -> object:
+        """The record of a reply, new or cached, if it has one."""
+        return None
+
     def stops_after(self, program: N, result: Result) -> bool:
         """Whether the programs that are left are not worked on."""
         return False
@@ -158,7 +158,7 @@ class _Export:
         """`passed` are the variables that the model's code finds."""
         named = variables_named_in(map(Path, reply.get("modules", ())), os.environ)
         asked = {name: "user" for name in named if name not in passed}
-        return cls(reply.get(EXPORT_SECONDS, 0.0), reply.get("lines", {}), asked)
+        return cls(reply.get("export_seconds", 0.0), reply.get("lines", {}), asked)
 
 
 class _StepRun(Generic[N]):
@@ -332,9 +332,10 @@ class _StepRun(Generic[N]):
         if facts is None:
             self._reasons[program.name] = "its lines have moved apart"
             return False
-        if self._step.export(program):
-            facts = {**facts, EXPORT_SECONDS: export.seconds}
-        result = Result(facts, cached.folder, cached=True, asked=export.asked)
+        record, seconds = self._step.read(facts), export.seconds
+        result = Result(
+            facts, cached.folder, cached=True, asked=export.asked, record=record, export_seconds=seconds
+        )
         if not self._step.accepts(program, result):
             self._reasons[program.name] = "its cached result does not pass any more"
             return False
@@ -441,10 +442,16 @@ class _StepRun(Generic[N]):
             self._uncached[name] = f"its process imports {', '.join(late)} too late to be in its key"
         export = self._exports.get(name, _Export())
         if step.export(program):
-            reply = {**reply, "lines": dict(export.lines), EXPORT_SECONDS: export.seconds}
+            reply = {**reply, "lines": dict(export.lines)}
         reason = self._uncached.get(name, "")
         result = Result(
-            reply, into, why=self._reasons.get(name, ""), not_remembered=reason, asked=export.asked
+            reply,
+            into,
+            why=self._reasons.get(name, ""),
+            not_remembered=reason,
+            asked=export.asked,
+            record=step.read(reply),
+            export_seconds=export.seconds,
         )
         if not step.leaves_files:
             step.log(program).unlink(missing_ok=True)

@@ -49,9 +49,11 @@ def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], aga
     yield Finding("threshold-placeholder", Severity.WARNING, program.name, message, fix)
 
 
-def notes(program: AnyProgram[Any, Any], facts: Mapping[str, Any], again: str) -> Iterator[Finding]:
-    """Notes for the author of a factory (`ModelWithInputs.notes`)."""
-    for rule, message in facts.get("notes", ()):
+def factory_notes(
+    program: AnyProgram[Any, Any], notes: Iterable[Sequence[str]], again: str
+) -> Iterator[Finding]:
+    """For the author of a factory (`ModelWithInputs.notes`), each a rule and a message."""
+    for rule, message in notes:
         yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, again)
 
 

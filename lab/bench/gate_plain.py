@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from ci.child import output_to
+from ci.lanes.executorch.records import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
 from ci.suite.own_output import forget_torch
 
@@ -27,21 +27,21 @@ def run_in_turn(work: Path, suite: Path | None) -> None:
         with output_to(log):
             exported = ExportedCase.of(program.case, program.search_path)
             place = program.search_path
-            facts = lower(exported, program.case, program.run, program.soc, place, folder, log)
-            if not program.run.emulator_fault:
-                _run(folder, facts)
+            compiled = lower(exported, program.case, program.run, program.soc, place, folder, log)
+            if isinstance(compiled, ChipProgram) and not program.run.emulator_fault:
+                _run(folder, compiled)
         forget_torch()
 
 
-def _run(folder: Path, facts: dict[str, Any]) -> None:
+def _run(folder: Path, compiled: ChipProgram) -> None:
     import numpy
     import torch
     from executorch.runtime import Runtime
 
     method = Runtime.get().load_program(folder / "program.pte").load_method("forward")
     assert method is not None
-    for sample in facts["inputs"]:
-        arrays = [numpy.fromfile(folder / row["file"], row["dtype"]).reshape(row["shape"]) for row in sample]
+    for sample in compiled.inputs:
+        arrays = [numpy.fromfile(folder / row.file, row.dtype).reshape(row.shape) for row in sample]
         method.execute([torch.from_numpy(array) for array in arrays])
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -25,9 +24,11 @@ from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import emulate
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import measure
+from ci.lanes.executorch.records import ran_in
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.lanes.executorch.worker import IMPORTED_LATE
 from ci.outcome import Result
+from ci.suite.accuracy import TensorFile
 from ci.suite.baseline import Baseline
 from ci.suite.options import WorkOptions
 from ci.suite.runner import Runner
@@ -36,7 +37,7 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.units import EXACT_DB
-from tests.support.lowering import BASIS, SUITE, make_program
+from tests.support.lowering import BASIS, SUITE, compiled_as, make_program
 from tests.support.lowering_worker import FAILS
 from tests.support.scripts import script
 
@@ -279,14 +280,14 @@ class Emulator:
         folder = self.folder / f"compiled-{what}"
         folder.mkdir(exist_ok=True)
         (folder / "program.pte").write_text(what)
-        row = {"dtype": "float32", "shape": [3, 4]}
-        facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": [], "left": []}
-        facts["without_time"] = what
-        for number in range(2):
-            for kind, name in (("inputs", "input"), ("expected", "float")):
-                VALUES.tofile(folder / f"{name}_{number}_0.raw")
-                facts[kind].append([{**row, "file": f"{name}_{number}_0.raw"}])
-        return Result(facts, folder)
+        inputs, expected = (
+            tuple((TensorFile(f"{name}_{number}_0.raw", "float32", (3, 4)),) for number in range(2))
+            for name in ("input", "float")
+        )
+        for (tensor,) in (*inputs, *expected):
+            VALUES.tofile(folder / tensor.file)
+        record = compiled_as(inputs=inputs, expected=expected, without_time=what)
+        return Result(folder=folder, record=record)
 
     def run(self, *names: str, known: str = "", timeout: float = 60) -> list[Result]:
         """Of the program `known` the suite expects that it fails."""
@@ -316,8 +317,8 @@ class TestRunning:
     ) -> None:
         first, again = (emulator.run("echo", "refuse", known="refuse") for _ in range(2))
         assert [result.cached for result in (*first, *again)] == [False, False, True, True]
-        assert again[0].facts["figures"]["sqnr_db"] == EXACT_DB
-        assert again[0].facts["times"] == {"load_ms": 1.5, "run_ms": 2.5, "peak_bytes": 102400}
+        assert ran_in(again[0]).figures["sqnr_db"] == EXACT_DB
+        assert ran_in(again[0]).times == {"load_ms": 1.5, "run_ms": 2.5, "peak_bytes": 102400}
         assert not [path for path in (emulator.folder / "logs").rglob("*") if path.is_file()]
         assert "FAILED" not in capfd.readouterr().err
         with emulator.runner.open("a") as stream:
@@ -338,7 +339,7 @@ class TestRunning:
             "half-times": ("missing", "metrics.json"),
         }
         for (rule, message), result in zip(expected.values(), emulator.run(*expected, "zeros"), strict=False):
-            assert result.facts["rule"] == rule and message in result.facts["message"]
+            assert ran_in(result).rule == rule and message in ran_in(result).message
         crash, zeros = emulator.run("crash", "zeros")
         assert not crash.cached and not zeros.cached and zeros.folder
         names = {path.relative_to(zeros.folder).as_posix() for path in zeros.folder.rglob("*")}
@@ -349,9 +350,9 @@ class TestRunning:
         ours, theirs = (
             Emulator(tmp_path / (whose or "ours"), whose).run(*names) for whose in ("", "executorchs")
         )
-        assert [result.facts["figures"] for result in theirs] == [result.facts["figures"] for result in ours]
-        assert theirs[0].facts["times"] == {"run_ms": 2.5}
-        assert (theirs[2].facts["rule"], "no delegate" in theirs[2].facts["message"]) == ("run", True)
+        assert [ran_in(result).figures for result in theirs] == [ran_in(result).figures for result in ours]
+        assert ran_in(theirs[0]).times == {"run_ms": 2.5}
+        assert ran_in(theirs[2]).rule == "run" and "no delegate" in ran_in(theirs[2]).message
 
     def test_a_runner_is_named_with_the_commit_that_it_was_built_from(self, tmp_path: Path) -> None:
         emulator = Emulator(tmp_path, "executorchs")

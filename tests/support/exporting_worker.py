@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.executorch.worker import prepare as prepare_lane
+from ci.plain import as_json
+from tests.support.lowering import compiled_as
 
 __all__ = ["prepare"]
 
@@ -21,9 +23,4 @@ def compiled(order: dict[str, Any]) -> dict[str, Any]:
     (Path(order["into"]) / "program.pte").write_text("a program")
     (_, program), *_ = held[0]._programs
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    return {
-        "left": [],
-        "delegates": 1,
-        "loads": "",
-        "places": {node.name: source_of(node)[0] for node in nodes},
-    }
+    return {**as_json(compiled_as()), "places": {node.name: source_of(node)[0] for node in nodes}}

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.models.imports import search_first
+from ci.plain import as_json
+from tests.support.lowering import compiled_as
 
 FAILS = "fails.txt"
 
@@ -53,4 +55,4 @@ def compiled(order: dict[str, Any]) -> dict[str, Any]:
     module, _, factory = order["case"]["factory"].partition(":")
     text = getattr(importlib.import_module(module), factory)(**order["case"]["arguments"])
     (Path(order["into"]) / "program.pte").write_text(str(text), encoding="utf-8")
-    return {"left": [], "delegates": 1, "loads": "", "parent": os.getppid()}
+    return {**as_json(compiled_as()), "parent": os.getppid()}

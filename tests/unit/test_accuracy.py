@@ -19,6 +19,7 @@ from ci.report.values import in_unit
 from ci.suite.accuracy import (
     Among,
     Pair,
+    TensorFile,
     Unusable,
     compare,
     compared,
@@ -170,25 +171,24 @@ class TestNotFinite:
 
 
 class TestFiles:
-    def _pairs(self, folder: Path, shape: list[int]) -> list[Any]:
-        row = {"file": "float_0_0.raw", "dtype": "float32", "shape": shape}
+    def _pairs(self, folder: Path, shape: tuple[int, ...]) -> list[Any]:
         VALUES.tofile(folder / "float_0_0.raw")
-        return list(in_files(folder, folder, [[row]]))
+        return list(in_files(folder, folder, ((TensorFile("float_0_0.raw", "float32", shape),),)))
 
     def test_an_output_that_was_not_written_or_is_cut_off_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(Unusable, match=r"output_0_0\.raw"):
-            self._pairs(tmp_path, [3, 4])
+            self._pairs(tmp_path, (3, 4))
         VALUES[:2].tofile(tmp_path / "output_0_0.raw")
         with pytest.raises(Unusable, match=r"12.*8"):
-            self._pairs(tmp_path, [3, 4])
+            self._pairs(tmp_path, (3, 4))
 
     def test_the_files_of_an_output_are_compared_across_inferences(self, tmp_path: Path) -> None:
         rows = []
         for number in range(2):
-            rows.append([{"file": f"float_{number}.raw", "dtype": "float32", "shape": [3, 4]}])
+            rows.append((TensorFile(f"float_{number}.raw", "float32", (3, 4)),))
             (100 + VALUES * number).tofile(tmp_path / f"float_{number}.raw")
             (100 + VALUES * number * 2).tofile(tmp_path / f"output_{number}_0.raw")
-        measured = compare(in_files(tmp_path, tmp_path, rows))
+        measured = compare(in_files(tmp_path, tmp_path, tuple(rows)))
         assert measured["sqnr_db"] > 30 and measured["variation_sqnr_db"] == pytest.approx(0, abs=0.01)
 
     def test_no_output_at_all_is_no_agreement(self) -> None:

@@ -19,7 +19,7 @@ FLOORS = (
     {"diagnose"},
     {"artifacts"},
     {"trouble", "jobs", "digests", "closed"},
-    {"progress", "child", "distributions"},
+    {"progress", "child", "distributions", "plain"},
     {"outcome"},
     {"work"},
     {"results"},

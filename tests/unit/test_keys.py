@@ -25,13 +25,14 @@ from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.inputs import Input
 from ci.outcome import Result
 from ci.results import CachedResults
+from ci.suite.accuracy import TensorFile
 from ci.suite.cached_steps import CachedStep
 from ci.suite.options import WorkOptions
 from ci.suite.programs import NO_SUITE, AnyProgram, TaskMetric, Thresholds
 from ci.suite.runner import Runner
 from ci.suite.stage import AnyPlan
 from provisioning.base.settings import Selection
-from tests.support.lowering import BASIS, make_program
+from tests.support.lowering import BASIS, compiled_as, make_program
 from tests.support.onnx_suites import write_suite
 from tests.support.scripts import script
 
@@ -129,8 +130,6 @@ JUDGED = {
     *("cpu_budget", "delegates", "emulator_fault", "executorch", "files", "budget", "precision_file"),
 }
 """Fields whose change does no work again."""
-
-FACTS: Mapping[str, Any] = {"inputs": [], "expected": [], "reference": [], "without_time": "digest"}
 
 BY_CONTENT = {
     *(
@@ -236,11 +235,17 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
         (compiled / "input_0_0.raw").write_text(what)
         plan = _lower(program, tmp_path).plan
         runner = Runner(script(tmp_path / "runner", "exit 0"))
-        step = RunOnEmulator(plan, runner, {program.name: Result({**FACTS, **facts}, compiled)})
+        step = RunOnEmulator(
+            plan, runner, {program.name: Result(folder=compiled, record=compiled_as(**facts))}
+        )
         return step.key(program, CachedResults(tmp_path / "store", "any"))
 
     first = key()
-    assert key("other") != first and key(without_time="other") != first and key(expected=["row"]) != first
+    assert (
+        key("other") != first
+        and key(without_time="other") != first
+        and key(expected=((TensorFile("float", "float32", (1,)),),)) != first
+    )
     assert key() == first and str(tmp_path / "compiled") not in json.dumps(first)
 
 

@@ -299,5 +299,5 @@ def test_a_fault_of_values_is_named_where_an_input_has_them(least: float, named:
     nodes = {
         name: {"operator": name, "line": ""} for name in ("aten._safe_softmax.default", "aten.exp.default")
     }
-    found = shown_by_inputs({"nodes": nodes, "least": least}, "fp16", "SM8850", "v2.49.40.260810104044")
+    found = shown_by_inputs(nodes, least, "fp16", "SM8850", "v2.49.40.260810104044")
     assert [met.fault.id for met in found] == ["minus-infinity-on-v81"] * named

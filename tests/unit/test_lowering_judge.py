@@ -10,57 +10,53 @@ import pytest
 
 from ci.artifacts.program import CompiledProgram, Delegate, parse
 from ci.lanes.executorch.judge import artifact, cost, delegation, faults_of
+from ci.lanes.executorch.records import Traffic
+from ci.operators.partition import CpuOperator
 from ci.outcome import Result
 from ci.suite.baseline import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Severity
-from tests.support.lowering import make_program
+from tests.support.lowering import compiled_as, make_program
 from tests.support.programs import BUILD_ID, context, options, program
 
-ERF = {
-    "operator": "aten.erf.default",
-    "node": "aten_erf_default",
-    "reason": "No node visitor, unsupported",
-    "source": "/somewhere/net.py:12",
-    "code": "x = torch.erf(x)",
-    "kernel": True,
-}
-FACTS: dict[str, Any] = {
-    "left": [],
-    "delegates": 1,
-    "graphs": 1,
-    "ddr": {"read": 1_000_000, "written": 1000, "spilled": 0, "filled": 0},
-    "cpu_seconds": 2.0,
-    "loads": "",
-}
+ERF = CpuOperator(
+    operator="aten.erf.default",
+    node="aten_erf_default",
+    reason="No node visitor, unsupported",
+    source="/somewhere/net.py:12",
+    code="x = torch.erf(x)",
+    kernel=True,
+)
+DDR = Traffic(read=1_000_000, written=1000)
 TOLERANCES = load_tolerances()
 
 
 def _compiled(tmp_path: Path, data: bytes | None = None, **facts: Any) -> Result:
     (tmp_path / "program.pte").write_bytes(program() if data is None else data)
-    return Result({**FACTS, **facts}, tmp_path)
+    usual: dict[str, Any] = {"graphs": 1, "ddr": DDR, "cpu_seconds": 2.0}
+    return Result(folder=tmp_path, record=compiled_as(**{**usual, **facts}))
 
 
 class TestDelegation:
     def test_an_operator_over_the_budget_is_an_error_with_its_line_and_reason(self, tmp_path: Path) -> None:
-        (finding,) = delegation(make_program(tmp_path), {"left": [ERF], "delegates": 1})
+        (finding,) = delegation(make_program(tmp_path), compiled_as(left=[ERF]))
         assert finding.severity is Severity.ERROR
         assert all(part in finding.message for part in ("aten.erf.default", "net.py:12", "No node visitor"))
 
     def test_the_same_cause_at_several_lines_is_one_finding_with_all_lines(self, tmp_path: Path) -> None:
-        other = {**ERF, "operator": "aten.cumsum.default"}
-        left = [ERF, {**ERF, "source": "/somewhere/net.py:20"}, other]
-        first, second = delegation(make_program(tmp_path), {"left": left, "delegates": 1})
+        other = replace(ERF, operator="aten.cumsum.default")
+        left = [ERF, replace(ERF, source="/somewhere/net.py:20"), other]
+        first, second = delegation(make_program(tmp_path), compiled_as(left=left))
         assert "net.py:12" in first.message and "net.py:20" in first.message
         assert "3 of at most 0" in first.message and "cumsum" in second.message
 
     def test_within_the_budget_it_is_a_note(self, tmp_path: Path) -> None:
         allowed = make_program(tmp_path, case="cpu_budget = 1")
-        (finding,) = delegation(allowed, {"left": [ERF], "delegates": 1})
+        (finding,) = delegation(allowed, compiled_as(left=[ERF]))
         assert finding.severity is Severity.NOTE
 
     @pytest.mark.parametrize("delegates", [0, 2])
     def test_another_number_of_delegates_is_an_error(self, tmp_path: Path, delegates: int) -> None:
-        (finding,) = delegation(make_program(tmp_path), {"left": [], "delegates": delegates})
+        (finding,) = delegation(make_program(tmp_path), compiled_as(delegates=delegates))
         assert (finding.rule, finding.severity) == ("lowering-delegates", Severity.ERROR)
 
     @pytest.mark.parametrize(
@@ -74,8 +70,8 @@ class TestDelegation:
     def test_an_lpai_program_is_one_partition_and_only_its_quantization_is_the_cpus(
         self, operators: tuple[str, ...], delegates: int, rules: list[str], tmp_path: Path
     ) -> None:
-        facts = {"left": [{**ERF, "operator": name} for name in operators], "delegates": delegates}
-        findings = delegation(make_program(tmp_path, text=LPAI_SUITE), facts)
+        compiled = compiled_as(left=[replace(ERF, operator=name) for name in operators], delegates=delegates)
+        findings = delegation(make_program(tmp_path, text=LPAI_SUITE), compiled)
         assert [finding.rule for finding in findings if finding.severity is Severity.ERROR] == rules
 
 
@@ -165,7 +161,7 @@ class TestCost:
 
     @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
     def test_more_traffic_than_is_tolerated_is_an_error(self, tmp_path: Path, name: str) -> None:
-        ddr = {**FACTS["ddr"], name: FACTS["ddr"][name] * 1.02 + 4097}
+        ddr = replace(DDR, **{name: int(getattr(DDR, name) * 1.02 + 4097)})
         assert self._rules(tmp_path, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
 
     def test_a_larger_program_is_an_error(self, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from ci.explain.audit import as_text, with_precisions
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.emulate import findings_of
 from ci.lanes.executorch.judge import suspected_on_cpu
+from ci.lanes.executorch.records import EmulatorRun
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.onnx_page import inexact_onnx
+from ci.operators.partition import CpuOperator
 from ci.operators.table import Inexact, inexact, name_in_table, read
 from ci.outcome import Result
 from provisioning.fixes import NO_FIX
+from tests.support.lowering import compiled_as
 from tests.support.own_table import own_table
 
 WHOLE = {"result": "whole", "db": 50, "cases": 9}
@@ -225,14 +229,7 @@ def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
 def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
     given(SM8350={"16a8w": {**WHOLE, "others": LOW}, "8a8w": WHOLE})
     nodes = {"log": {"operator": "aten.log.default"}, "q": {"operator": "quantized_decomposed.quantize"}}
-    facts: dict[str, Any] = {
-        "nodes": nodes,
-        "kept_on_cpu": None,
-        "left": [],
-        "delegates": 1,
-        "ddr": {"read": 1, "written": 1},
-    }
-    rows = {"16a8w": explain.audit_row(Result(facts, tmp_path), "16a8w", "SM8350")}
+    rows = {"16a8w": explain.audit_row(compiled_as(nodes=nodes), "16a8w", "SM8350")}
     text = "\n".join(as_text(rows))
     assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
     assert "→ nox -s diagnose -- log@16a8w" in text
@@ -252,14 +249,8 @@ def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
 def test_audit_warns_of_what_was_measured_with_this_nodes_shapes_alone(
     tmp_path: Path, operator: str, shapes: list[list[int]], scheme: str, warns: bool
 ) -> None:
-    facts: dict[str, Any] = {
-        "nodes": {"node": {"operator": operator, "shapes": shapes}},
-        "kept_on_cpu": None,
-        "left": [],
-        "delegates": 1,
-        "ddr": {"read": 1, "written": 1},
-    }
-    assert bool(explain.audit_row(Result(facts, tmp_path), scheme, "SM8650")["inexact"]) is warns
+    compiled = compiled_as(nodes={"node": {"operator": operator, "shapes": shapes}})
+    assert bool(explain.audit_row(compiled, scheme, "SM8650")["inexact"]) is warns
 
 
 TYPES = f"{REFUSES}: Tensor 0 and 0 have mismatching datatypes"
@@ -279,16 +270,14 @@ def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_o
     given: Any, tmp_path: Path, reason: str, left_at_16_bits: bool, suggested: bool
 ) -> None:
     given("exp", SM8750=dict.fromkeys(("8a8w", "16a8w"), WHOLE))
-    on_cpu = {"operator": "aten.exp.default", "source": "", "code": "", "kernel": True, "reason": reason}
-    facts: dict[str, Any] = {"nodes": {}, "kept_on_cpu": None, "left": [on_cpu], "delegates": 1, "ddr": {}}
-    exact = {
-        **facts,
-        "nodes": {"exp": {"operator": "aten.exp.default"}},
-        "left": [on_cpu] * left_at_16_bits,
-    }
+    on_cpu = CpuOperator("aten.exp.default", "exp", reason, source="", code="", kernel=True)
+    nodes = {"exp": {"operator": "aten.exp.default"}}
     rows = {
-        scheme: explain.audit_row(Result(of_scheme, tmp_path), scheme, "SM8750")
-        for scheme, of_scheme in (("8a8w", facts), ("16a8w", exact))
+        scheme: explain.audit_row(compiled, scheme, "SM8750")
+        for scheme, compiled in (
+            ("8a8w", compiled_as(left=[on_cpu])),
+            ("16a8w", compiled_as(left=[on_cpu] * left_at_16_bits, nodes=nodes)),
+        )
     }
     with_precisions(rows, "SM8750")
     (left,) = rows["8a8w"]["cpu"]
@@ -301,23 +290,16 @@ def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_o
 def test_a_program_that_breaks_names_the_operator_on_the_cpu_that_has_a_fix(
     code: str, suspected: bool
 ) -> None:
-    row = {
-        "operator": "aten.clamp.Tensor",
-        "source": "net.py:17",
-        "code": code,
-        "kernel": True,
-        "reason": "refused",
-    }
-    message, fix = suspected_on_cpu({"left": [{**row, "code": "x.clamp(z)", "source": "net.py:3"}, row]})
+    row = CpuOperator("aten.clamp.Tensor", "clamp", "refused", "net.py:17", code, kernel=True)
+    message, fix = suspected_on_cpu([replace(row, code="x.clamp(z)", source="net.py:3"), row])
     assert ("net.py:17" in message) is suspected and (fix != NO_FIX) is suspected
 
 
 def test_a_program_that_misses_its_accuracy_blames_no_operator_for_inputs_of_the_table(given: Any) -> None:
     program = next(case for case in programs_of(SHIPPED) if case.thresholds and case.run.precision == "8a8w")
     given(SM8650={"8a8w": {**WHOLE, "others": {**LOW, **RANK_6}}, "16a8w": WHOLE})
-    compiled = {"nodes": {"log": {"operator": "aten.log.default"}}}
-    facts = {"rule": "", "message": "", "figures": {"cosine": 0.0, "db": -9.0}, "slices": []}
-    (found,) = findings_of(program, Result(facts), compiled)
+    compiled = compiled_as(nodes={"log": {"operator": "aten.log.default"}})
+    (found,) = findings_of(program, Result(record=EmulatorRun({"cosine": 0.0, "db": -9.0})), compiled)
     assert "log" not in found.message
 
 

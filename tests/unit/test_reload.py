@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 import mmap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, cast
 
 import pytest
 
 from ci.lanes.executorch import reload_worker
+from ci.lanes.executorch.records import Loadable, Reloaded, ReloadRequest
 from ci.lanes.executorch.reload import findings_of, neighbours_of
 from ci.outcome import Result
+from ci.plain import as_json, read
 
-ORDER = {"name": "one", "other": {"name": "two", "other": None}}
+ONE, TWO = (Loadable(name, "", "", ()) for name in ("one", "two"))
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +37,8 @@ class Healthy:
     alive: list[str] = []  # noqa: RUF012
     loads = 0
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
-        self.name = order["name"]
+    def __init__(self, program: Loadable) -> None:
+        self.name = program.name
         type(self).loads += 1
         self.alive.append(self.name)
 
@@ -70,6 +72,11 @@ class Dies(Healthy):
         return super().outputs()
 
 
+def _reloaded(load: type[Healthy], other: Loadable | None) -> Reloaded:
+    order = as_json(ReloadRequest(ONE, other))
+    return read(Reloaded, reload_worker.reloaded(order, cast(Any, load)))
+
+
 @pytest.mark.parametrize(
     ("program", "wrong", "released"),
     [
@@ -83,9 +90,9 @@ def test_a_program_that_differs_when_it_is_loaded_again_is_found(
     program: type[Healthy], wrong: int, released: str
 ) -> None:
     program.loads = 0
-    facts = reload_worker.reloaded(dict(ORDER), cast(Any, program))
-    assert (len(facts["wrong"]), facts["released"]) == (wrong, released)
-    assert len(list(findings_of("one", "", Result(facts)))) == wrong
+    record = _reloaded(program, TWO)
+    assert (len(record.wrong), record.released) == (wrong, released)
+    assert len(list(findings_of("one", "", Result(record=record)))) == wrong
 
 
 @pytest.mark.parametrize(
@@ -99,15 +106,15 @@ def test_memory_that_each_load_leaves_behind_is_a_leak_and_a_piece_taken_once_is
     class Leaks(Healthy):
         loads = 0
 
-        def __init__(self, order: Mapping[str, Any]) -> None:
-            super().__init__(order)
+        def __init__(self, program: Loadable) -> None:
+            super().__init__(program)
             if self.loads in leaking:
                 # Memory of its own: what other tests released cannot be used for it.
                 kept.append(mmap.mmap(-1, 8 << 20))
                 kept[-1].write(b"x" * (8 << 20))
 
-    facts = reload_worker.reloaded({"name": "one", "other": None}, cast(Any, Leaks))
-    assert [finding.rule for finding in findings_of("one", "", Result(facts))] == rules
+    result = Result(record=_reloaded(Leaks, None))
+    assert [finding.rule for finding in findings_of("one", "", result)] == rules
 
 
 def test_a_program_is_loaded_beside_one_of_the_same_chip() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from ci.lanes.executorch.records import BeforeCompile
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.suite.accuracy import missed
 from ci.suite.findings import accuracy_message
@@ -55,24 +55,24 @@ def lpai_library(sdk: Path) -> Path:
     return sdk / "lib" / HOST_LIBRARIES / LPAI_LIBRARY
 
 
-def findings_before_compile(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def findings_before_compile(program: ExecutorchProgram, lpai: BeforeCompile) -> Iterator[Finding]:
     """For a quantized LPAI program: its accuracy in PyTorch, and operators that may split it."""
-    figures: Mapping[str, float] = facts["figures"]
+    figures = lpai.in_torch.figures
     if misses := missed(program.thresholds, figures):
         message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
         again = SUITES.repeat(program, "test_lowering")
         yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)
-    for row in facts["unannotated"]:
-        source = f" at {row['source']} `{row['code']}`" if row["source"] else ""
+    for row in lpai.unannotated:
+        source = f" at {row.source} `{row.code}`" if row.source else ""
         message = (
-            f"LPAI's annotator has no rule for {row['operator']}{source}: if the LPAI does not support it,"
+            f"LPAI's annotator has no rule for {row.operator}{source}: if the LPAI does not support it,"
             " the graph is cut, but an LPAI program must be one partition"
         )
         fix = "write it with operators that LPAI supports, or run this part on the CPU before or after"
-        place = Place.read(row["source"])
+        place = Place.read(row.source)
         yield Finding("lpai-annotation", Severity.WARNING, program.name, message, fix, place)
-    if facts["lacks"]:
-        message = f"quantized, and not compiled: {facts['lacks']} is in no wheel; official SDKs have it"
+    if lpai.lacks:
+        message = f"quantized, and not compiled: {lpai.lacks} is in no wheel; official SDKs have it"
         yield Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, _other_profile(program))
 
 

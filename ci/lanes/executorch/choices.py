@@ -6,7 +6,7 @@ Where two values are equal within the noise, either index is right: the chip tak
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ci.explain.torch_graph import outputs_of
 from ci.models.factory import copied
 from ci.models.model_lines import source_of
 from ci.operators.partition.decisions import is_quantizer
-from ci.suite.accuracy import tie_noise
+from ci.suite.accuracy import ChosenAmong, Inferences, tie_noise
 
 LAST = ("aten.sort.default", "aten.sort.stable", "aten.topk.default")
 """Of those the last dimension is the usual one; the others choose among all values."""
@@ -62,40 +62,56 @@ def _keeps_values(node: Node) -> bool:
     return not is_quantizer(node) and str(node.target).removeprefix("aten.").partition(".")[0] in SAME_VALUES
 
 
-Rows = Sequence[Sequence[dict[str, Any]]]
+@dataclass(frozen=True)
+class OutputChoices:
+    """The expected outputs, with what their indices chose among, and where that is done."""
+
+    expected: Inferences
+    reference: Inferences
+    places: tuple[dict[str, str], ...] = ()
 
 
-def add_choices(
+def choices_of(
     model: Any,
     module: Any,
     samples: Sequence[tuple[Tensor, ...]],
-    expected: Rows,
-    reference: Rows,
+    expected: Inferences,
+    reference: Inferences,
     into: Path,
-) -> list[dict[str, str]]:
-    """Tell the rows of `expected` and, if `module` is the quantized model, of `reference` what their indices
-    chose among, by inference and output. Returns where that is done."""
-    if all(row["dtype"] not in ("int64", "int32") for row in expected[0]):
-        return []
+) -> OutputChoices:
+    """Writes the values that indices chose among. `module` is the quantized model if there is a reference."""
+    if all(row.dtype not in ("int64", "int32") for row in expected[0]):
+        return OutputChoices(expected, reference)
     graph = torch.export.export(model, copied(samples[0]), strict=True).module()
-    found = []
+    places = []
     of_quantized = {chooser.output: chooser for chooser in choosers_of(module.graph)} if reference else {}
     for chooser in choosers_of(graph.graph):
         floats = _chosen_among(graph, chooser, samples)
         quantized = _chosen_among(module, of_quantized.get(chooser.output), samples)
         if not floats or bool(quantized) != bool(reference):
             continue
-        found.append(chooser.where)
+        places.append(chooser.where)
         wanted, rounded = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
         noise = tie_noise(wanted, rounded, 0 if chooser.dim is None else chooser.dim)
-        for rows, values, kind in ((expected, floats, "float"), (reference, quantized, "quantized")):
-            for number, tensor in enumerate(values):
-                path = into / f"{kind}_{number}_{chooser.output}.chosen"
-                tensor.numpy().tofile(path)
-                choice = {"file": path.name, "dtype": "float32", "shape": list(tensor.shape), "noise": noise}
-                choice["dim"] = 0 if chooser.dim is None else chooser.dim % tensor.dim()
-                rows[number][chooser.output]["choice"] = choice
-    return found
+        expected = _with_choice(expected, chooser, floats, noise, into, "float")
+        if reference:
+            reference = _with_choice(reference, chooser, quantized, noise, into, "quantized")
+    return OutputChoices(expected, reference, tuple(places))
+
+
+def _with_choice(
+    inferences: Inferences, chooser: Chooser, values: Sequence[Tensor], noise: float, into: Path, kind: str
+) -> Inferences:
+    """The values are of each inference."""
+    changed = []
+    for number, (row, tensor) in enumerate(zip(inferences, values, strict=True)):
+        path = into / f"{kind}_{number}_{chooser.output}.chosen"
+        tensor.numpy().tofile(path)
+        dim = 0 if chooser.dim is None else chooser.dim % tensor.dim()
+        choice = ChosenAmong(path.name, "float32", tuple(tensor.shape), dim, noise)
+        output = replace(row[chooser.output], choice=choice)
+        changed.append((*row[: chooser.output], output, *row[chooser.output + 1 :]))
+    return tuple(changed)
 
 
 def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:

@@ -12,6 +12,7 @@ from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
 from ci.child import MEMORY, WARM
 from ci.jobs import Job, memory_budget
+from ci.lanes.executorch.records import ChipProgram, Lacking, read_reply
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
@@ -140,17 +141,22 @@ class Lower(CachedStep[ExecutorchProgram]):
         megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
         return Job(program.name, seconds, megabytes << 20)
 
+    def read(self, reply: Mapping[str, Any]) -> object:
+        return read_reply(reply) if self.plan.needs is None else None
+
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        if not isinstance(compiled := result.record, ChipProgram):
+            return True
         # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
-        kept = result.facts.get("kept_on_cpu") and not self.plan.work.keep_going
-        return not result.facts.get("loads") and not kept
+        return not compiled.loads and not (compiled.kept_on_cpu and not self.plan.work.keep_going)
 
     def line(self, program: ExecutorchProgram, result: Result) -> Line:
         if result.failure and self.plan.errors_follow:
             return failed(result.failure.kind)
-        if not (lacks := result.facts.get("lacks")):
+        if not isinstance(result.record, Lacking):
             return line_of(result)
-        return Line("quantized", f"{in_words(result.facts['figures'])} in PyTorch; {lacks} is missing")
+        lpai = result.record.lpai
+        return Line("quantized", f"{in_words(lpai.in_torch.figures)} in PyTorch; {lpai.lacks} is missing")
 
     def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
         message, fix = gone.sentence(log), ""

@@ -15,6 +15,17 @@ from ci.jobs import Job
 from ci.lanes.executorch import KEPT, PROGRAM
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
+from ci.lanes.executorch.records import (
+    ChipProgram,
+    ComparedFiles,
+    EmulatorRun,
+    MetricRequest,
+    Quantized,
+    Row,
+    RunRequest,
+    compiled_in,
+    ran_in,
+)
 from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.run_worker import OUTPUTS
 from ci.lanes.executorch.stage import Lowering
@@ -22,6 +33,7 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.operators.faults import Met, faults_in, versions_of
 from ci.outcome import Failure, Result, WorkerDied
+from ci.plain import as_json, read
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import against_nearest, in_words, missed, rounded
@@ -77,13 +89,13 @@ class RunOnEmulator(CachedStep[ExecutorchProgram]):
         return home_of_runs(self.plan, own)
 
     def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
-        compiled, facts = self._compiled(program), self.compiled[program.name].facts
+        compiled, record = self._compiled(program), compiled_in(self.compiled[program.name])
         files = {path.name: results.digest(path) for path in sorted(compiled.glob("*.raw"))}
         return {
             "QNN": dict(self.plan.basis.sdk),
-            **self._asked(program),
+            **as_json(self._asked(program)),
             # ExecuTorch stamps the time of lowering into a program: an equal one is not run again for that.
-            "program": facts["without_time"],
+            "program": record.without_time,
             "files": files,
             "runner": {**self.runner.order, "path": results.digest(self.runner.path)},
         }
@@ -94,34 +106,33 @@ class RunOnEmulator(CachedStep[ExecutorchProgram]):
 
     def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
         compiled = self._compiled(program)
-        return {
-            "runner": self.runner.order,
-            "program": str(compiled / PROGRAM),
-            "compiled": str(compiled),
-            **self._asked(program),
-        }
+        return as_json(
+            RunRequest(self.runner.order, str(compiled / PROGRAM), str(compiled), self._asked(program))
+        )
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         # What misses its thresholds is run again each time, so that its outputs can be looked at.
-        return not findings_of(program, result, self.compiled[program.name].facts)
+        return not findings_of(program, result, compiled_in(self.compiled[program.name]))
+
+    def read(self, reply: Mapping[str, Any]) -> object:
+        return read(EmulatorRun, reply)
 
     def line(self, program: ExecutorchProgram, result: Result) -> Line:
         if result.failure:
             return failed(f"{result.failure.kind}: {result.failure.message}")
-        facts = result.facts
-        if facts["rule"]:
-            text = f"{facts['rule']}: {facts['message']}"
+        record = ran_in(result)
+        if record.rule:
+            text = f"{record.rule}: {record.message}"
             return failed(text) if result.folder else Line("ran", f"fails as the suite expects: {text}")
-        return Line("ran", in_words(facts["figures"]))
+        return Line("ran", in_words(record.figures))
 
     def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
         fix = "give it longer with --run-timeout" if gone.kind == "timeout" else ""
         return Failure(gone.kind, gone.sentence(log), fix, log)
 
-    def _asked(self, program: ExecutorchProgram) -> dict[str, Metric]:
-        facts = self.compiled[program.name].facts
-        request: dict[str, Metric] = {name: facts[name] for name in ("inputs", "expected", "reference")}
-        return {**request, "non_finite": program.case.non_finite}
+    def _asked(self, program: ExecutorchProgram) -> ComparedFiles:
+        record = compiled_in(self.compiled[program.name])
+        return ComparedFiles(record.inputs, record.expected, record.reference, program.case.non_finite)
 
     def _compiled(self, program: ExecutorchProgram) -> Path:
         folder = self.compiled[program.name].folder
@@ -162,15 +173,16 @@ class Emulation(Lowering):
         elif lowered.failure:
             yield failure_finding(program, lowered.failure, self.stage)
         else:
-            found = findings_of(program, mine[RAN], lowered.facts, plan.basis.build_id)
-            yield from explained(found, plan.selection.store, lowered.facts["without_time"])
-            yield from kept_on_cpu(program, lowered.facts)
+            record = compiled_in(lowered)
+            found = findings_of(program, mine[RAN], record, plan.basis.build_id)
+            yield from explained(found, plan.selection.store, record.without_time)
+            yield from kept_on_cpu(program, record)
             if (figures := self.figures(program, mine)) is not None:
                 every = SUITES.repeat(program, self.stage, every_chip=True)
                 yield from placeholder(program, figures, every.plus("--accept"))
-                slices = mine[RAN].facts["slices"]
+                slices = ran_in(mine[RAN]).slices
                 yield from constant_outputs(program, figures, slices, again)
-                causes = partial(causes_of, program, lowered.facts, slices, figures, plan.basis.build_id)
+                causes = partial(causes_of, program, record, slices, figures, plan.basis.build_id)
                 yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
 
     def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
@@ -184,20 +196,21 @@ class Emulation(Lowering):
         if figures is None:
             return shown
         lowered, result, agreed = mine[COMPILED], mine[RAN], plan.baseline(program).of(program.name)
+        record = ran_in(result)
         return shown | {
             "sha256": hash_file(program_file(lowered)),
             "costs": dict(costs_of(lowered)),
             "cached": result.cached,
             "not_cached_because": result.not_remembered,
             "figures": dict(figures),
-            "slices": list(result.facts["slices"]),
+            "slices": list(record.slices),
             "baseline": dict(agreed.accuracy) if agreed else {},
-            **result.facts["times"],
+            **record.times,
         }
 
     def figures(self, program: ExecutorchProgram, mine: Mine) -> Mapping[str, float] | None:
         result = mine.get(RAN)
-        return result.facts["figures"] if result is not None and ran(result) else None
+        return ran_in(result).figures if result is not None and ran(result) else None
 
     def recorded(
         self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine
@@ -206,11 +219,12 @@ class Emulation(Lowering):
         result = mine.get(RAN)
         if result is None or not ran(result):
             return None
+        record = ran_in(result)
         return {
             "build_id": plan.basis.build_id,
             **costs_of(mine[COMPILED]),
-            "accuracy": rounded(result.facts["figures"]),
-            **({} if result.cached else {"run_seconds": round(result.facts["seconds"], 1)}),
+            "accuracy": rounded(record.figures),
+            **({} if result.cached else {"run_seconds": round(record.seconds, 1)}),
         }
 
     def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
@@ -235,7 +249,7 @@ class Emulation(Lowering):
 
 def ran(result: Result) -> bool:
     """Whether there are figures."""
-    return not result.failure and not result.facts["rule"]
+    return not result.failure and not ran_in(result).rule
 
 
 def _runnable(compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> dict[str, Result]:
@@ -257,7 +271,7 @@ class RunForMetric(RunOnEmulator):
     keeps_files = True
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
-        return ran(result) or not findings_of(program, result, self.compiled[program.name].facts)
+        return ran(result) or not findings_of(program, result, compiled_in(self.compiled[program.name]))
 
 
 def home_of_runs(plan: ExecutorchPlan, own: OwnPackages) -> Home:
@@ -302,8 +316,8 @@ def measured_with_metric(step: RunForMetric, programs: Sequence[ExecutorchProgra
 
     def request(program: ExecutorchProgram) -> Mapping[str, Any]:
         compiled = step.compiled[program.name]
-        rows = {name: compiled.facts[name] for name in ("expected", "reference")}
-        return {"compiled": str(compiled.folder), **rows}
+        record = compiled_in(compiled)
+        return as_json(MetricRequest(str(compiled.folder), record.expected, record.reference))
 
     scores = scores_of(
         plan,
@@ -318,9 +332,10 @@ def measured_with_metric(step: RunForMetric, programs: Sequence[ExecutorchProgra
         if score and score.failure:
             result = replace(result, failure=score.failure)
         elif score:
-            figures = {**result.facts["figures"], **score.facts["figures"]}
-            result = replace(result, facts={**result.facts, "figures": figures})
-        wrong = findings_of(program, result, step.compiled[program.name].facts)
+            record = ran_in(result)
+            record = replace(record, figures={**record.figures, **score.facts["figures"]})
+            result = replace(result, record=record)
+        wrong = findings_of(program, result, compiled_in(step.compiled[program.name]))
         if result.folder and (wrong or plan.work.keep):
             evidence = step.folder(program)
             shutil.copytree(result.folder, evidence, dirs_exist_ok=True)
@@ -329,7 +344,7 @@ def measured_with_metric(step: RunForMetric, programs: Sequence[ExecutorchProgra
 
 
 def findings_of(
-    program: ExecutorchProgram, result: Result, compiled: Mapping[str, Any], build_id: str = ""
+    program: ExecutorchProgram, result: Result, compiled: ChipProgram, build_id: str = ""
 ) -> list[Finding]:
     """With the id of QNN's build, also what is known of it."""
     again = SUITES.repeat(program, "test_emulator")
@@ -344,28 +359,28 @@ def findings_of(
         failure = result.failure
         fix = Fix("{}; then {}", failure.fix, again) if failure.fix else again
         return [wrong(failure.rule, failure.message, fix)]
-    facts = result.facts
+    record = ran_in(result)
     if fault := program.run.emulator_fault:
-        if fault in facts["message"]:
+        if fault in record.message:
             return []
-        seen = facts["message"] or "it runs"
+        seen = record.message or "it runs"
         return [wrong("fault", f"expected it not to run ({fault}), found: {seen}; correct the suite")]
-    if facts["rule"] == "run" and (missing := list(missing_kernels(compiled))):
+    if record.rule == "run" and (missing := list(missing_kernels(compiled.left))):
         return [
-            wrong("run", f"{message} ({facts['message']})", str(fix) or again, place, fix.edit)
+            wrong("run", f"{message} ({record.message})", str(fix) or again, place, fix.edit)
             for message, fix, place in missing
         ]
-    if facts["rule"]:
-        beyond = beyond_in_words(compiled.get("beyond", ()))
+    if record.rule:
+        beyond = beyond_in_words(compiled.beyond)
         fix = Fix("{}; then {}", BEYOND_FIX, again) if beyond else again
-        return [wrong(facts["rule"], "; ".join(filter(None, [facts["message"], beyond])), fix)]
-    figures: Mapping[str, float] = facts["figures"]
+        return [wrong(record.rule, "; ".join(filter(None, [record.message, beyond])), fix)]
+    figures = record.figures
     misses = missed(program.thresholds, figures, program.run.kind)
     if not misses:
         return []
     commands = (SUITES.repeat(program, "divergence"), SUITES.repeat(program, "quantize").plus("--where"))
     every = SUITES.repeat(program, "test_emulator", every_chip=True)
-    causes = causes_of(program, compiled, facts["slices"], figures, build_id)
+    causes = causes_of(program, compiled, record.slices, figures, build_id)
     cure = accuracy_fix(misses, figures, *commands, causes=causes)
     fixes = [Fix("{}; then {}", cure, again), accepting(program, misses, every)]
     message = accuracy_message(misses, figures, causes)
@@ -373,29 +388,32 @@ def findings_of(
 
 
 def suspected_of(
-    program: ExecutorchProgram, compiled: Mapping[str, Any], figures: Mapping[str, float], build_id: str
+    program: ExecutorchProgram, compiled: ChipProgram, figures: Mapping[str, float], build_id: str
 ) -> list[Met]:
     """The known faults that a node of the user's code meets, by the facts of its compile; of QNN's own only
     with the id of its build."""
     # Without a line it is of no code of the user's.
-    nodes = {name: node for name, node in compiled.get("nodes", {}).items() if node.get("line")}
+    nodes = {name: node for name, node in compiled.nodes.items() if node.get("line")}
     seen_db = figures.get(f"{against_nearest(figures)}sqnr_db")
-    least, versions = compiled.get("least"), versions_of(build_id)
-    return faults_in(nodes, program.run.precision, program.soc, versions, least=least, seen_db=seen_db)
+    versions = versions_of(build_id)
+    scheme, soc = program.run.precision, program.soc
+    return faults_in(nodes, scheme, soc, versions, least=compiled.least, seen_db=seen_db)
 
 
 def causes_of(
     program: ExecutorchProgram,
-    compiled: Mapping[str, Any],
+    compiled: ChipProgram | Quantized,
     slices: Sequence[str],
     figures: Mapping[str, float],
     build_id: str = "",
 ) -> Causes:
     """By the facts of its compile; faults of a build of QNN only with its id."""
-    losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
-    beyond: Sequence[Mapping[str, Any]] = compiled.get("beyond", ())
-    chosen: Sequence[Mapping[str, Any]] = compiled.get("choices", ())
-    met = suspected_of(program, compiled, figures, build_id)
+    losses = compiled.losses
+    met: list[Met] = []
+    beyond, chosen = tuple[Row, ...](), tuple[Row, ...]()
+    if isinstance(compiled, ChipProgram):
+        met = suspected_of(program, compiled, figures, build_id)
+        beyond, chosen = compiled.beyond, compiled.choices
     lines = [*(fault.line for fault in met), *(str(loss["source"]) for loss in losses[:1])]
     return Causes(
         place=next(filter(None, map(Place.read, lines)), None),

@@ -21,6 +21,7 @@ from ci.explain.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import WORKER, Lower, compile_programs, home_of
 from ci.lanes.executorch.product import PytorchModel
+from ci.lanes.executorch.records import ChipProgram, Row, compiled_in
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
@@ -33,6 +34,7 @@ from ci.lanes.executorch.user_program import (
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
 from ci.operators.table import better_than, inexact, operators_in
 from ci.outcome import Result, WorkerDied
+from ci.plain import as_json
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import run_cached_step
 from ci.suite.lane import chosen_programs
@@ -82,6 +84,9 @@ class LoweringSearch(Lower):
 
     seconds: float
 
+    def read(self, reply: Mapping[str, Any]) -> object:
+        return None
+
 
 @dataclass(frozen=True)
 class SearchDivergence(LoweringSearch):
@@ -121,11 +126,15 @@ class Score(LoweringSearch):
 
     exact: str
 
+    @property
+    def function(self) -> str:
+        return f"{WORKER}:scored"
+
     def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
         return {**super().key(program, results), "scored beside": self.exact}
 
     def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
-        return {**program.order, "score": self.exact, "seconds": self.seconds}
+        return {**program.order, "exact": self.exact, "seconds": self.seconds}
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         return not result.facts.get("left")
@@ -228,34 +237,34 @@ def audited(model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, A
         except CheckFailed as error:
             rows[scheme] = {"error": error.message, "fix": error.fix}
             continue
-        rows[scheme] = audit_row(result, scheme, selection.soc)
-        shown = shown_by_inputs(result.facts, scheme, selection.soc, plan.basis.build_id)
+        rows[scheme] = audit_row(compiled_in(result), scheme, selection.soc)
+        compiled = compiled_in(result)
+        shown = shown_by_inputs(compiled.nodes, compiled.least, scheme, selection.soc, plan.basis.build_id)
         rows[scheme]["warnings"] = [met.warning for met in shown]
     return with_precisions(rows, selection.soc)
 
 
-def audit_row(result: Result, scheme: str, soc: str) -> dict[str, Any]:
-    facts = result.facts
-    known, kept = inexact(operators_in(facts["nodes"]), scheme, soc), facts["kept_on_cpu"]
+def audit_row(compiled: ChipProgram, scheme: str, soc: str) -> dict[str, Any]:
+    known, kept = inexact(operators_in(compiled.nodes), scheme, soc), compiled.kept_on_cpu
     return {
-        "delegated": dict(Counter(operators_of(facts))),
+        "delegated": dict(Counter(operators_of(compiled.nodes))),
         "cpu": [
             {
-                **row,
-                "suggestion": str(fix_for(row["operator"], row["code"], row["source"], reason=row["reason"])),
+                **as_json(row),
+                "suggestion": str(fix_for(row.operator, row.code, row.source, reason=row.reason)),
             }
-            for row in facts["left"]
+            for row in compiled.left
         ],
-        "usable": all(row["kernel"] for row in facts["left"]),
-        "delegates": facts["delegates"],
-        "ddr": facts["ddr"],
-        "kept_on_cpu": kept and {"because": kept["because"], "cpu_nodes": kept["nodes"]},
+        "usable": all(row.kernel for row in compiled.left),
+        "delegates": compiled.delegates,
+        "ddr": as_json(compiled.ddr),
+        "kept_on_cpu": kept and {"because": kept.because, "cpu_nodes": list(kept.nodes)},
         # What is known not to compile does, as it was compiled here.
         "inexact": [row._asdict() for row in known if row.compiles],
     }
 
 
-def operators_of(facts: Mapping[str, Any]) -> list[str]:
+def operators_of(nodes: Mapping[str, Row]) -> list[str]:
     """The operators on HTP, once for each node."""
-    names = (node["operator"] for node in facts["nodes"].values())
+    names = (node["operator"] for node in nodes.values())
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]

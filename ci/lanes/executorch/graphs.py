@@ -52,7 +52,7 @@ class EmulatedTrial:
         self, run: ExecutorchRun, soc: str, samples: Sequence[Any], runner: Runner, folder: Path
     ) -> None:
         self.run, self.spec, self.runner, self.folder = run, compiler_spec(soc, run), runner, folder
-        files = ((folder / row["file"] for row in rows) for rows in save_raw(folder, "input", samples))
+        files = ((folder / row.file for row in rows) for rows in save_raw(folder, "input", samples))
         self.inputs = runner.write_inputs(folder / "inputs.txt", files)
         self.trials = 0
 

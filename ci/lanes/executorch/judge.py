@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import LOG
+from ci.lanes.executorch.records import ChipProgram, compiled_in
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
+from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
 from ci.suite.baseline import Baseline, Tolerances, growth
 from ci.suite.findings import not_in_fp16
@@ -69,86 +70,86 @@ def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> t
     return "; ".join([message, *map(str, met)]), joined(dict.fromkeys(fixes), "; or ")
 
 
-def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Finding]:
     """An operator over the budget is an error; one within the budget is a note."""
-    operators: Sequence[Mapping[str, Any]] = facts["left"]
+    operators: Sequence[CpuOperator] = compiled.left
     if program.backend == "lpai":
         # ExecuTorch's CPU kernels quantize inputs and dequantize outputs, because they do it more exactly.
-        operators = [operator for operator in operators if "quantize_per" not in operator["operator"]]
+        operators = [operator for operator in operators if "quantize_per" not in operator.operator]
     over = len(operators) > program.cpu_budget
-    causes: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    causes: dict[tuple[object, ...], list[CpuOperator]] = {}
     for operator in operators:
         cause = (
-            operator["operator"],
-            operator["reason"],
-            operator["kernel"],
-            fix_for(operator["operator"], operator["code"], reason=operator["reason"]),
+            operator.operator,
+            operator.reason,
+            operator.kernel,
+            fix_for(operator.operator, operator.code, reason=operator.reason),
         )
         causes.setdefault(cause, []).append(operator)
     allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
     for first, *others in causes.values():
-        places = [other["source"] or other.get("module") or "a place without a line" for other in others]
+        places = [other.source or "a place without a line" for other in others]
         more = f"; also at {', '.join(dict.fromkeys(places))}" if places else ""
-        fix = fix_for(first["operator"], first["code"], first["source"], reason=first["reason"])
+        fix = fix_for(first.operator, first.code, first.source, reason=first.reason)
         yield Finding(
             "lowering-cpu-operator",
             Severity.ERROR if over else Severity.NOTE,
             program.name,
             f"{_on_cpu(first)} ({allowed}){more}",
             str(fix) or SUITES.repeat(program, "test_lowering"),
-            Place.read(first["source"]),
+            Place.read(first.source),
             fix.edit,
         )
-    if facts["delegates"] != program.delegates:
+    if compiled.delegates != program.delegates:
         yield Finding(
             "lowering-delegates",
             Severity.ERROR,
             program.name,
-            f"expected {program.delegates} delegates, found {facts['delegates']}",
+            f"expected {program.delegates} delegates, found {compiled.delegates}",
             f"see what is on the CPU, or set delegates in {program.suite}",
         )
 
 
-def kept_on_cpu(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def kept_on_cpu(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Finding]:
     """What --keep-going left on the CPU, and what it cost."""
-    if kept := facts.get("kept_on_cpu"):
-        nodes = ", ".join(f'"{name}"' for name in kept["nodes"])
-        ddr = facts["ddr"]["read"] + facts["ddr"]["written"]
+    if kept := compiled.kept_on_cpu:
+        nodes = ", ".join(f'"{name}"' for name in kept.nodes)
+        ddr = compiled.ddr.read + compiled.ddr.written
         yield Finding(
             "lowering-kept-on-cpu",
             Severity.WARNING,
             program.name,
-            f"{kept['because']}; kept on the CPU, which leaves {facts['delegates']} delegates,"
-            f" {len(facts['left'])} operators on the CPU and {ddr:,} bytes of DDR traffic in one inference",
+            f"{kept.because}; kept on the CPU, which leaves {compiled.delegates} delegates,"
+            f" {len(compiled.left)} operators on the CPU and {ddr:,} bytes of DDR traffic in one inference",
             f"cpu_nodes = [{nodes}] in {program.suite} keeps it there for good",
         )
 
 
-def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, Suggestion, Place | None]]:
+def missing_kernels(operators: Iterable[CpuOperator]) -> Iterator[tuple[str, Suggestion, Place | None]]:
     """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
-    return left_on_cpu({"left": [row for row in facts["left"] if not row["kernel"]]})
+    return left_on_cpu(operator for operator in operators if not operator.kernel)
 
 
-def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, Suggestion, Place | None]]:
+def left_on_cpu(operators: Iterable[CpuOperator]) -> Iterator[tuple[str, Suggestion, Place | None]]:
     """Operators on the CPU, each with what to write instead, and its line of the model."""
-    for row in facts["left"]:
-        fix = fix_for(row["operator"], row["code"], row["source"], reason=row["reason"])
-        yield _on_cpu(row), fix, Place.read(row["source"])
+    for operator in operators:
+        fix = fix_for(operator.operator, operator.code, operator.source, reason=operator.reason)
+        yield _on_cpu(operator), fix, Place.read(operator.source)
 
 
-def suspected_on_cpu(facts: Mapping[str, Any]) -> tuple[str, str]:
+def suspected_on_cpu(operators: Iterable[CpuOperator]) -> tuple[str, str]:
     """Of a program that breaks as it runs: the first operator on the CPU that has a fix."""
-    for message, fix, _ in left_on_cpu(facts):
+    for message, fix, _ in left_on_cpu(operators):
         if fix:
             return f"suspected: {message}", str(fix)
     return "", NO_FIX
 
 
-def _on_cpu(row: Mapping[str, Any]) -> str:
-    source = f" at {row['source']}" if row["source"] else ""
-    code = f" `{row['code']}`" if row["code"] else ""
-    lacks = "" if row["kernel"] else ", but ExecuTorch has no CPU kernel for it: the program will not run"
-    return f"{row['operator']}{source}{code} stays on the CPU{lacks}: {row['reason']}"
+def _on_cpu(operator: CpuOperator) -> str:
+    source = f" at {operator.source}" if operator.source else ""
+    code = f" `{operator.code}`" if operator.code else ""
+    lacks = "" if operator.kernel else ", but ExecuTorch has no CPU kernel for it: the program will not run"
+    return f"{operator.operator}{source}{code} stays on the CPU{lacks}: {operator.reason}"
 
 
 def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Iterator[Finding]:
@@ -164,7 +165,7 @@ def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Ite
         yield wrong("readable", error.message, again)
         return
     assert isinstance(inside, CompiledProgram)
-    if refusal := compiled.facts["loads"]:
+    if refusal := compiled_in(compiled).loads:
         yield wrong("loads", f"ExecuTorch's runtime refuses the program: {refusal}", again)
     for index, delegate in enumerate(inside.delegates):
         if delegate.context is not None:
@@ -223,31 +224,27 @@ def program_file(compiled: Result) -> Path:
 
 
 def costs_of(compiled: Result) -> dict[str, float]:
-    ddr = compiled.facts["ddr"]
+    record = compiled_in(compiled)
     return {
-        "ddr_read": ddr["read"],
-        "ddr_written": ddr["written"],
-        "ddr_spilled": ddr["spilled"],
-        "ddr_filled": ddr["filled"],
+        "ddr_read": record.ddr.read,
+        "ddr_written": record.ddr.written,
+        "ddr_spilled": record.ddr.spilled,
+        "ddr_filled": record.ddr.filled,
         "pte_bytes": program_file(compiled).stat().st_size,
-        "cpu_seconds": compiled.facts["cpu_seconds"],
+        "cpu_seconds": record.cpu_seconds,
     }
 
 
 def cost(
     program: ExecutorchProgram, compiled: Result, build_id: str, baseline: Baseline, tolerances: Tolerances
 ) -> Iterator[Finding]:
-    if (
-        program.backend == "htp"
-        and compiled.facts["delegates"]
-        and compiled.facts["graphs"] < compiled.facts["delegates"]
-    ):
+    record = compiled_in(compiled)
+    if program.backend == "htp" and record.graphs < record.delegates:
         yield Finding(
             "cost-unknown",
             Severity.ERROR,
             program.name,
-            f"expected the compiler's summary of each of {compiled.facts['delegates']} graphs, "
-            f"found {compiled.facts['graphs']}",
+            f"expected the compiler's summary of each of {record.delegates} graphs, found {record.graphs}",
             f"read {program_file(compiled).with_name(LOG)}",
         )
     again = SUITES.repeat(program, "test_lowering").plus("--accept")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
 from operator import getitem
@@ -46,8 +45,9 @@ from ci.explain.torch_graph import (
     worst_losses,
 )
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
-from ci.lanes.executorch.choices import add_choices
+from ci.lanes.executorch.choices import choices_of
 from ci.lanes.executorch.export import ExportedCase
+from ci.lanes.executorch.records import ChipProgram, InTorch, KeptOnCpu, Lacking, Quantized, Traffic
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.models.factory import (
     ModelWithInputs,
@@ -65,9 +65,9 @@ from ci.models.factory import (
 )
 from ci.models.model_lines import source_of
 from ci.models.user_model import BadFactory
+from ci.operators.partition import CpuOperator, Part
 from ci.operators.partition.decisions import (
     DELEGATE,
-    CpuOperator,
     PartitionerSpy,
     cpu_kernels,
     left_on_cpu,
@@ -84,6 +84,7 @@ from ci.operators.partition.failing_operators import (
     workaround_of,
 )
 from ci.operators.partition.traits import delegated_nodes
+from ci.suite.accuracy import Inferences, TensorFile
 from ci.suite.own_output import new_text, size_of, text_since
 from ci.trouble import of_error
 from provisioning.base.commands import Fix, joined, session
@@ -173,14 +174,11 @@ def lower(
     *,
     keep_going: bool = False,
     quantize_only: bool = False,
-    score: str = "",
-    seconds: float = math.inf,
-) -> dict[str, Any]:
-    """Write the program, inputs and expected outputs into the folder; returns the facts about them.
+) -> ChipProgram | Quantized | Lacking:
+    """Write the program, inputs and expected outputs into the folder.
 
     With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
-    With `quantize_only`, write the quantized model instead of the program. With `score`, a precision, write
-    nothing, and say what each operator loses at the run's precision and at that one, within the seconds."""
+    With `quantize_only`, write the quantized model instead of the program."""
     loaded = exported.loaded
     samples, batches, used = exported.chosen(case, run)
     expected = exported.expected(samples)
@@ -189,28 +187,31 @@ def lower(
     backend = run.backend or case.backend
     module: Any = loaded.model
     reference = expected
-    losses: list[dict[str, object]] = []
-    on_lpai: dict[str, Any] = {}
-    common: dict[str, Any] = {"notes": [list(note) for note in loaded.notes], "used": asdict(used)}
-    if score:
-        return scored(exported, samples[0], batches, run, score, seconds, backend, soc, search_path)
+    losses: list[dict[str, Any]] = []
     if run.quantizes:
         arguments = (exported, samples[0], batches, run, backend, soc, search_path)
         module, losses = prepared_model(*arguments).quantized()
         with _step("quantize"):
             doing("run on CPU")
             reference = [run_copied(module, sample) for sample in samples]
+    notes = tuple(loaded.notes)
     if quantize_only:
         into.mkdir(parents=True, exist_ok=True)
         with _step("quantize"):
             torch.export.save(torch.export.export(module, copied(samples[0])), into / QUANTIZED)
-        figures = figures_in_torch(expected, reference, case.non_finite)
-        return {**common, **figures, "inputs": save_raw(into, "input", samples), "losses": losses}
-    common["losses"] = losses[:NAMED]
+        return Quantized(
+            notes=notes,
+            used=used,
+            losses=tuple(losses),
+            in_torch=InTorch(*figures_in_torch(expected, reference, case.non_finite)),
+            inputs=save_raw(into, "input", samples),
+        )
+    worst = tuple(losses[:NAMED])
+    on_lpai = None
     if backend == "lpai":
         on_lpai = lpai.before_compile(module, expected, reference, case.non_finite)
-        if on_lpai["lacks"]:
-            return {**on_lpai, **common}
+        if on_lpai.lacks:
+            return Lacking(notes=notes, used=used, losses=worst, lpai=on_lpai)
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
     watch = PartitionerSpy(new_text(log))
     search = Search(log, watch)
@@ -245,28 +246,29 @@ def lower(
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
     graphs = traffic(text_since(log, begin))
-    rows = {"expected": save_raw(into, "float", expected), "reference": list[Any]()}
-    if run.quantizes:
-        rows["reference"] = save_raw(into, "quantized", reference)
-    return {
-        **common,
-        **rows,
-        "choices": add_choices(loaded.model, module, samples, rows["expected"], rows["reference"], into),
-        "beyond": beyond_half(loaded.model, samples) if run.precision.startswith("fp16") else [],
-        "kept_on_cpu": workaround and {"nodes": workaround.cpu_nodes, "because": workaround.message},
-        "instead_of": "compile" if workaround else "",
-        "left": [asdict(operator) for operator in cpu_operators],
-        "partition": parts,
-        "nodes": nodes,
-        "least": _least_of(samples),
-        "delegates": sum(part["where"] != "cpu" for part in parts),
-        **on_lpai,
-        "ddr": total(graphs),
-        "graphs": len(graphs),
-        "inputs": save_raw(into, "input", samples),
-        "loads": _loads(into / PROGRAM),
-        "without_time": digest_without_time(into / PROGRAM),
-    }
+    floats = save_raw(into, "float", expected)
+    quantized = save_raw(into, "quantized", reference) if run.quantizes else ()
+    choices = choices_of(loaded.model, module, samples, floats, quantized, into)
+    return ChipProgram(
+        notes=notes,
+        used=used,
+        losses=worst,
+        inputs=save_raw(into, "input", samples),
+        expected=choices.expected,
+        reference=choices.reference,
+        choices=choices.places,
+        beyond=tuple(beyond_half(loaded.model, samples)) if run.precision.startswith("fp16") else (),
+        kept_on_cpu=KeptOnCpu(tuple(workaround.cpu_nodes), workaround.message) if workaround else None,
+        left=tuple(cpu_operators),
+        partition=tuple(parts),
+        nodes=nodes,
+        least=_least_of(samples),
+        lpai=on_lpai,
+        ddr=Traffic(**total(graphs)),
+        graphs=len(graphs),
+        loads=_loads(into / PROGRAM),
+        without_time=digest_without_time(into / PROGRAM),
+    )
 
 
 def _least_of(samples: Sequence[tuple[Tensor, ...]]) -> float:
@@ -284,15 +286,20 @@ def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp") -> Any:
 
 def scored(
     exported: ExportedCase,
-    sample: tuple[Tensor, ...],
-    batches: Sequence[tuple[Tensor, ...]],
+    case: ExecutorchCase,
     run: ExecutorchRun,
+    soc: str,
+    search_path: Path,
     exact: str,
     seconds: float,
-    *where: Any,
 ) -> dict[str, Any]:
     """The groups of operators that change their precision together, with what each adds to the outputs' noise
-    at the run's precision and at the exact one. Scored by a batch of the calibration: the samples judge."""
+    at the run's precision and at the exact one, as far as the seconds go. Scored by a batch of the
+    calibration: the samples judge."""
+    (sample, *_), batches, _ = exported.chosen(case, run)
+    require_float32([*sample])
+    _require_scheme(exported.loaded.model, run)
+    where = run.backend or case.backend, soc, search_path
 
     def prepared(precision: str, *batches: tuple[Tensor, ...]) -> Any:
         changed = run.model_copy(update={"precision": precision})
@@ -385,7 +392,7 @@ class Prepared:
     patterns: Sequence[Patterns]
     sample: tuple[Tensor, ...]
 
-    def quantized(self) -> tuple[Any, list[dict[str, object]]]:
+    def quantized(self) -> tuple[Any, list[dict[str, Any]]]:
         with _step("quantize"):
             module = convert_pt2e(self.module)
             _narrow_shared_zero_points(module)
@@ -556,16 +563,16 @@ def _module_scheme(scheme: Any, run: ExecutorchRun, patterns: list[Patterns]) ->
     return inside, ModuleQConfig(_dtype(scheme.precision), **_how(run, scheme.per_channel))
 
 
-def save_raw(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list[list[dict[str, Any]]]:
+def save_raw(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> Inferences:
     rows = []
     for number, tensors in enumerate(inferences):
         row = []
         for index, tensor in enumerate(tensors):
             path = into / f"{kind}_{number}_{index}.raw"
             tensor.numpy().tofile(path)
-            row.append({"file": path.name, "dtype": _kind(tensor.dtype), "shape": list(tensor.shape)})
-        rows.append(row)
-    return rows
+            row.append(TensorFile(path.name, _kind(tensor.dtype), tuple(tensor.shape)))
+        rows.append(tuple(row))
+    return tuple(rows)
 
 
 def _loads(program: Path) -> str:
@@ -655,13 +662,13 @@ def _constants_of(module: Any, sample: tuple[Tensor, ...]) -> list[str]:
 
 def _dies_of(
     workaround: Workaround,
-    parts: Sequence[Mapping[str, object]],
+    parts: Sequence[Part],
     cpu_operators: Sequence[CpuOperator],
     module: Any,
     sample: tuple[Tensor, ...],
 ) -> Failed:
-    delegates = sum(part["where"] != "cpu" for part in parts)
-    count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
+    delegates = sum(not part.on_cpu for part in parts)
+    count = sum(part.count for part in parts if part.on_cpu)
     cost = ", but nothing is left for the NPU"
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ci.explain.torch_graph import figures_in_torch
 from ci.lanes.executorch.backends import lpai_library
+from ci.lanes.executorch.records import BeforeCompile, InTorch, Unannotated
 from ci.models.model_lines import source_of
 from ci.operators.partition.decisions import is_quantizer, operator_name
 from provisioning.components import KINDS, QNN_SDK
@@ -25,19 +26,19 @@ def before_compile(
     expected: Sequence[Sequence[Tensor]],
     reference: Sequence[Sequence[Tensor]],
     non_finite: bool,
-) -> dict[str, Any]:
+) -> BeforeCompile:
     """The quantized model's accuracy in PyTorch, operators without a rule, and a missing library."""
     library = lpai_library(Path(os.environ[KINDS[QNN_SDK].variable]))
-    return {
-        **figures_in_torch(expected, reference, non_finite),
-        "unannotated": unannotated(quantized.graph),
-        "lacks": "" if library.is_file() else str(library.relative_to(library.parents[2])),
-    }
+    return BeforeCompile(
+        InTorch(*figures_in_torch(expected, reference, non_finite)),
+        unannotated(quantized.graph),
+        "" if library.is_file() else str(library.relative_to(library.parents[2])),
+    )
 
 
-def unannotated(graph: Any) -> list[dict[str, str]]:
+def unannotated(graph: Any) -> tuple[Unannotated, ...]:
     """Operators that LPAI's annotator left in float: one for each line of the model."""
-    operators: dict[tuple[str, str], dict[str, str]] = {}
+    operators: dict[tuple[str, str], Unannotated] = {}
     for node in graph.nodes:
         if node.op != "call_function" or is_quantizer(node) or ANNOTATION in node.meta:
             continue
@@ -45,5 +46,5 @@ def unannotated(graph: Any) -> list[dict[str, str]]:
         if name.removeprefix("aten.").partition(".")[0] in MOVES:
             continue
         source, code = source_of(node)
-        operators.setdefault((name, source), {"operator": name, "source": source, "code": code})
-    return list(operators.values())
+        operators.setdefault((name, source), Unannotated(name, source, code))
+    return tuple(operators.values())

@@ -33,6 +33,7 @@ from ci.lanes.executorch.judge import (
     missing_kernels,
     suspected_on_cpu,
 )
+from ci.lanes.executorch.records import ChipProgram, EmulatorRun, Lacking, ModelFacts, compiled_in, ran_in
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
     plan_of_model,
@@ -42,11 +43,12 @@ from ci.lanes.executorch.user_program import (
     samples_folder,
     stack_of,
 )
-from ci.models.inputs import inputs_used
 from ci.models.other_python import export_with
 from ci.operators.faults import shown_by_inputs
+from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
-from ci.suite.accuracy import against_in_words, in_words
+from ci.plain import as_json
+from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
 from ci.suite.lane import Mine, Results
 from ci.suite.lane_model import LaneModel, Product
@@ -129,13 +131,13 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             message = f"{self.stem(program)}.pte is written, and was not run: {run.failure.message}"
             unverified, run = EnvironmentLacking(message, fix=run.failure.fix), None
         if run and not ran(run):
-            (finding,) = findings_of(program, run, compiled.facts)
-            suspected, fix = suspected_on_cpu(compiled.facts)
+            (finding,) = findings_of(program, run, compiled_in(compiled))
+            suspected, fix = suspected_on_cpu(compiled_in(compiled).left)
             message = "; ".join(filter(None, (finding.message, suspected)))
-            raise CheckFailed(message, fix=BEYOND_FIX if compiled.facts["beyond"] else fix)
-        path, facts, stem = compiled.folder / PROGRAM, compiled.facts, self.stem(program)
-        figures, costs = dict(run.facts["figures"]) if run else {}, costs_of(compiled)
-        slices, each_db = (list(run.facts[name]) if run else [] for name in ("slices", "each_db"))
+            raise CheckFailed(message, fix=BEYOND_FIX if compiled_in(compiled).beyond else fix)
+        path, facts, stem = compiled.folder / PROGRAM, compiled_in(compiled), self.stem(program)
+        measured = ran_in(run) if run else EmulatorRun()
+        figures, costs = dict(measured.figures), costs_of(compiled)
         record: dict[str, Any] = {
             "schema": 1,
             "program": f"{stem}.pte",
@@ -145,48 +147,53 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             "backend": program.backend,
             "scheme": program.run.precision,
             "stack": stack_of(plan.basis.build_id),
-            "inputs": tensors_of(facts),
-            "delegates": facts["delegates"],
+            "inputs": tensors_of(facts.inputs),
+            "delegates": facts.delegates,
             "on_cpu": [
-                {name: row[name] for name in ("operator", "module", "source", "reason") if row.get(name)}
-                for row in facts["left"]
+                {
+                    "operator": row.operator,
+                    **({"source": row.source} if row.source else {}),
+                    "reason": row.reason,
+                }
+                for row in facts.left
             ],
-            "kept_on_cpu": facts.get("kept_on_cpu"),
+            "kept_on_cpu": as_json(facts.kept_on_cpu) if facts.kept_on_cpu else None,
             "accuracy": figures,
-            "slices": slices,
-            "samples_db": each_db,
+            "slices": measured.slices,
+            "samples_db": measured.each_db,
             "costs": costs,
         }
-        more = [f"QNN {plan.basis.build_id}, {plural(facts['delegates'], 'delegate')}", *slices]
+        more = [f"QNN {plan.basis.build_id}, {plural(facts.delegates, 'delegate')}", *measured.slices]
         if quantized := in_words(figures, "reference_"):
             more += [f"{quantized} against the quantized model"]
-        if ddr := facts["ddr"]:
-            more += [f"{ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
-        kept = [*self.how.keep_on_cpu, *(facts.get("kept_on_cpu") or {}).get("nodes", ())]
+        more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
+        kept = [*self.how.keep_on_cpu, *(facts.kept_on_cpu.nodes if facts.kept_on_cpu else ())]
         flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
         divergence = self.command("divergence", program.soc, *flags)
+        slices = measured.slices
         causes = causes_of(program, facts, slices, figures, plan.basis.build_id)
         suspects = suspected_of(program, facts, figures, plan.basis.build_id)
         if self.how.search:
             # What is likely is said where nothing is measured.
             causes = replace(causes, losses="", known=())
         where = self.command("quantize", program.soc, "--where")
-        judged = HowJudged(program.run.kind, inputs_used(facts))
+        judged = HowJudged(program.run.kind, facts.used)
         wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
-        shown = shown_by_inputs(facts, program.run.precision, program.soc, plan.basis.build_id)
+        scheme, soc = program.run.precision, program.soc
+        shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.basis.build_id)
         warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
         outcome = replace(outcome_of(compiled, run), wrong=wrong)
         found = [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
-        found = [*_left(stem, facts), *found]
+        found = [*_left(stem, facts.left), *found]
         return Product(
             files_of(path, stem, record),
-            [_line(program, facts, figures, each_db), *_on_cpu(facts)],
+            [_line(program, facts, figures, measured.each_db), *_on_cpu(facts)],
             more,
             warnings,
             outcome,
             findings=found,
             suspects=[known_fault(met.fault, met.line) for met in suspects],
-            facts={"accuracy": figures, "ddr": facts["ddr"]},
+            facts={"accuracy": figures, "ddr": as_json(facts.ddr)},
             chips=program.soc,
             unverified=unverified,
         )
@@ -197,9 +204,9 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
         program = plan.programs[0]
-        facts = [results[COMPILED][row.name].facts for row in plan.programs]
-        kept = [name for fact in facts for name in (fact.get("kept_on_cpu") or {}).get("nodes", ())]
-        delegates = {fact["delegates"] for fact in facts}
+        records = [compiled_in(results[COMPILED][row.name]) for row in plan.programs]
+        kept = [name for record in records if record.kept_on_cpu for name in record.kept_on_cpu.nodes]
+        delegates = {record.delegates for record in records}
         if len(delegates) > 1:
             counts = " and ".join(map(str, sorted(delegates)))
             message = (
@@ -211,35 +218,40 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         return {
             "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
             "delegates": None if number == program.case.delegates else number,
-            "cpu_budget": max(len(fact["left"]) for fact in facts) or None,
+            "cpu_budget": max(len(record.left) for record in records) or None,
         }
 
 
 def outcome_of(compiled: Result, run: Result | None) -> Outcome:
     """Of a program that was compiled, and of its run where that gave something to compare."""
-    measured, rule = run.facts if run else {}, run.facts["rule"] if run else ""
-    known = costs_of(compiled)
+    measured = ran_in(run) if run else EmulatorRun()
+    known, record = costs_of(compiled), compiled_in(compiled)
     costs = {"ddr": known["ddr_read"] + known["ddr_written"], "size": known["pte_bytes"]}
     costs["cpu_seconds"] = known["cpu_seconds"]
-    on_cpu = tuple(row["operator"] for row in compiled.facts["left"])
-    if rule in ("run", "missing"):
-        return Outcome(error=f"run: {measured['message']}", costs=costs, on_cpu=on_cpu)
-    if rule:
-        return Outcome.not_compared(rule, measured["message"], costs=costs, on_cpu=on_cpu)
-    figures, worst = measured.get("figures", {}), min(measured.get("each_db", ()), default=None)
-    program = compiled.facts["without_time"]
-    return Outcome(figures=figures, costs=costs, worst_db=worst, on_cpu=on_cpu, program=program)
+    on_cpu = tuple(row.operator for row in record.left)
+    if measured.rule in ("run", "missing"):
+        return Outcome(error=f"run: {measured.message}", costs=costs, on_cpu=on_cpu)
+    if measured.rule:
+        return Outcome.not_compared(measured.rule, measured.message, costs=costs, on_cpu=on_cpu)
+    return Outcome(
+        figures=measured.figures,
+        costs=costs,
+        worst_db=min(measured.each_db, default=None),
+        on_cpu=on_cpu,
+        program=record.without_time,
+    )
 
 
 def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> Result:
     """Raises the error of what is no program, or none that runs."""
     result = require_done(program, plan, {program.name: mine[COMPILED]} if COMPILED in mine else {})
-    if result.facts.get("lacks"):
-        findings = {finding.rule: finding for finding in findings_before_compile(program, result.facts)}
+    if isinstance(result.record, Lacking):
+        before = findings_before_compile(program, result.record.lpai)
+        findings = {finding.rule: finding for finding in before}
         raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
     if errors := _errors(artifact(program, result, plan.basis.build_id)):
         raise CheckFailed(errors[0].message, fix=Fix("{} compiles it again", ("--no-cache",)))
-    if missing := list(missing_kernels(result.facts)):
+    if missing := list(missing_kernels(compiled_in(result).left)):
         message, fix, place = missing[0]
         error = CheckFailed(message, fix=str(fix) or NO_FIX)
         found = Finding(
@@ -248,7 +260,7 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> R
         answer.add_findings([Places.of().located(found)])
         raise error
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
-    if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
+    if program.backend == "lpai" and (errors := _errors(delegation(program, compiled_in(result)))):
         message = errors[0].message
         raise CheckFailed(message, fix="run that part of the model before or after, in a program of its own")
     return result
@@ -262,48 +274,46 @@ def files_of(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path
     return {f"{stem}{path.suffix}": path, f"{stem}.json": json.dumps(record, indent=2) + "\n"}
 
 
-def tensors_of(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{name: input_[name] for name in ("dtype", "shape")} for input_ in facts["inputs"][0]]
+def tensors_of(inputs: Inferences) -> list[dict[str, Any]]:
+    return [{"dtype": tensor.dtype, "shape": tensor.shape} for tensor in inputs[0]]
 
 
-def notes_of(facts: Mapping[str, Any]) -> Iterator[str]:
-    for _rule, message in facts.get("notes", ()):
+def notes_of(facts: ModelFacts) -> Iterator[str]:
+    for _rule, message in facts.notes:
         yield message
 
 
 def _line(
     program: ExecutorchProgram,
-    facts: Mapping[str, Any],
+    facts: ChipProgram,
     figures: Mapping[str, float],
     each_db: Sequence[float],
 ) -> str:
-    left = len(facts["left"])
+    left = len(facts.left)
     on_cpu = f"{plural(left, 'operator')} on the CPU" if left else "nothing on the CPU"
     ran = "not run"
     if figures:
         whose = "the quantized model" if program.run.precision == "qdq" else "float"
-        ran = against_in_words(figures, each_db, whose, inputs_used(facts))
+        ran = against_in_words(figures, each_db, whose, facts.used)
     elif program.backend != "htp":
         ran = f"not run: the emulator has no {program.backend}"
     return f"{program.soc} {program.run.name}: {ran}; {on_cpu}"
 
 
-def _left(stem: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _left(stem: str, operators: Sequence[CpuOperator]) -> Iterator[Finding]:
     """Each operator on the CPU, for an answer."""
-    for message, fix, place in dict.fromkeys(left_on_cpu(facts)):
+    for message, fix, place in dict.fromkeys(left_on_cpu(operators)):
         yield Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
 
 
-def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:
+def _on_cpu(facts: ChipProgram) -> Iterator[str]:
     """What is there and why."""
-    alike = Counter(
-        (row["operator"], row.get("source", ""), row["code"], row.get("reason", "")) for row in facts["left"]
-    )
+    alike = Counter((row.operator, row.source, row.code, row.reason) for row in facts.left)
     for (name, source, code, reason), count in alike.items():
         times = f"{count} times " if count > 1 else ""
         where = f" at {source} `{code}`" if source else ""
         yield f"  on the CPU: {times}{name}{where}: {reason}"
         if suggestion := fix_for(name, code, source, reason=reason):
             yield f"    → {suggestion}"
-    if kept := facts.get("kept_on_cpu"):
-        yield f"  kept on the CPU: {', '.join(kept['nodes'])}: {kept['because']}"
+    if kept := facts.kept_on_cpu:
+        yield f"  kept on the CPU: {', '.join(kept.nodes)}: {kept.because}"

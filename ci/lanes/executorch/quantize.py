@@ -10,8 +10,9 @@ from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.emulate import causes_of
 from ci.lanes.executorch.explain import chosen_program
 from ci.lanes.executorch.product import PytorchModel, files_of, notes_of, tensors_of
+from ci.lanes.executorch.records import Quantized
 from ci.lanes.executorch.user_program import plan_of_model, require_done, stack_of
-from ci.models.inputs import inputs_used
+from ci.outcome import Result
 from ci.suite.accuracy import in_words
 from ci.suite.findings import HowJudged, verdict_of_one_model
 from ci.suite.lane_model import Product
@@ -29,7 +30,7 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
     for program in plan.programs:
         result = require_done(program, plan, results)
         assert result.folder is not None
-        path, facts, stem = result.folder / QUANTIZED, result.facts, taken.stem(program)
+        path, facts, stem = result.folder / QUANTIZED, _quantized_in(result), taken.stem(program)
         record = {
             "schema": 1,
             "model": program.case.factory,
@@ -38,18 +39,18 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
             "soc": program.soc,
             "scheme": program.run.precision,
             "stack": stack_of(),
-            "inputs": tensors_of(facts),
-            "accuracy": facts["figures"],
-            "slices": facts["slices"],
+            "inputs": tensors_of(facts.inputs),
+            "accuracy": facts.in_torch.figures,
+            "slices": facts.in_torch.slices,
         }
-        figures, slices = facts["figures"], facts["slices"]
-        words = f"{program.soc} {program.run.name}: {in_words(figures)} against float {inputs_used(facts)}"
+        figures, slices = facts.in_torch.figures, facts.in_torch.slices
+        words = f"{program.soc} {program.run.name}: {in_words(figures)} against float {facts.used}"
         words += ", both in PyTorch"
         where, causes = (
             taken.command("quantize", program.soc, "--where"),
             causes_of(program, facts, slices, {}),
         )
-        judged = HowJudged(program.run.kind, inputs_used(facts))
+        judged = HowJudged(program.run.kind, facts.used)
         wrong, low = verdict_of_one_model(stem, figures, slices, "", where, causes, judged)
         warnings = [*notes_of(facts), *low]
         lines = [words, *(f"  {line}" for line in slices)]
@@ -62,5 +63,11 @@ def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, 
     program = chosen_program(model, choice)
     refuse_floats(program.run.quantizes, program.run.precision)
     plan = plan_of_model(model, "quantize", [program], quantize_only=True)
-    facts = require_done(program, plan, compile_programs(plan)).facts
-    return f"{program.name}: {in_words(facts['figures'])} against float, both in PyTorch", facts["losses"]
+    facts = _quantized_in(require_done(program, plan, compile_programs(plan)))
+    words = f"{program.name}: {in_words(facts.in_torch.figures)} against float, both in PyTorch"
+    return words, facts.losses
+
+
+def _quantized_in(result: Result) -> Quantized:
+    assert isinstance(result.record, Quantized)
+    return result.record

@@ -10,9 +10,11 @@ from typing import Any
 from ci.jobs import Job
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan
+from ci.lanes.executorch.records import Loadable, Reloaded, ReloadRequest, compiled_in, reloaded_in
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied
+from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.work import Home
@@ -56,7 +58,7 @@ class Reload(CachedStep[ExecutorchProgram]):
         names = [program.name, self.neighbours.get(program.name, program.name)]
         programs: dict[str, Metric] = {
             name: {
-                "program": self.compiled[name].facts["without_time"],
+                "program": compiled_in(self.compiled[name]).without_time,
                 "inputs": [results.digest(path) for path in sorted(folder.glob("input*.raw"))],
             }
             for name in dict.fromkeys(names)
@@ -75,8 +77,11 @@ class Reload(CachedStep[ExecutorchProgram]):
 
     def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
         other = self.neighbours.get(program.name)
-        beside = {"name": other, **_files(self.compiled[other])} if other else None
-        return {**_files(self.compiled[program.name]), "other": beside}
+        beside = _loadable(other, self.compiled[other]) if other else None
+        return as_json(ReloadRequest(_loadable(program.name, self.compiled[program.name]), beside))
+
+    def read(self, reply: Mapping[str, Any]) -> object:
+        return read(Reloaded, reply)
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         return not list(findings_of(program.name, "", result))
@@ -85,10 +90,10 @@ class Reload(CachedStep[ExecutorchProgram]):
         return Failure(gone.kind, gone.sentence(log), log=log)
 
 
-def _files(compiled: Result) -> dict[str, Any]:
+def _loadable(name: str, compiled: Result) -> Loadable:
     assert compiled.folder is not None
     folder = str(compiled.folder)
-    return {"compiled": folder, "program": f"{folder}/{PROGRAM}", "inputs": compiled.facts["inputs"]}
+    return Loadable(name, folder, f"{folder}/{PROGRAM}", compiled_in(compiled).inputs)
 
 
 def reloads(plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> dict[str, Result]:
@@ -101,7 +106,7 @@ def reloads(plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> dict[str, R
 
 def absent_kernels(compiled: Result) -> list[str]:
     """The operators on the CPU that the runner can compute, and Python's runtime cannot."""
-    on_cpu = {str(row["operator"]) for row in compiled.facts["left"]}
+    on_cpu = {operator.operator for operator in compiled_in(compiled).left}
     return sorted(name for name in on_cpu if name.startswith("quantized_decomposed."))
 
 
@@ -121,11 +126,11 @@ def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:
     if result.failure:
         yield wrong(result.failure.rule, f"loading it again: {result.failure.message}")
         return
-    for message in result.facts["wrong"]:
+    record = reloaded_in(result)
+    for message in record.wrong:
         yield wrong("outputs", message)
-    growth, one_load = int(result.facts["growth"]), int(result.facts["one_load"])
-    if growth > max(LEAST_GROWTH, one_load // 2):
-        left, taken = size(growth), size(one_load)
+    if record.growth > max(LEAST_GROWTH, record.one_load // 2):
+        left, taken = size(record.growth), size(record.one_load)
         message = f"each load leaves {left} of memory behind after its release (one more load takes {taken})"
         yield wrong("memory", message)
 
@@ -142,7 +147,8 @@ def judged(
         if absent := absent_kernels(compiled):
             message = f"not loaded again: Python's runtime has no kernel of {', '.join(absent)}"
             findings.append(Finding("emulator-reload-not-run", Severity.WARNING, name, message, look))
-    if broken := {name: end for name, result in results.items() if (end := result.facts.get("released"))}:
+    loaded = {name: reloaded_in(result) for name, result in results.items() if not result.failure}
+    if broken := {name: record.released for name, record in loaded.items() if record.released}:
         first = ": ".join(next(iter(broken.items())))
         message = (
             f"{len(broken)} of {len(results)} programs, loaded twice in one process, fail once one of the two"

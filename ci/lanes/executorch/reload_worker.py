@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 from ci.child import memory_of_process
+from ci.lanes.executorch.records import Loadable, Reloaded, ReloadRequest
+from ci.plain import as_json, read
+from ci.suite.accuracy import TensorFile
 
 LOADS = 6
 """How many loads are made; memory is compared after each."""
@@ -28,13 +30,13 @@ def prepare() -> None:
 class Loaded:
     """A loaded program; the runtime has a QNN context for each."""
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
+    def __init__(self, program: Loadable) -> None:
         from executorch.runtime import Runtime
 
         self.inputs = [
-            [_tensor(Path(order["compiled"]), row) for row in inference] for inference in order["inputs"]
+            [_tensor(Path(program.compiled), tensor) for tensor in inference] for inference in program.inputs
         ]
-        self._program = Runtime.get().load_program(Path(order["program"]))
+        self._program = Runtime.get().load_program(Path(program.program))
         self._method = self._program.load_method("forward")
 
     def outputs(self) -> list[bytes]:
@@ -48,43 +50,43 @@ class Loaded:
 
 
 def reloaded(order: dict[str, Any], load: type[Loaded] = Loaded) -> dict[str, Any]:
-    """What went wrong as `wrong`, and memory in bytes: of one load, and the growth with each load."""
-    wrong: list[str] = []
+    request = read(ReloadRequest, order)
+    program, wrong = request.program, list[str]()
 
-    def expect(program: Loaded, outputs: list[bytes], when: str) -> None:
-        if program.outputs() != outputs:
+    def expect(loaded: Loaded, outputs: list[bytes], when: str) -> None:
+        if loaded.outputs() != outputs:
             wrong.append(when)
 
-    loaded = load(order)
+    loaded = load(program)
     first = loaded.outputs()
     expect(loaded, first, "its second run gives other outputs than the first")
     alone = _resident()
-    two = load(order)
+    two = load(program)
     expect(two, first, "loaded a second time in one process, it gives other outputs")
     one_load = _resident() - alone
     expect(loaded, first, "after it was loaded a second time, the first load gives other outputs")
     del loaded, two
-    if other := order["other"]:
-        loaded, beside = load(order), load(other)
+    if other := request.other:
+        loaded, beside = load(program), load(other)
         others = beside.outputs()
-        name = other["name"]
+        name = other.name
         expect(loaded, first, f"with {name} loaded in the same process, it gives other outputs")
         expect(beside, others, f"after it ran, {name} in the same process gives other outputs")
         del loaded, beside
     after = []
     for _ in range(LOADS):
-        expect(load(order), first, "loaded again after it was released, it gives other outputs")
+        expect(load(program), first, "loaded again after it was released, it gives other outputs")
         after.append(_resident())
     # The first of these loads still fills memory that was released before. A leak grows with every load; the
     # allocator takes a large piece now and then.
     growth = max(0, median_low(later - before for before, later in pairwise(after[1:])))
-    facts = {"wrong": list(dict.fromkeys(wrong)), "one_load": max(0, one_load), "growth": growth}
-    return {**facts, "released": _after_a_release(order, first, load)}
+    released = _after_a_release(program, first, load)
+    return as_json(Reloaded(tuple(dict.fromkeys(wrong)), max(0, one_load), growth, released))
 
 
-def _after_a_release(order: Mapping[str, Any], first: list[bytes], load: type[Loaded]) -> str:
+def _after_a_release(program: Loadable, first: list[bytes], load: type[Loaded]) -> str:
     """What happens to a loaded program when the same one, loaded beside it, is released; empty: nothing."""
-    one, two = load(order), load(order)
+    one, two = load(program), load(program)
     two.outputs()
     del two
     try:
@@ -93,13 +95,13 @@ def _after_a_release(order: Mapping[str, Any], first: list[bytes], load: type[Lo
         return str(error)
 
 
-def _tensor(folder: Path, row: Mapping[str, Any]) -> Any:
+def _tensor(folder: Path, tensor: TensorFile) -> Any:
     import numpy as np
     import torch
 
-    dtype = getattr(torch, row["dtype"])
-    array = np.fromfile(folder / row["file"], np.uint8)
-    return torch.from_numpy(array).view(dtype).reshape(row["shape"])
+    dtype = getattr(torch, tensor.dtype)
+    array = np.fromfile(folder / tensor.file, np.uint8)
+    return torch.from_numpy(array).view(dtype).reshape(tensor.shape)
 
 
 def _resident() -> int:

@@ -7,18 +7,17 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.child import Meter, blame, doing, places_of, reporting, threads
+from ci.lanes.executorch.records import EmulatorRun, MetricRequest, RunRequest
 from ci.outcome import tail
+from ci.plain import as_json, read
 from ci.suite.metric import error_of_metric
 from ci.suite.runner import LINE_OF_ERROR, Runner, with_names
 from ci.trouble import InTrouble, how_it_ended, of_ending
-
-if TYPE_CHECKING:
-    from ci.suite.accuracy import Pair
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
@@ -29,25 +28,18 @@ def prepare() -> None:
         importlib.import_module(name)
 
 
-def _measured(order: dict[str, Any]) -> dict[str, Any]:
-    """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
+def _measured(order: dict[str, Any]) -> EmulatorRun:
+    """Raises InTrouble."""
     from ci.suite.accuracy import Unusable, compared, each_sample_db, in_files
 
-    folder, compiled = Path(order["into"]), Path(order["compiled"])
+    request, folder = read(RunRequest, order), Path(order["into"])
+    of, compiled = request.compared, Path(request.compiled)
     outputs = folder / OUTPUTS
     outputs.mkdir()
-    listed = ((compiled / row["file"] for row in inference) for inference in order["inputs"])
-    runner = Runner.ordered(order["runner"])
+    listed = ((compiled / row.file for row in inference) for inference in of.inputs)
+    runner = Runner.ordered(request.runner)
     inputs = runner.write_inputs(folder / INPUTS, listed)
-    command = runner.command(Path(order["program"]), inputs, outputs, figures=folder / METRICS)
-    facts: dict[str, Any] = {
-        "figures": {},
-        "slices": [],
-        "each_db": [],
-        "times": {},
-        "rule": "",
-        "message": "",
-    }
+    command = runner.command(Path(request.program), inputs, outputs, figures=folder / METRICS)
     began = time.monotonic()
     doing("run")
     with (folder / LOG).open("wb") as log:
@@ -61,31 +53,26 @@ def _measured(order: dict[str, Any]) -> dict[str, Any]:
             stderr=log,
             check=False,
         ).returncode
-    facts["seconds"] = time.monotonic() - began
+    seconds = time.monotonic() - began
     if code:
         message = _message(code, folder / LOG)
         if trouble := of_ending("runner", code, message, places_of(order)):
             raise InTrouble(trouble)
-        return {**facts, "rule": "run", "message": message}
-
-    def pairs(of: str, *, chosen: bool = False) -> Iterator[Pair]:
-        return in_files(outputs, compiled, order[of], chosen=chosen)
-
+        return EmulatorRun(rule="run", message=message, seconds=seconds)
     try:
-        both, count = (pairs(of, chosen=True) for of in ("expected", "reference")), len(order["inputs"])
-        facts["figures"], facts["slices"] = compared(*both, non_finite=order["non_finite"])
-        facts["each_db"] = each_sample_db(pairs("expected"), count)
-        facts["times"] = _times(runner, folder / METRICS)
+        both = (in_files(outputs, compiled, rows) for rows in (of.expected, of.reference))
+        figures, slices = compared(*both, non_finite=of.non_finite)
+        each_db = each_sample_db(in_files(outputs, compiled, of.expected, chosen=False), len(of.inputs))
+        times = _times(runner, folder / METRICS)
     except Unusable as error:
         blame(error, order)
-        return {**facts, "rule": error.rule, "message": str(error)}
-    return facts
+        return EmulatorRun(rule=error.rule, message=str(error), seconds=seconds)
+    return EmulatorRun(figures, tuple(slices), tuple(each_db), times, seconds=seconds)
 
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:
     meter = Meter()
-    facts = _measured(order)
-    return {**facts, "cpu_seconds": meter.read()["cpu_seconds"]}
+    return as_json(replace(_measured(order), cpu_seconds=meter.read()["cpu_seconds"]))
 
 
 def _figures(order: dict[str, Any]) -> dict[str, Any]:
@@ -93,10 +80,12 @@ def _figures(order: dict[str, Any]) -> dict[str, Any]:
     from ci.suite.metric import side_by_side
 
     os.chdir(order["working_folder"])
-    outputs, compiled, count = Path(order["outputs"]), Path(order["compiled"]), len(order["expected"])
-    rows = (order[of] for of in ("expected", "reference"))
-    pairs, against = (in_files(outputs, compiled, of_one, chosen=False) for of_one in rows)
-    return {"figures": side_by_side(order["function"], pairs, against, count)}
+    request, outputs = read(MetricRequest, order), Path(order["outputs"])
+    pairs, against = (
+        in_files(outputs, Path(request.compiled), rows, chosen=False)
+        for rows in (request.expected, request.reference)
+    )
+    return {"figures": side_by_side(order["function"], pairs, against, len(request.expected))}
 
 
 metric_of = reporting(_figures, error_of_metric)

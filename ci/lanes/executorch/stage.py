@@ -29,12 +29,12 @@ from ci.lanes.executorch.judge import (
     kept_on_cpu,
     program_file,
 )
+from ci.lanes.executorch.records import ChipProgram, Lacking
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import shown_by_inputs
-from ci.outcome import Result
+from ci.plain import as_json
 from ci.suite.baseline import Recorded, beside, load_tolerances
-from ci.suite.cached_steps import EXPORT_SECONDS
-from ci.suite.findings import notes
+from ci.suite.findings import factory_notes
 from ci.suite.installed import ready_environment
 from ci.suite.lane import Lane, Mine, Results
 from ci.suite.options import StageOptions, WorkOptions
@@ -125,14 +125,16 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
         if result.failure:
             yield failure_finding(program, result.failure, self.stage)
             return
-        if program.backend == "lpai":
-            yield from findings_before_compile(program, result.facts)
-        if not compiled(result):
+        record = result.record
+        if isinstance(record, Lacking | ChipProgram) and record.lpai:
+            yield from findings_before_compile(program, record.lpai)
+        if not isinstance(record, ChipProgram):
             return
-        yield from delegation(program, result.facts)
-        yield from kept_on_cpu(program, result.facts)
-        yield from notes(program, result.facts, SUITES.repeat(program, self.stage))
-        for met in shown_by_inputs(result.facts, program.run.precision, program.soc, build_id):
+        yield from delegation(program, record)
+        yield from kept_on_cpu(program, record)
+        yield from factory_notes(program, record.notes, SUITES.repeat(program, self.stage))
+        shown = shown_by_inputs(record.nodes, record.least, program.run.precision, program.soc, build_id)
+        for met in shown:
             yield Finding(
                 "known-fault", Severity.WARNING, program.name, str(met), met.fault.fix, Place.read(met.line)
             )
@@ -142,21 +144,21 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
     def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
         shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
         result = mine.get(COMPILED)
-        if result is not None and program.backend == "lpai" and not result.failure:
-            shown["figures"] = dict(result.facts["figures"])
-        if result is None or not compiled(result):
+        record = result.record if result is not None else None
+        if isinstance(record, Lacking | ChipProgram) and record.lpai:
+            shown["figures"] = dict(record.lpai.in_torch.figures)
+        if result is None or not isinstance(record, ChipProgram):
             return shown
-        facts = result.facts
         return shown | {
             "cached": result.cached,
             "not_cached_because": result.not_remembered,
             "program": str(program_file(result)),
-            "seconds": facts["seconds"],
-            "export_seconds": facts.get(EXPORT_SECONDS, 0.0),
-            "peak_bytes": facts["peak"],
-            "delegates": facts["delegates"],
-            "cpu_operators": len(facts["left"]),
-            "partition": facts["partition"],
+            "seconds": record.seconds,
+            "export_seconds": result.export_seconds,
+            "peak_bytes": record.peak,
+            "delegates": record.delegates,
+            "cpu_operators": len(record.left),
+            "partition": [as_json(part) for part in record.partition],
             "costs": dict(costs_of(result)),
             **beside(costs_of(result), plan.basis.build_id, plan.baseline(program).of(program.name)),
         }
@@ -165,9 +167,9 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
         self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine
     ) -> Mapping[str, object] | None:
         result = mine.get(COMPILED)
-        if result is None or not compiled(result):
+        if result is None or not isinstance(result.record, ChipProgram):
             return None
-        megabytes = int(result.facts["peak"]) >> 20
+        megabytes = result.record.peak >> 20
         return {**costs_of(result), "build_id": plan.basis.build_id, "peak_mb": megabytes}
 
     def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
@@ -183,8 +185,3 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
 
     def lacking(self, findings: Sequence[Finding]) -> bool:
         return only_library_missing(findings)
-
-
-def compiled(result: Result) -> bool:
-    """Whether there is a program. A test for the LPAI may end with the quantized model."""
-    return not result.failure and not result.facts.get("lacks")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import os
 import tempfile
 from pathlib import Path
@@ -57,26 +56,28 @@ def _choose_kernels() -> None:
         choose()
 
 
-def facts_of(order: dict[str, Any]) -> dict[str, Any]:
-    """Of a program that is lowered, quantized or scored."""
+def _compiled(order: dict[str, Any]) -> dict[str, Any]:
+    """Of a program that is lowered, or only quantized."""
     from ci.lanes.executorch.export import exported_case
     from ci.lanes.executorch.lower import lower
     from ci.lanes.executorch.suite import parse_request
+    from ci.plain import as_json
 
     case, run, soc, place = parse_request(order)
-    return lower(
-        exported_case(case, place),
-        case,
-        run,
-        soc,
-        place,
-        Path(order["into"]),
-        Path(order["log"]),
-        keep_going=order.get("keep_going", False),
-        quantize_only=order.get("quantize_only", False),
-        score=order.get("score", ""),
-        seconds=order.get("seconds", math.inf),
-    )
+    keep_going, quantize_only = order.get("keep_going", False), order.get("quantize_only", False)
+    folders = Path(order["into"]), Path(order["log"])
+    exported = exported_case(case, place)
+    how = {"keep_going": keep_going, "quantize_only": quantize_only}
+    return as_json(lower(exported, case, run, soc, place, *folders, **how))
+
+
+def _scored(order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.executorch.export import exported_case
+    from ci.lanes.executorch.lower import scored
+    from ci.lanes.executorch.suite import parse_request
+
+    case, run, soc, place = parse_request(order)
+    return scored(exported_case(case, place), case, run, soc, place, order["exact"], order["seconds"])
 
 
 def _diverged(order: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def _warm_up() -> None:
         log = Path(folder) / "log"
         log.touch()
         order = {"case": case, "run": run, "soc": "SM8650", "search_path": str(ROOT)}
-        facts_of({**order, "into": folder, "log": str(log)})
+        _compiled({**order, "into": folder, "log": str(log)})
 
 
 def _at_home(work: Answer) -> Answer:
@@ -135,6 +136,6 @@ def _at_home(work: Answer) -> Answer:
     return reporting(done, error_of)
 
 
-compiled, diverged, script, rewritten, wrapped = map(
-    _at_home, (facts_of, _diverged, _script, _rewritten, _wrapped)
+compiled, scored, diverged, script, rewritten, wrapped = map(
+    _at_home, (_compiled, _scored, _diverged, _script, _rewritten, _wrapped)
 )

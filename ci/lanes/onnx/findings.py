@@ -15,7 +15,6 @@ from ci.models.inputs import inputs_used
 from ci.outcome import Result
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.suite.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
-from ci.suite.cached_steps import EXPORT_SECONDS
 from ci.suite.costs import cost_rule
 from ci.suite.findings import (
     BEYOND_FIX,
@@ -29,8 +28,8 @@ from ci.suite.findings import (
     beyond_in_words,
     constant_outputs,
     errors_of,
+    factory_notes,
     not_in_fp16,
-    notes,
     placeholder,
     shown_thresholds,
 )
@@ -88,7 +87,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if not program.case.recorded:
         yield from placeholder(program, near, every.plus("--accept"))
         yield from constant_outputs(program, near, context["slices"], again)
-    yield from notes(program, result.facts, again)
+    yield from factory_notes(program, result.facts.get("notes", ()), again)
     for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
         if not facts["reload_equal"]:
             message = f"the reloaded context ({form}) gives other outputs than the session that compiled it"
@@ -292,7 +291,7 @@ def row(
         shown["forecast"] = {"phones": phones, "withheld": found.withheld}
     return shown | {
         "cached": result.cached,
-        "export_seconds": result.facts.get(EXPORT_SECONDS, 0.0),
+        "export_seconds": result.export_seconds,
         "figures": dict(context_of(result)["near"]),
         "slices": list(context_of(result)["slices"]),
         "calibrated_by": result.facts["used"]["calibrating"],

@@ -20,6 +20,7 @@ from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_plain_words
 from ci.diagnose.explain import with_names_of_data_types
 from ci.models.model_lines import source_of
+from ci.operators.partition import CpuOperator, Part
 
 DELEGATE = "executorch_call_delegate"
 
@@ -98,17 +99,6 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
     if not message and node.op == "call_function":
         return "the partitioner lists it as not supported"
     return message
-
-
-@dataclass(frozen=True, slots=True)
-class CpuOperator:
-    operator: str
-    node: str
-    reason: str
-    source: str
-    code: str
-    kernel: bool
-    """Whether ExecuTorch has a CPU kernel for it. Without one the program cannot run at all."""
 
 
 def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> list[CpuOperator]:
@@ -194,7 +184,7 @@ def module_of(node: Any) -> str:
     return module_path(stack[-1][0]) if stack else ""
 
 
-def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
+def partition_of(program: Any, backend: str = "htp") -> list[Part]:
     """The lowered graph as runs of operators, in order: in a delegate or on the CPU, and which operators."""
     parts: list[tuple[str, Counter[str]]] = []
     delegates = itertools.count()
@@ -207,7 +197,7 @@ def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
         if not parts or parts[-1][0] != "cpu":
             parts.append(("cpu", Counter()))
         parts[-1][1][operator_name(node)] += 1
-    return [{"where": where, "count": row.total(), "operators": dict(row)} for where, row in parts]
+    return [Part(where, row.total(), dict(row)) for where, row in parts]
 
 
 def _operators_of(graph: Any) -> Iterator[Any]:

@@ -1,0 +1,218 @@
+"""What the processes of this lane reply, and what those that run programs are asked: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ci.models.inputs import InputsUsed
+from ci.operators.partition import CpuOperator, Part
+from ci.outcome import Result
+from ci.plain import read
+from ci.suite.accuracy import Inferences
+
+Row = Mapping[str, Any]
+"""What a search says of an operator, as the searches of all lanes read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOnCpu:
+    """What --keep-going left on the CPU."""
+
+    nodes: tuple[str, ...]
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one inference between the chip and its memory, by the compiler's summaries."""
+
+    read: int = 0
+    written: int = 0
+    spilled: int = 0
+    filled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InTorch:
+    """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
+
+    figures: Mapping[str, float]
+    slices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unannotated:
+    """An operator that LPAI's annotator left in float."""
+
+    operator: str
+    source: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeCompile:
+    """What is known of a program for the LPAI before it is compiled."""
+
+    in_torch: InTorch
+    unannotated: tuple[Unannotated, ...]
+    lacks: str
+    """The library without which it cannot be compiled; empty if it is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a compile says of the model and its inputs, whatever it ends with."""
+
+    used: InputsUsed
+    notes: tuple[tuple[str, str], ...] = ()
+    losses: tuple[Row, ...] = ()
+    """The operators at which quantizing loses most, the worst first."""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak: int = 0
+    """The most bytes of memory that it had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized(ModelFacts):
+    """The quantized model, as `quantize` writes it."""
+
+    kind: Literal["quantized"] = "quantized"
+    in_torch: InTorch
+    inputs: Inferences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lacking(ModelFacts):
+    """A program for the LPAI whose compiler is not here."""
+
+    kind: Literal["lacking"] = "lacking"
+    lpai: BeforeCompile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipProgram(ModelFacts):
+    kind: Literal["compiled"] = "compiled"
+    inputs: Inferences
+    expected: Inferences
+    """The float model's outputs."""
+    reference: Inferences
+    """The quantized model's; none of a float program."""
+    choices: tuple[Row, ...] = ()
+    """Operators whose indices are outputs."""
+    beyond: tuple[Row, ...] = ()
+    """Operators whose values leave fp16."""
+    kept_on_cpu: KeptOnCpu | None = None
+    left: tuple[CpuOperator, ...] = ()
+    partition: tuple[Part, ...] = ()
+    nodes: Mapping[str, Row] = field(default_factory=dict)
+    """The traits of each node in a delegate (`delegated_nodes`)."""
+    least: float = 0.0
+    """The least value of its inputs."""
+    lpai: BeforeCompile | None = None
+    ddr: Traffic = Traffic()
+    graphs: int = 0
+    """Of which the compiler wrote a summary."""
+    loads: str = ""
+    """Why ExecuTorch's runtime refuses the program; empty if it loads."""
+    without_time: str = ""
+    """The program's digest without the time of its lowering."""
+
+    @property
+    def delegates(self) -> int:
+        return sum(not part.on_cpu for part in self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFiles:
+    """The files of a program's samples and of the outputs that it is compared with."""
+
+    inputs: Inferences
+    expected: Inferences
+    reference: Inferences
+    non_finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What a process that runs a program gets."""
+
+    runner: Mapping[str, Any]
+    program: str
+    compiled: str
+    """The folder of inputs and expected outputs."""
+    compared: ComparedFiles
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRequest:
+    """What a process gets that computes the metric of a task."""
+
+    compiled: str
+    expected: Inferences
+    reference: Inferences
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatorRun:
+    figures: Mapping[str, float] = field(default_factory=dict)
+    slices: tuple[str, ...] = ()
+    each_db: tuple[float, ...] = ()
+    """The SQNR of each sample."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    rule: str = ""
+    """What is wrong, if it gave nothing to compare."""
+    message: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A program that is loaded again and again in one process, with its samples."""
+
+    name: str
+    compiled: str
+    program: str
+    inputs: Inferences
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadRequest:
+    program: Loadable
+    other: Loadable | None = None
+    """Another one, loaded beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    wrong: tuple[str, ...]
+    one_load: int
+    """The bytes of one load more."""
+    growth: int
+    """The bytes that each load leaves behind."""
+    released: str
+    """What happens to it when the same one, loaded beside it, is released; empty: nothing."""
+
+
+def read_reply(document: Mapping[str, Any]) -> ChipProgram | Quantized | Lacking:
+    kinds: dict[str, type[ChipProgram | Quantized | Lacking]]
+    kinds = {"compiled": ChipProgram, "quantized": Quantized, "lacking": Lacking}
+    return read(kinds[document["kind"]], document)
+
+
+def compiled_in(result: Result) -> ChipProgram:
+    assert isinstance(result.record, ChipProgram)
+    return result.record
+
+
+def reloaded_in(result: Result) -> Reloaded:
+    assert isinstance(result.record, Reloaded)
+    return result.record
+
+
+def ran_in(result: Result) -> EmulatorRun:
+    assert isinstance(result.record, EmulatorRun)
+    return result.record

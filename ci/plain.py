@@ -1,0 +1,30 @@
+"""What crosses a process or lies in a file: frozen dataclasses of plain values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
+
+
+def as_json(record: DataclassInstance) -> dict[str, Any]:
+    return asdict(record)
+
+
+def read(kind: type[T], document: object) -> T:
+    """What `as_json` wrote, with every field checked; names that the record does not have are passed over."""
+    record: T = _adapter(cast(Any, kind)).validate_python(document)
+    return record
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
