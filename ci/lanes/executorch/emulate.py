@@ -24,7 +24,7 @@ from ci.operators.faults import Met, faults_in, versions_of
 from ci.outcome import Failure, Result, WorkerDied
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key
-from ci.suite.accuracy import against_nearest, in_words, missed, rounded
+from ci.suite.accuracy import against_nearest, in_words, missed, rounded, with_samples
 from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.suite.findings import (
     BEYOND_FIX,
@@ -112,7 +112,7 @@ class RunOnEmulator(CachedStep[ExecutorchProgram]):
         if facts["rule"]:
             text = f"{facts['rule']}: {facts['message']}"
             return failed(text) if result.folder else Line("ran", f"fails as the suite expects: {text}")
-        return Line("ran", in_words(facts["figures"]))
+        return Line("ran", with_samples(in_words(facts["figures"]), facts["each_db"]))
 
     def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
         fix = "give it longer with --run-timeout" if gone.kind == "timeout" else ""
@@ -368,7 +368,7 @@ def findings_of(
     causes = causes_of(program, compiled, facts["slices"], figures, build_id)
     cure = accuracy_fix(misses, figures, *commands, causes=causes)
     fixes = [Fix("{}; then {}", cure, again), accepting(program, misses, every)]
-    message = accuracy_message(misses, figures, causes)
+    message = accuracy_message(misses, figures, causes, facts["each_db"])
     return [wrong("accuracy", message, joined(fixes), causes.place)]
 
 
