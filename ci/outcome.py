@@ -12,8 +12,9 @@ from typing import Any, BinaryIO, Literal
 
 from ci.progress import Line, failed
 from ci.trouble import MACHINE, Blame, Trouble, of_ending, of_error
-from provisioning.base.commands import Fix
+from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.files import hash_file
 
 BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
 
@@ -116,6 +117,29 @@ class Failure:
         """What the machine is to blame for."""
         code = EnvironmentLacking.exit_code
         return cls(trouble.kind, trouble.message, trouble.fix, log, "machine", code)
+
+    @property
+    def as_document(self) -> dict[str, Any]:
+        """With the digest of its log, without which it explains little."""
+        log = [str(self.log), hash_file(self.log)] if self.log and self.log.is_file() else None
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "fix": joined([self.fix]).parts,
+            "log": log,
+            "exit_code": self.exit_code,
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Failure | None:
+        """None where its log is not as it was."""
+        known, log = {**document, "fix": Fix.read(document["fix"])}, None
+        if document["log"]:
+            log, digest = Path(document["log"][0]), document["log"][1]
+            if not log.is_file() or hash_file(log) != digest:
+                return None
+        return cls(**{**known, "log": log})
 
     @property
     def rule(self) -> str:

@@ -99,12 +99,22 @@ class CachedResults:
                 folder.rename(place)
         _store(path, {"facts": dict(facts), "folder": place.name if place else "", "files": files})
         _store(self._subject(subject), {"key": dict(key)})
+        self._failure(digest).unlink(missing_ok=True)
         document = json.loads(json.dumps(dict(facts)))
         return CachedResult(document, place)
 
     def forget(self, key: Key) -> None:
         """The same work has failed since."""
         self._record(digest_of(dict(key))).unlink(missing_ok=True)
+
+    def keep_failure(self, key: Key, failure: dict[str, Any]) -> None:
+        """How the work of this key failed, for who asks for no more. Raises OSError."""
+        path = self._failure(digest_of(dict(key)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _store(path, failure)
+
+    def failure(self, key: Key) -> dict[str, Any] | None:
+        return _load(self._failure(digest_of(dict(key))))
 
     def difference(self, subject: str, key: Key) -> str:
         """In which row this key differs from the last one of the same program."""
@@ -138,6 +148,9 @@ class CachedResults:
 
     def _record(self, digest: str) -> Path:
         return self._top / digest[:2] / f"{digest}.json"
+
+    def _failure(self, digest: str) -> Path:
+        return self._record(digest).with_suffix(".failed.json")
 
     def _subject(self, name: str) -> Path:
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()

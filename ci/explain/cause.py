@@ -12,14 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ci.explain.divergence import (
-    DIFFERS_DB,
-    MANY_ROUND,
-    NONE_ALONE,
-    STANDS_OUT,
-    between_in_words,
-    faint_in_words,
-)
+from ci.explain.cuts import STANDS_OUT
+from ci.explain.divergence import DIFFERS_DB
+from ci.explain.divergence_report import MANY_ROUND, NONE_ALONE, between_in_words, faint_in_words
 from ci.explain.lane import explainer
 from ci.suite.accuracy import against_nearest, missed
 from ci.suite.findings import SLICE, below_usual, chip_differs, operator_place

@@ -4,6 +4,7 @@ Imported only by workers."""
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -101,17 +102,21 @@ class TorchGraph(Graph):
         constants = constants_of(self.module)
         traits = {near.name: traits_of(near, constants) for near in (maker, *around)}
         if maker.all_input_nodes:
-            traits[maker.name]["range"] = self._range_of(maker.all_input_nodes[0])
+            traits[maker.name]["range"] = self._ranges.get(maker.all_input_nodes[0])
         # A cast alone may be right, and be wrong with what reads it: the compiler makes one of them.
         return {name: row for name, row in traits.items() if name == maker.name or "kinds" in row}
 
-    def _range_of(self, node: FxNode) -> list[float] | None:
-        """The least and the largest value that it gives; None of what is no tensor."""
-        values = [values_of(self.module, sample).get(node) for sample in self.samples]
-        tensors = [value.double() for value in values if isinstance(value, Tensor) and value.numel()]
-        if not tensors:
-            return None
-        return [min(float(row.min()) for row in tensors), max(float(row.max()) for row in tensors)]
+    @cached_property
+    def _ranges(self) -> Mapping[FxNode, tuple[float, float]]:
+        """The least and the largest value of each node that gives a tensor."""
+        ranges: dict[FxNode, tuple[float, float]] = {}
+        for sample in self.samples:
+            for node, value in values_of(self.module, sample).items():
+                if isinstance(value, Tensor) and value.numel():
+                    rows = value.double()
+                    low, high = ranges.get(node, (math.inf, -math.inf))
+                    ranges[node] = min(low, float(rows.min())), max(high, float(rows.max()))
+        return ranges
 
     def ending_at(self, name: str) -> TorchGraph:
         whole = copy.deepcopy(self.module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         lane = explainer(model)
 
         def work(report: ModelReport) -> int:
-            return repair_suites(lane.of_suites(model, choice), lane, wanted, report, accepts=accepts)
+            every = lane.of_suites(knowing_failures(model), choice)
+            return repair_suites(every, lane, wanted, report, accepts=accepts)
 
         return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
     if not args.output or args.accept:
@@ -76,9 +78,14 @@ def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
     from ci.suite.model_report import reported
     from ci.suite.options import Compiling
 
-    lane = explainer(model)
+    model, lane = knowing_failures(model), explainer(model)
     subject = lane_model(model, Compiling(output))
     return reported("repair", model, model.named, lambda report: repair_model(subject, lane, choice, report))
+
+
+def knowing_failures(model: OneModel) -> OneModel:
+    """What has not compiled is not compiled again to learn that."""
+    return replace(model, work=replace(model.work, known_failures=True))
 
 
 def only_one(precisions: Sequence[str]) -> str | None:

@@ -25,7 +25,6 @@ from torch.utils.flop_counter import flop_registry
 from ci.models import model_lines
 from ci.models.imports import search_first
 from ci.models.inputs import (
-    DRAWN_COMPARED,
     InputsUsed,
     drawn_compared,
     most_calibrating,
@@ -227,11 +226,8 @@ class ModelWithInputs:
     notes: tuple[tuple[str, str], ...] = ()
     """Rule and message of what the author should know."""
 
-    def chosen(
-        self, inferences: int | None, calibration: int | None, *, many_draws: bool = False
-    ) -> ChosenSamples:
-        """The samples to compare and to calibrate by, at most so many; None: as many as is usual. With
-        `many_draws` more are drawn for a light model."""
+    def chosen(self, inferences: int | None, calibration: int | None) -> ChosenSamples:
+        """The samples to compare and to calibrate by, at most so many; None: as many as is usual."""
         if isinstance(self.inputs, Samples):
             data = self.inputs
             shares = shares_of(len(data.files), inferences, calibration)
@@ -244,8 +240,8 @@ class ModelWithInputs:
             calibrating = [] if calibration == 0 else [self.sample(0)]
             return ChosenSamples([self.sample(0)], calibrating, InputsUsed(1, len(calibrating), given=1))
         count = most_calibrating(calibration, given=False)
-        drawn = drawn_compared(flops_of(self.model, self._example)) if many_draws else DRAWN_COMPARED
-        compared = [self.sample(number) for number in range(inferences or drawn)]
+        numbers = range(inferences or drawn_compared(flops_of(self.model, self._example)))
+        compared = [self.sample(number) for number in numbers]
         calibrating = self.drawn_to_calibrate(count)
         return ChosenSamples(compared, calibrating, InputsUsed(len(compared), count))
 

@@ -94,7 +94,7 @@ class InputsUsed:
 
     def __str__(self) -> str:
         if self.noise:
-            return "on random inputs" + ", as it was calibrated" * bool(self.calibrating)
+            return f"on {plural(self.compared, 'random input')}"
         if self.given == 1:
             return "on the only sample" + ", which also calibrated it" * bool(self.calibrating)
         of = f" of {self.given:,}" if self.given else ""

@@ -266,8 +266,12 @@ def samples_in_words(each_db: Sequence[float]) -> str:
 
 def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], whose: str, used: object) -> str:
     """The figures of a program, by which inputs, and how its samples differ."""
+    return with_samples(f"{in_words(figures)} against {whose} {used}", each_db)
+
+
+def with_samples(words: str, each_db: Sequence[float]) -> str:
     beside = samples_in_words(each_db)
-    return f"{in_words(figures)} against {whose} {used}" + (f" ({beside})" if beside else "")
+    return f"{words} ({beside})" if beside else words
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:

@@ -30,7 +30,7 @@ from ci.suite.stage import Named, WorkPlan, by_packages
 from ci.trouble import of_error
 from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, Template, run, template_of
 from provisioning.base.commands import session
-from provisioning.base.errors import ToolkitError
+from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 
@@ -302,7 +302,7 @@ class _StepRun(Generic[N]):
         self._keys[program.name] = rows
         if not self._may_reuse:
             self._reasons[program.name] = "--no-cache"
-        elif self._take_cached(program):
+        elif self._take_cached(program) or self._take_failure(program):
             return {}
         else:
             self._reasons.setdefault(program.name, self._cached.difference(self._subject(program), rows))
@@ -341,6 +341,15 @@ class _StepRun(Generic[N]):
             return False
         self._results[program.name] = result
         self._keep_for_this_run(program)
+        return True
+
+    def _take_failure(self, program: N) -> bool:
+        document = self._cached.failure(self._keys[program.name]) if self._work.known_failures else None
+        failure = Failure.of_document(document) if document else None
+        if failure is None:
+            return False
+        sys.stderr.write(f"{program.name} has failed before, and is not done again (--no-cache does it)\n")
+        self._results[program.name] = Result(failure=failure, cached=True)
         return True
 
     def _keep_for_this_run(self, program: N) -> None:
@@ -422,6 +431,9 @@ class _StepRun(Generic[N]):
             failure = step.ended(program, outcome, log)
         if failure.of_work and program.name in self._keys:
             self._cached.forget(self._keys[program.name])
+            is_known = failure.exit_code == CheckFailed.exit_code and program.name not in self._uncached
+            if is_known and not self._scratch:
+                self._cached.keep_failure(self._keys[program.name], failure.as_document)
         asked = self._exports.get(program.name, _Export()).asked
         return Result(failure=failure, why=self._reasons.get(program.name, ""), asked=asked)
 

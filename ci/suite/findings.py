@@ -178,9 +178,12 @@ def operator_place(row: Mapping[str, Any]) -> str:
 
 
 def accuracy_message(
-    misses: Sequence[accuracy.Missed], figures: Mapping[str, float], causes: Causes = Causes()
+    misses: Sequence[accuracy.Missed],
+    figures: Mapping[str, float],
+    causes: Causes = Causes(),
+    each_db: Sequence[float] = (),
 ) -> str:
-    """The missed thresholds, and whether quantization or the chip causes them."""
+    """The missed thresholds, how the samples differ, and whether quantization or the chip causes it."""
     message = "; ".join(map(str, misses))
     if any(miss.figure == SLICE for miss in misses):
         message = "; ".join([message, *causes.slices])
@@ -188,7 +191,7 @@ def accuracy_message(
         # An operator's output as a whole says nothing of it.
         return message
     differs = "the program computes something else than the quantized model"
-    parts = [message, differs * chip_differs(misses, figures), causes.beyond]
+    parts = [accuracy.with_samples(message, each_db), differs * chip_differs(misses, figures), causes.beyond]
     return "; ".join([*filter(None, parts), *causes.suspected(misses, figures)])
 
 

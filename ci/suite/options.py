@@ -44,6 +44,8 @@ class WorkOptions:
     run_timeout: float = RUN_TIMEOUT
     recheck: float = 0.0
     """The share of the programs to compile twice and compare."""
+    known_failures: bool = False
+    """Whether work that has failed is not done again: its failure is known."""
     until: float = math.inf
     """A time of time.monotonic() at which whatever is at work ends."""
 

@@ -277,17 +277,17 @@ def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wide", "many", "inferences", "compared"),
-    [(64, True, None, 8), (64, False, None, 2), (64, True, 3, 3), (16384, True, None, 2)],
+    ("wide", "inferences", "compared"),
+    [(64, None, 8), (64, 3, 3), (16384, None, 2)],
 )
 def test_more_inputs_are_drawn_of_a_model_that_computes_little(
-    wide: int, many: bool, inferences: int | None, compared: int
+    wide: int, inferences: int | None, compared: int
 ) -> None:
     def draw(generator: torch.Generator) -> tuple[torch.Tensor]:
         return (torch.randn(1, wide, 32, generator=generator),)
 
     model = factory.ModelWithInputs(torch.nn.Conv1d(wide, 512, 1), draw)
-    chosen = model.chosen(inferences, 4, many_draws=many)
+    chosen = model.chosen(inferences, 4)
     assert len(chosen.compared) == chosen.used.compared == compared
 
 

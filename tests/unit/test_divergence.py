@@ -10,7 +10,8 @@ from typing import Any
 import numpy
 import pytest
 
-from ci.explain.divergence import Divergence, as_text, fix_of, keep_partial, partial_of, worst_drop
+from ci.explain.divergence import Divergence, worst_drop
+from ci.explain.divergence_report import as_text, fix_of, keep_partial, partial_of
 from ci.explain.graph import INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.arrays import Array
 
@@ -318,3 +319,46 @@ def test_values_are_too_small_where_the_error_is_a_few_of_the_smallest_steps(
     model = Toy({"a": [], "b": ["a"]}, {"a": lambda: numpy.full(4, expected)})
     result = found_in(model, lambda name: numpy.full(4, expected + error), 300)
     assert (result["first"]["faint"] is not None) is faint
+
+
+def test_a_suspect_that_adds_most_of_the_error_is_named_by_programs_that_end_there() -> None:
+    cut = list[str]()
+
+    def gives(name: str) -> Any:
+        cut.append(name)
+        return wrong_from(40)(name)
+
+    result = found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=["n9", "n40", "n50"])
+    assert (result["first"]["node"], result["first"]["share"], result["between"]) == ("n40", 1.0, [])
+    assert {*cut} == {"n8", "n9", "n39", "n40"}
+
+
+def test_suspects_that_are_right_take_at_most_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut, clock = list[str](), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    def gives(name: str) -> Any:
+        cut.append(name)
+        clock[0] += 10
+        return wrong_from(40)(name)
+
+    right = [f"n{place}" for place in range(1, 30, 2)]
+    result = found_in(Toy(chain(64)), gives, 30.0, seconds=400, whole=0.0, suspects=right)
+    assert result["first"]["node"] == "n40" and len({*cut} & {*right}) < 15
+
+
+def test_a_search_that_ends_before_others_were_looked_at_names_the_worst_suspect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    operands = {"a": [], "pad": ["a"], "b": ["pad"], "other": ["b"], "out": ["other"]}
+    lost = {"pad": 0.4, "b": 0.4, "other": 1.0, "out": 1.0}
+
+    def gives(name: str) -> Any:
+        clock[0] += 10
+        return 1 + numpy.sqrt(numpy.full(4, lost.get(name, 0.0) * 1e-2))
+
+    result = found_in(Toy(operands), gives, 30.0, seconds=15, whole=20.0, suspects=["pad"])
+    assert result["first"]["node"] == "pad" and result["between"]
+    assert result["first"]["share"] == pytest.approx(0.4, abs=0.01)

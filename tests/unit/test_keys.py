@@ -85,7 +85,6 @@ EXECUTORCH_CASE = {
     "samples": "data",
     "files": ("others.bin",),
     "inferences": 3,
-    "many_draws": True,
     "metric": RIGHT,
     "delegates": 2,
     "cpu_budget": 3,
@@ -141,7 +140,6 @@ BY_CONTENT = {
         "inputs",
         "inferences",
         "calibration",
-        "many_draws",
     ),
 }
 """Fields that say which model and which samples there are: an export gives their bytes."""

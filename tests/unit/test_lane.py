@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -164,6 +164,17 @@ def test_its_programs_are_cached_and_judged_and_those_that_fail_are_done_again(t
     assert (finding.rule, finding.fix) == ("toy-refused", "make it narrower")
     code, rows = toys(tmp_path)
     assert code == 1 and [row["cached"] for row in rows.values()] == [True, True, True, False]
+
+
+def test_who_asks_for_known_failures_gets_them_as_long_as_their_logs_are_there(tmp_path: Path) -> None:
+    knowing = WorkOptions(jobs=1, known_failures=True)
+    assert [toys(tmp_path, work=knowing)[1]["net99"]["cached"] for _ in range(2)] == [False, True]
+    (finding,) = Report.read(tmp_path / "reports/test_toy.json").findings
+    assert (finding.rule, finding.fix) == ("toy-refused", "make it narrower")
+    assert not toys(tmp_path, work=replace(knowing, cache=False))[1]["net99"]["cached"]
+    (log,) = (tmp_path / "reports/toy").rglob("net99*/**/*.log")
+    log.write_text("of another run")
+    assert not toys(tmp_path, work=knowing)[1]["net99"]["cached"]
 
 
 def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

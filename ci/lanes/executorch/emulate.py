@@ -36,7 +36,7 @@ from ci.outcome import Failure, Result, WorkerDied
 from ci.plain import as_json, read
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key
-from ci.suite.accuracy import against_nearest, in_words, missed, rounded
+from ci.suite.accuracy import against_nearest, in_words, missed, rounded, with_samples
 from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.suite.findings import (
     BEYOND_FIX,
@@ -124,7 +124,7 @@ class RunOnEmulator(CachedStep[ExecutorchProgram]):
         if record.rule:
             text = f"{record.rule}: {record.message}"
             return failed(text) if result.folder else Line("ran", f"fails as the suite expects: {text}")
-        return Line("ran", in_words(record.figures))
+        return Line("ran", with_samples(in_words(record.figures), record.each_db))
 
     def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
         fix = "give it longer with --run-timeout" if gone.kind == "timeout" else ""
@@ -383,7 +383,7 @@ def findings_of(
     causes = causes_of(program, compiled, record.slices, figures, build_id)
     cure = accuracy_fix(misses, figures, *commands, causes=causes)
     fixes = [Fix("{}; then {}", cure, again), accepting(program, misses, every)]
-    message = accuracy_message(misses, figures, causes)
+    message = accuracy_message(misses, figures, causes, record.each_db)
     return [wrong("accuracy", message, joined(fixes), causes.place)]
 
 

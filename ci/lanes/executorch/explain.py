@@ -13,7 +13,7 @@ from typing import Any
 
 from ci.closed import closed
 from ci.explain.audit import with_precisions
-from ci.explain.divergence import known_fault, partial_of
+from ci.explain.divergence_report import known_fault, partial_of
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER
 from ci.explain.operator_script import OperatorScript
@@ -41,6 +41,7 @@ from ci.suite.lane import chosen_programs
 from ci.suite.options import Choice, Compiling, OneModel
 from ci.suite.runner import Runner, ready_runner
 from ci.work import asking
+from provisioning import known_faults
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
@@ -104,11 +105,17 @@ class SearchDivergence(LoweringSearch):
 
     def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
         runner: dict[str, Metric] = {**self.runner.order, "path": results.digest(self.runner.path)}
-        return {**super().key(program, results), "least": self.least, "runner": runner}
+        suspects: dict[str, Metric] = {"faults": results.digest(known_faults.MANIFEST), **self.versions}
+        more: Key = {"least": self.least, "runner": runner, "suspects": suspects}
+        return {**super().key(program, results), **more}
 
     def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
         limits = {"least": self.least, "seconds": self.seconds, "whole": self.whole}
-        return {**program.order, "runner": self.runner.order, **limits}
+        return {**program.order, "runner": self.runner.order, **limits, "versions": self.versions}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {str(name): number for name, number in versions_of(self.plan.basis.build_id).items()}
 
     def left(self, program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
         return partial_of(folder) if gone.kind == "timeout" else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,8 @@ import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
 from ci.child import doing
-from ci.explain.divergence import Divergence, keep_partial
+from ci.explain.divergence import Divergence
+from ci.explain.divergence_report import keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.rewriting import Need
 from ci.explain.torch_graph import TorchGraph
@@ -28,9 +30,14 @@ from ci.models.arrays import Array
 from ci.models.factory import copied, is_quantized
 from ci.models.inputs import as_files
 from ci.models.user_model import BadFactory
+from ci.operators.faults import effect_db, faults_in
 from ci.operators.partition.parts import restore_builtins
 from ci.suite.runner import Runner
 from provisioning.base.files import empty_folder
+from provisioning.known_faults import Product
+
+MOST_SUSPECTS = 6
+"""Each takes a program or two."""
 
 
 def graph_of(order: dict[str, Any]) -> TorchGraph:
@@ -95,9 +102,26 @@ def diverge(order: dict[str, Any]) -> dict[str, Any]:
     _, run, soc, _ = parse_request(order)
     graph = graph_of(order)
     chip = EmulatedTrial(run, soc, graph.samples, Runner.ordered(order["runner"]), folder)
+    suspects = suspects_of(graph, run.precision, soc, order["versions"], order["whole"])
     seconds = order["seconds"] - (time.monotonic() - began)
     keep = partial(keep_partial, folder)
-    return Divergence(graph, chip, order["least"], seconds, order["whole"], keep).search()
+    return Divergence(graph, chip, order["least"], seconds, order["whole"], keep, suspects).search()
+
+
+def suspects_of(
+    graph: TorchGraph, precision: str, soc: str, versions: Mapping[Product, str], whole: float | None
+) -> list[str]:
+    """The operators that can have a known fault: the first of each fault before the second ones, and before
+    others what is measured to lose as much as the program does."""
+    ranked: list[tuple[tuple[int, float], str]] = []
+    times: Counter[str] = Counter()
+    for name in graph.operators:
+        for met in faults_in(graph.traits(name), precision, soc, versions, seen_db=whole):
+            distance = 0.0 if whole is None else abs(effect_db(met.fault) - whole)
+            ranked.append(((times[met.fault.id], distance), name))
+            times[met.fault.id] += 1
+    names = (name for _, name in sorted(ranked, key=lambda row: row[0]))
+    return [*dict.fromkeys(names)][:MOST_SUSPECTS]
 
 
 def script(order: dict[str, Any]) -> dict[str, Any]:

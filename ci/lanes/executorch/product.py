@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.explain.divergence import known_fault
+from ci.explain.divergence_report import known_fault
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs

@@ -166,9 +166,8 @@ class ExecutorchCase(AnyCase):
     files: tuple[str, ...] = ()
     """What the factory reads beside Python modules, such as weights; relative to the suite."""
     inferences: Annotated[int, Field(ge=1)] | None = None
-    """How many are compared at most; [2 drawn ones, 16 of `samples`]."""
-    many_draws: bool = False
-    """Whether 8 drawn ones are compared where an inference takes less than a second, as `compile` does."""
+    """How many are compared at most; [16 of `samples`; 8 drawn ones where an inference takes less than a
+    second, else 2]."""
     metric: TaskMetric | None = None
     delegates: Annotated[int, Field(ge=0)] = 1
     """The expected number of delegates; a run may override it."""
@@ -234,7 +233,7 @@ def parse_request(order: dict[str, Any]) -> tuple[ExecutorchCase, ExecutorchRun,
 
 def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
     calibration = run.calibration if run.quantizes else 0
-    chosen = loaded.chosen(case.inferences, calibration, many_draws=case.many_draws)
+    chosen = loaded.chosen(case.inferences, calibration)
     if run.qat and loaded.first is not None:
         # A step for each batch: one would train nothing.
         count = most_calibrating(run.calibration, given=False)

@@ -56,8 +56,6 @@ def program_of(
     file = precision_file_of(model, "executorch")
     scheme = scheme_of(named, file.precision if file else model.precision)
     factory = factory_in(named, suite) if suite else named.factory
-    # A suite has thresholds of as many as it has always drawn.
-    judged = {"inferences": model.inferences, "many_draws": suite is None}
     soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
     request: dict[str, Any] = {"precision": scheme, "backend": model.backend, "socs": (soc,)}
@@ -66,7 +64,9 @@ def program_of(
     try:
         run = ExecutorchRun.model_validate(request)
         place = os.path.relpath(samples, suite.parent) if samples else ""
-        case = ExecutorchCase.model_validate({"factory": factory, "samples": place, **judged, "run": (run,)})
+        case = ExecutorchCase.model_validate(
+            {"factory": factory, "samples": place, "inferences": model.inferences, "run": (run,)}
+        )
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Value error, ")
         message = f"{named.name}, {scheme}: expected {expected}"

@@ -26,7 +26,7 @@ from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied, line_of
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key, digest_of
-from ci.suite.accuracy import in_words
+from ci.suite.accuracy import in_words, with_samples
 from ci.suite.baseline import Baseline, load_tolerances
 from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.suite.findings import verdict
@@ -206,7 +206,8 @@ class CompileOnnx(OnnxStep):
     def line(self, program: OnnxProgram, result: Result) -> Line:
         if result.failure or not was_compiled(result):
             return line_of(result)
-        words = in_words(context_of(result)["near"])
+        context = context_of(result)
+        words = with_samples(in_words(context["near"]), context["each_db"])
         return Line("passed", words) if self.accepts(program, result) else failed(words)
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ci.explain.divergence import known_fault
+from ci.explain.divergence_report import known_fault
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER
 from ci.explain.operator_script import OperatorScript

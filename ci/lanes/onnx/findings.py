@@ -110,7 +110,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         otherwise = "raise the precision or calibrate with more samples"
         cure = accuracy_fix(misses, near, divergence, where, otherwise, causes)
         fixes = [cure, accepting(program, misses, every)]
-        message = accuracy_message(misses, near, causes)
+        message = accuracy_message(misses, near, causes, context["each_db"])
         agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
         if not agreed and HowJudged(program.run.kind, used).provisional(near):
             words = PROVISIONAL + message

@@ -12,7 +12,8 @@ from typing import Any
 
 import onnx
 
-from ci.explain.divergence import Divergence, keep_partial
+from ci.explain.divergence import Divergence
+from ci.explain.divergence_report import keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import beyond_of, losses_of, scores_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph

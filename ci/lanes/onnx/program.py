@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.diagnose.explain import nearest
-from ci.explain.divergence import partial_of
+from ci.explain.divergence_report import partial_of
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, FORMS
 from ci.lanes.onnx.graph import digest_without_metadata, load_graph, source_digest
 from ci.lanes.onnx.source_places import places_of

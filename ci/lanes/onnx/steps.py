@@ -43,7 +43,15 @@ from ci.lanes.onnx.source_places import SourcePlace, places_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, calibrating, command_for_one
 from ci.models.arrays import Array, Sample, save, saved
 from ci.models.imports import modules_in
-from ci.models.inputs import DRAWN_COMPARED, Input, InputsUsed, checked, drawn, most_calibrating
+from ci.models.inputs import (
+    DRAWN_COMPARED,
+    Input,
+    InputsUsed,
+    checked,
+    drawn,
+    drawn_compared,
+    most_calibrating,
+)
 from ci.models.wheels import located
 from ci.suite.accuracy import (
     FLOAT_KIND,
@@ -223,7 +231,12 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
     }
     if order.get("drawn"):
         calibration = calibration or [drawn(signature, seed) for seed in range(1, DRAWN)]
-    samples = (samples or [drawn(signature)]) if order.get("verify", True) else []
+    if not order.get("verify", True):
+        samples = []
+    elif not samples:
+        count = case.inferences or drawn_compared(2 * size_of(load_graph(model))["macs"])
+        samples = [drawn(signature), *(drawn(signature, DRAWN + number) for number in range(count - 1))]
+        facts["used"] = asdict(replace(used, compared=count))
     save(into / SAMPLES, samples)
     save(into / CALIBRATION, calibration)
     save(into / EXPECTED, provider.on_cpu(model, samples))

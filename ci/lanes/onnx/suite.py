@@ -138,7 +138,8 @@ class OnnxCase(AnyCase):
     inputs: tuple[Input, ...] = ()
     """Of a factory that returns the model alone."""
     inferences: Annotated[int, Field(ge=1)] | None = None
-    """How many are compared at most; [2 drawn ones, 16 of `samples`]."""
+    """How many are compared at most; [16 of `samples`; 8 drawn ones where an inference takes less than a
+    second, else 2]."""
     metric: TaskMetric | None = None
     recorded: bool = False
     """Whatever becomes of it is a result, failures too: --accept records it, and another result is

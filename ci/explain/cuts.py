@@ -1,0 +1,163 @@
+"""What the chip gives at nodes of a model, by programs that end there, and what its error there alone does to
+the outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ci.explain.graph import Arrays, Graph, Trial
+from ci.models.arrays import Array
+from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, least_sqnr_db
+from provisioning.base.units import EXACT_DB
+
+RUINED_DB = 1.0
+"""Zeros in place of values have 0 dB."""
+LEAST_HALF = 2.0**-14
+"""The smallest number that fp16 holds with all its digits."""
+FEW_STEPS = 16 * 2.0**-24
+"""Of fp16 below LEAST_HALF."""
+STANDS_OUT = 1 / 3
+"""An operator that adds a smaller share of the whole program's error is one of many that round."""
+MOST_SHOWN = 2**25
+"""Values, of all samples, that one program returns."""
+EVERY = "all operators"
+"""In place of a node, the program that shows all."""
+
+
+class Cuts:
+    def __init__(self, graph: Graph, trial: Trial, whole: float | None = None) -> None:
+        """`whole` is the SQNR of the whole program, if that is known."""
+        self.graph, self.trial = graph, trial
+        self.sqnr: dict[str, float] = {} if whole is None else {"": whole}
+        """By node at which a program ends; that of the whole one is without."""
+        self.failed: dict[str, str] = {}
+        """Why a program has no SQNR."""
+        self.chips: dict[str, Sequence[Array]] = {}
+        """What the chip gives at a node, for each sample."""
+        self.faint: dict[str, float] = {}
+        """The largest value, where all are too small for fp16 and it errs by a few of its smallest steps."""
+        self.worst: dict[str, int] = {}
+        """The sample with the least SQNR."""
+        self.errors: dict[tuple[str, ...], float] = {}
+
+    @property
+    def whole(self) -> float:
+        return self.sqnr_of("")
+
+    def sqnr_of(self, name: str) -> float:
+        """NaN if the program that ends there does not compile or run."""
+        if name not in self.sqnr and name not in self.failed:
+            graph = self.graph.ending_at(name) if name else self.graph
+            try:
+                self._measure(name, graph.exact, self.trial.outputs(graph, graph.exact))
+            except Exception as error:
+                if not name:
+                    raise
+                self.failed[name] = _first_line(error)
+        return self.sqnr.get(name, math.nan)
+
+    def _measure(
+        self, name: str, expected: Sequence[Sequence[Array]], chip: Sequence[Sequence[Array]]
+    ) -> None:
+        by_sample = [_pairs(*rows) for rows in zip(expected, chip, strict=True)]
+        pairs = [pair for rows in by_sample for pair in rows]
+        self.sqnr[name] = _sqnr_db(pairs)
+        self.worst[name] = min(range(len(by_sample)), key=lambda number: _sqnr_db(by_sample[number]))
+        self.chips[name] = [rows[0] for rows in chip]
+        largest = max(_largest(pair.expected) for pair in pairs)
+        if 0 < largest < LEAST_HALF and all(
+            _largest(pair.found - pair.expected) < FEW_STEPS for pair in pairs
+        ):
+            self.faint[name] = largest
+
+    def show_all(self) -> bool:
+        """Know all nodes by one program, if it errs as the whole one does: with more outputs the compiler
+        joins fewer operators."""
+        names, samples = [*self.graph.operators], len(self.graph.samples)
+        if sum(node.size for node in self.graph.operators.values()) * samples > MOST_SHOWN:
+            return False
+        try:
+            if (graph := self.graph.showing(names)) is None:
+                return False
+            expected, chip = graph.exact, self.trial.outputs(graph, graph.exact)
+        except Exception as error:
+            self.failed[EVERY] = _first_line(error)
+            return False
+        own = len(expected[0]) - len(names)
+        pairs = [pair for rows in zip(expected, chip, strict=True) for pair in _pairs(*rows)[:own]]
+        if abs(_sqnr_db(pairs) - max(self.whole, -EXACT_DB)) >= CLEARLY_DB:
+            return False
+        # Two programs round each in its own way.
+        self.errors.clear()
+        for place, name in enumerate(names, own):
+            self._measure(name, *([[row[place]] for row in rows] for rows in (expected, chip)))
+        return True
+
+    def error(self, name: str) -> float | None:
+        # The program that ends at the only end is the whole one, and takes longest.
+        return self.power(self.whole) if [*self.graph.ends] == [name] else self._passed(name, ())
+
+    def own(self, name: str) -> float:
+        """Without what operands pass on: a power of what is wrong is wrong, too, and not at fault."""
+        operands = self.graph.operands_of(name)
+        figures = [self.sqnr_of(operand) for operand in operands]
+        # So little of a ruined value is left that nothing can be said of what it passes on.
+        if any(sqnr_db < RUINED_DB for sqnr_db in figures):
+            passed_on = max(self.error(operand) or 0.0 for operand in operands)
+            if passed_on >= STANDS_OUT * (self.error(name) or 0.0):
+                return 0.0
+        return self._passed(name, operands) or 0.0
+
+    def _passed(self, name: str, operands: Sequence[str]) -> float | None:
+        """The error of the model's outputs if the chip differs at this node alone, by what it adds to what
+        these operands pass on: a small one may grow on the way there."""
+        if math.isnan(self.sqnr_of(name)):
+            return None
+        known = [operand for operand in operands if not math.isnan(self.sqnr_of(operand))]
+        names = (name, *known)
+        if names not in self.errors:
+            self.errors[names] = self.power(_sqnr_db(with_error(self.graph, name, known, self.chips)))
+        return self.errors[names]
+
+    def power(self, sqnr_db: float) -> float:
+        """Relative to the output's. What is as bad as the whole is as bad as can be, whatever becomes of it
+        later."""
+        return float(10 ** (-max(sqnr_db, self.whole) / 10))
+
+
+def with_error(graph: Graph, name: str, operands: Sequence[str], chips: Arrays) -> list[Pair]:
+    """The model's outputs on the CPU without and with the error that the chip has at a node, less what the
+    error of operands is there. `chips` is what programs that end at a node give."""
+    import numpy
+
+    ending = graph.ending_at(name)
+    others = ending.outputs({operand: chips[operand] for operand in operands})
+    wrong = []
+    for (wanted,), (passed_on,), seen in zip(ending.exact, others, chips[name], strict=True):
+        floats = wanted.dtype.kind == "f"
+        wrong.append(wanted + (seen - passed_on) if floats else numpy.where(seen == passed_on, wanted, seen))
+    both = zip(graph.exact, graph.outputs({name: wrong}), strict=True)
+    return [pair for rows in both for pair in _pairs(*rows)]
+
+
+def _pairs(expected: Sequence[Array], outputs: Sequence[Array]) -> list[Pair]:
+    both = enumerate(zip(expected, outputs, strict=True))
+    return [Pair(f"output {number}", *arrays) for number, arrays in both]
+
+
+def _sqnr_db(pairs: Sequence[Pair]) -> float:
+    """Of what the chip alone makes no number, none."""
+    try:
+        return max(least_sqnr_db(pairs), -EXACT_DB)
+    except Unusable:
+        return -EXACT_DB
+
+
+def _largest(values: Any) -> float:
+    return float(abs(values).max(initial=0))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
