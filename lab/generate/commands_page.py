@@ -78,9 +78,7 @@ def page() -> str:
     verbs = {**CI, **PROVISIONING}
     named = [name for names in TASKS.values() for name in names]
     if set(named) != set(verbs):
-        raise ManifestError(
-            PAGE, "TASKS", expected=", ".join(sorted(verbs)), found=", ".join(sorted(named))
-        )
+        raise ManifestError(PAGE, "TASKS", expected=", ".join(sorted(verbs)), found=", ".join(sorted(named)))
     lines = BEGINNING.splitlines()
     for task, names in TASKS.items():
         lines += ["", f"## {task}", "", "| command | what it does |", "| --- | --- |"]
