@@ -1,6 +1,7 @@
 """Tables that two pages have, or that measured values are put into: README.md and docs/start.md.
 
-A figure that pages state is written here once, or taken from a manifest, so that two pages cannot contradict each other.
+A figure that pages state is written here once, or taken from a manifest, so that two pages cannot contradict
+each other.
 """
 
 from __future__ import annotations
