@@ -87,6 +87,9 @@ SCHEMAS = {
 
 REPORT = "manifests/schema/report.json"
 PAGES = {
+    "README.md": "lab.generate.shared_tables:readme",
+    "docs/start.md": "lab.generate.shared_tables:start",
+    "docs/commands.md": "lab.generate.commands_page:page",
     "docs/checks.md": "lab.generate.checks_page:page",
     "docs/chips.md": "lab.generate.chips_page:page",
     "docs/findings.md": "lab.generate.findings_page:page",

@@ -15,7 +15,7 @@ from provisioning.known_faults import FIGURE, FIGURES, Fault, load_faults
 from provisioning.manifest import load_profile
 
 NAMES = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxruntime-qnn"}
-LANES = {"executorch": "ExecuTorch's lane", "onnx": "ONNX Runtime's lane", "any": "both lanes"}
+LANES = {"executorch": "ExecuTorch", "onnx": "ONNX Runtime", "any": "ExecuTorch and ONNX Runtime"}
 
 
 NOTHING_ON_DEVICES = """\
@@ -29,18 +29,22 @@ STILL_THERE = """\
 
 Each fault has a script in `manifests/faults`, or says why it has none. A script contains no code of this
 project: you can run it with your own packages, and send it to those who can repair the fault. Most scripts
-try two models with the fault and a similar one without it. The last line begins with `still`, `gone` or
-`changed` and has the figures of this page; the exit code is 1, 0 or 2. With the pinned versions:
+try two models with the fault and a similar one without it. With the pinned versions:
 
 ```console
 $ qnn-ci shell python manifests/faults/bias-used-twice.py
 still - {figure}
 ```
 
-In a clone, `nox -s lab -- faults` runs all scripts, or some by name. If a fault is gone, or its script prints
-other figures, that is an error until its entry is updated: `--close` ends its versions, `--accept` writes its
-figures. faults.yml runs the scripts every night with newer pins. It opens a pull request for faults that are
-gone, and fails if a fault changed or a newer version has it too.
+The last line begins with one of these words and has the figures of this page:
+
+| word | exit code | `nox -s lab -- faults`, which runs all scripts in a clone |
+| --- | --- | --- |
+| `still` | 1 | passes if the figures are the same, else it fails until `--accept` writes the new ones |
+| `gone` | 0 | fails until `--close` ends the versions of the fault |
+| `changed` | 2 | fails |
+
+faults.yml runs the scripts every night with newer pins. It opens a pull request for faults that are gone.
 """
 
 
@@ -49,32 +53,62 @@ def page() -> str:
         "# Known faults",
         "",
         "What do QNN, ExecuTorch and ONNX Runtime's provider get wrong, in which versions, and how do you",
-        "avoid it? Each fault has a command that shows it and a fix. `qnn-ci validate`, `inspect` and the",
-        "stages name the faults of your build. Generated from",
+        "avoid it? `qnn-ci validate`, `inspect` and the stages name the faults of your build. Generated from",
         "[known_faults.toml](../manifests/known_faults.toml): add yours there and run `nox -s generate`.",
         "Commands that name a file of `manifests/` are for a clone of the repository.",
         "",
         *NOTHING_ON_DEVICES.splitlines(),
         "",
+        "| fault | versions | seen through |",
+        "| --- | --- | --- |",
+        *(
+            f"| [{fault.title}](#{fault.id}) | {_versions(fault)} | {LANES[fault.lane]} |"
+            for fault in load_faults()
+        ),
+        "",
     ]
     for title, measured in (("Measured here", True), ("Reported", False)):
         if faults := [fault for fault in load_faults() if fault.measured is measured]:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
-    figure = str(load_accepted(FIGURES).of("bias-used-twice").get("figure", ""))
-    lines += [*_upstream(), *_suites(), *STILL_THERE.replace(FIGURE, figure).splitlines()]
+    lines += [*_upstream(), *_suites(), *STILL_THERE.replace(FIGURE, _figure("bias-used-twice")).splitlines()]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _figure(name: str) -> str:
+    """What the script of a fault printed last; empty if it has none."""
+    return str(load_accepted(FIGURES).of(name).get("figure", ""))
+
+
+def _versions(fault: Fault) -> str:
+    return f"{NAMES[fault.product]} {fault.versions.removeprefix('==')}"
 
 
 def _fault(fault: Fault) -> Iterator[str]:
     place = "the emulator" if fault.where == "emulator" else "devices"
     source = fault.source.removeprefix("docs/")
+    effect, measured = _effect(fault)
     yield from (f"### {fault.title}", "", f'<a id="{fault.id}"></a>')
-    yield f"{NAMES[fault.product]} {fault.versions}, on {place}, {LANES[fault.lane]}. {fault.effect}"
+    yield from (f"*{_versions(fault)}, on {place}, through {LANES[fault.lane]}*", "", effect, "")
+    if measured:
+        yield f"- **Measured:** {measured}"
+    yield f"- **Fix:** {fault.fix}"
     if fault.upstream:
-        yield from ("", f"**Upstream:** {fault.upstream}.")
+        yield f"- **Upstream:** {fault.upstream}"
+    script = f"[its script](../{fault.script})" if fault.script else f"it has no script: {fault.unshown}"
+    yield f"- **More:** `qnn-ci diagnose {fault.id}`, [{source}]({source}), {script}"
+    yield "- **See it:**"
     yield from ("", "```console", f"$ {fault.shown_by.installed}".replace(f"{ROOT}/", ""), "```", "")
-    script = f", [script](../{fault.script})" if fault.script else f", no script: {fault.unshown}"
-    yield from (f"**Fix:** {fault.fix}. ({fault.id}: [{source}]({source}){script})", "")
+
+
+def _effect(fault: Fault) -> tuple[str, str]:
+    """What happens, and the sentence with the figures that its script printed."""
+    figure = _figure(fault.id)
+    before, found, after = fault.effect.partition(f": {figure}.")
+    if not figure or not found:
+        return fault.effect, ""
+    text, _, words = before.rpartition(". ")
+    measured = figure if words == "Measured" else f"{words}: {figure}"
+    return f"{text}.{after}" if text else after.strip(), measured
 
 
 def _upstream() -> Iterator[str]:
@@ -83,8 +117,8 @@ def _upstream() -> Iterator[str]:
         return
     executorch, qnn = profile.packages["executorch"], profile.components[QNN_SDK].version
     yield from ("## ExecuTorch's own tests", "")
-    yield f"These tests of the delegate suite of ExecuTorch {executorch} do not pass, or do not run, with"
-    yield f"QNN {qnn} ([ledger](../manifests/upstream/delegate/wheels.toml)). All others pass."
+    yield f"Of the delegate suite of ExecuTorch {executorch}, all tests pass with QNN {qnn}, except these"
+    yield "([ledger](../manifests/upstream/delegate/wheels.toml)):"
     yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
     for row in ledger.expected:
         chips = f" ({', '.join(row.socs)})" if row.socs else ""
@@ -96,7 +130,7 @@ def _upstream() -> Iterator[str]:
 def _suites() -> Iterator[str]:
     """The ledgers name hundreds of tests, so this has their numbers."""
     suites = "[all suites](building.md#executorchs-own-tests)"
-    yield f"The same for {suites} on {DEFAULT_SOC}; each ledger has the causes:"
+    yield f"How many tests of {suites} do not pass on {DEFAULT_SOC}? Each name leads to the causes:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
     for suite in (*SUITES, "zoo"):
         ledger = load_ledger(suite, DEFAULT_PROFILE)

@@ -1,0 +1,86 @@
+"""docs/commands.md: every command by its task, in the words of its own help."""
+
+from __future__ import annotations
+
+from ci.__main__ import VERBS as CI
+from provisioning.__main__ import VERBS as PROVISIONING
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import ROOT
+
+PAGE = ROOT / "docs" / "commands.md"
+
+TASKS = {
+    "One model": {
+        "example": "start.md",
+        "compile": "model.md",
+        "quantize": "accuracy.md#where-quantizing-loses",
+        "run": "model.md",
+        "inspect": "model.md",
+        "wrap": "devices.md",
+        "forecast": "model.md#milliseconds-on-a-phone",
+        "check": "llm.md#check-it",
+    },
+    "Accuracy, and operators on the CPU": {
+        "audit": "accuracy.md#audit",
+        "divergence": "accuracy.md#divergence",
+        "repair": "accuracy.md#repair",
+        "tune": "accuracy.md#tune",
+    },
+    "Suites of models, and the gate": {
+        "gate": "suites.md",
+        "test_lowering": "suites.md",
+        "test_emulator": "suites.md",
+        "test_onnx": "onnx.md#a-suite-of-onnx-models",
+        "test_llm": "llm.md#language-models-in-a-suite",
+        "report": "suites.md#reports",
+        "matrix": "suites.md#split-a-suite-into-jobs",
+        "github": "github.md",
+    },
+    "Failures": {"diagnose": "start.md#explain-a-failure", "validate": "checks.md"},
+    "Devices": {
+        "chips": "chips.md",
+        "bundle": "devices.md",
+        "run_device": "devices.md",
+        "sign_lpai": "signing.md",
+        "signing": "signing.md",
+    },
+    "The environment": {
+        "provision": "environments.md",
+        "store": "environments.md#folders",
+        "env": "environments.md",
+        "shell": "environments.md",
+        "image": "environments.md",
+        "lock": "environments.md#what-is-pinned",
+    },
+    "ExecuTorch from source": {
+        "build_runner": "building.md",
+        "build_x86": "building.md",
+        "build_android": "building.md",
+        "build_linux_arm64": "building.md",
+        "buck_parity": "building.md",
+        "test_delegate": "building.md#executorchs-own-tests",
+        "test_upstream": "building.md#executorchs-own-tests",
+    },
+}
+"""The commands of each task, with the page of each."""
+
+BEGINNING = """\
+<!-- Generated from the commands' own help: `nox -s generate` renews it. -->
+
+# All commands
+
+What is there, by task? `qnn-ci VERB --help` explains a command, with examples. In a clone, type
+`nox -s VERB -- …`; `github`, `image` and `lock` are for a clone only.
+"""
+
+
+def page() -> str:
+    verbs = {**CI, **PROVISIONING}
+    named = [name for names in TASKS.values() for name in names]
+    if set(named) != set(verbs):
+        raise ManifestError(PAGE, "TASKS", expected=", ".join(sorted(verbs)), found=", ".join(sorted(named)))
+    lines = BEGINNING.splitlines()
+    for task, names in TASKS.items():
+        lines += ["", f"## {task}", "", "| command | what it does |", "| --- | --- |"]
+        lines += [f"| [`{name}`]({place}) | {verbs[name].summary} |" for name, place in names.items()]
+    return "\n".join(lines) + "\n"
