@@ -150,11 +150,14 @@ def too_large() -> CheckFailed:
 
 
 def changes(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_REPORTS, the folder with the jobs' reports. Write comment.json there."""
-    folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", "")).absolute()
-    files = sorted(file for stage in LANES for file in folder.rglob(f"{stage}.json"))
+    """Read QNN_CI_REPORTS, the folder with the jobs' reports, and QNN_CI_BEFORE, the one with the default
+    branch's, which may be missing. Write comment.json to the first."""
+    folder, before = (
+        Path(environ.get("GITHUB_WORKSPACE", ""), environ.get(name, "")).absolute()
+        for name in ("QNN_CI_REPORTS", "QNN_CI_BEFORE")
+    )
     try:
-        found = changes_of(map(Report.read, files))
+        found = changes_of(_reports_in(folder), _reports_in(before))
     except ValueError as error:
         raise CheckFailed(str(error), fix="read the log of the job that uploaded it") from error
     write_named(folder / FILE, found.as_json(), fix="name another folder with QNN_CI_REPORTS")
@@ -162,6 +165,10 @@ def changes(environ: Mapping[str, str]) -> int:
         f"{found.worse} of {found.compared} programs became worse, {found.not_compared} not compared\n"
     )
     return 0
+
+
+def _reports_in(folder: Path) -> list[Report]:
+    return [Report.read(file) for stage in LANES for file in sorted(folder.rglob(f"{stage}.json"))]
 
 
 def comment(environ: Mapping[str, str], api: GitHubCalls | None = None) -> int:
@@ -280,7 +287,6 @@ def read(archive: bytes) -> Changes:
 
 def together(several: Sequence[Changes]) -> Changes:
     """Of several calls of the gate, whose programs are different ones."""
-    since = {changes.since for changes in several}
     worst_first = sorted((row for changes in several for row in changes.changes), key=rank)
 
     def total(counts: Iterable[int]) -> int:
@@ -288,7 +294,6 @@ def together(several: Sequence[Changes]) -> Changes:
 
     return Changes(
         schema=1,
-        since=since.pop() if len(since) == 1 else "",
         compared=total(changes.compared for changes in several),
         not_compared=total(changes.not_compared for changes in several),
         worse=total(changes.worse for changes in several),
@@ -310,7 +315,7 @@ def text_of(found: Changes | None, ended: Ended, place: str) -> str:
     rows = list(map(row_of, found.changes)) if found else []
     if not rows:
         return "\n".join(lines) + "\n"
-    lines += ["", "| program | what | before | now | commits |", "| --- | --- | ---: | ---: | --- |"]
+    lines += ["", "| program | what | before | now |", "| --- | --- | ---: | ---: |"]
     room = LONGEST - sum(len(line) + 1 for line in lines)
     shown = 0
     while shown < len(rows) and (room := room - len(rows[shown]) - 1) > 0:
@@ -325,26 +330,16 @@ def row_of(change: ChangedFigure) -> str:
         WORSE[change.what],
         in_words(change.what, change.before),
         in_words(change.what, change.now),
-        sparkline(change.commits),
     )
     return f"| {' | '.join(cells)} |"
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """One sign for each value, by its height between the least and the greatest."""
-    signs = "▁▂▃▄▅▆▇"
-    low, high = min(values, default=0), max(values, default=0)
-    if low == high:
-        return signs[0] * len(values)
-    return "".join(signs[round((value - low) / (high - low) * (len(signs) - 1))] for value in values)
 
 
 def summary_of(changes: Changes) -> str:
     alone = f"{plural(changes.not_compared, 'program')} could not be compared."
     if not changes.compared:
         return alone
-    than = f" than at {code(changes.since)}" if changes.since else " than at their last commits"
-    sentence = f"{changes.worse or 'None'} of {plural(changes.compared, 'program')} became worse{than}."
+    programs = plural(changes.compared, "program")
+    sentence = f"{changes.worse or 'None'} of {programs} became worse than on the default branch."
     return f"{sentence} {alone}" if changes.not_compared else sentence
 
 

@@ -1,16 +1,14 @@
-"""What became worse in programs since the last commit that the history has: one small file for a comment."""
+"""What became worse in programs from one folder of reports to another: one small file for a comment."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.report.values import Row, entries, in_unit, mapping, number, rows_of, word
+from ci.report.values import Row, in_unit, mapping, number, rows_of
 from ci.suite.baseline import Tolerances, load_tolerances
-from ci.suite.history import COSTS, FIGURES, MOST, figures_of
 from provisioning.base.documents import Model
 from provisioning.base.findings import Report
 from provisioning.base.foreign import one_line
@@ -21,7 +19,6 @@ MOST_PROGRAMS = 1_000_000
 LONGEST = 200
 SHARE = 0.01
 """A share of equal elements that is less by so much is less exact."""
-COMMIT = r"^([0-9a-f]{7,40}(-dirty)?)?$"
 
 Lane = Literal["executorch", "onnx", "llm"]
 LANES: dict[str, Lane] = {
@@ -47,6 +44,11 @@ WORSE: dict[What, str] = {
 }
 """The worst first."""
 
+FIGURES = ("sqnr_db", "reference_sqnr_db", "agreement", "top1")
+COSTS = ("ddr_read", "ddr_written", "pte_bytes", "context_bytes")
+"""What repeats exactly, or nearly. Seconds depend on the machine."""
+PLACES = ("cpu_operators",)
+
 Figure = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
 
 
@@ -56,19 +58,15 @@ class ChangedFigure(Model):
     what: What
     before: Figure
     now: Figure
-    commits: Annotated[tuple[Figure, ...], Field(max_length=MOST)]
-    """Its value at each commit that the history keeps, the last one last."""
 
 
 class Changes(Model):
     """What the job that comments on a pull request takes of its run, and nothing else."""
 
     schema_: Literal[1] = Field(alias="schema")
-    since: Annotated[str, Field(pattern=COMMIT)]
-    """The commit that was compared with; empty if there is none, or several."""
     compared: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     not_compared: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
-    """Programs without figures of now or of an earlier commit."""
+    """Programs that are in the reports of one side alone."""
     worse: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     """How many programs."""
     changes: Annotated[tuple[ChangedFigure, ...], Field(max_length=MOST_CHANGES)]
@@ -79,16 +77,14 @@ class Changes(Model):
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-def changes_of(reports: Iterable[Report], before: Iterable[Report] | None = None) -> Changes:
+def changes_of(reports: Iterable[Report], before: Iterable[Report]) -> Changes:
     """Of all programs in the reports, which may be of several jobs. Each is compared with what `before` has
-    of it, in the same stage; without `before`, with the last commit that its history has."""
+    of it, in the same stage."""
     earlier = {
-        (report.stage, name): row
-        for report in before or ()
-        for name, row in rows_of(report, "programs").items()
+        (report.stage, name): row for report in before for name, row in rows_of(report, "programs").items()
     }
     lost = {*earlier}
-    tolerances, since = load_tolerances(), set[str]()
+    tolerances = load_tolerances()
     compared, alone = set[tuple[str, str]](), set[tuple[str, str]]()
     found: dict[tuple[str, str, str], ChangedFigure] = {}
     for report in reports:
@@ -96,24 +92,18 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report] | None = None
             continue
         for key, row in rows_of(report, "programs").items():
             name = one_line(key)[:LONGEST] or "?"
-            history: list[Row] = [mapping(entry) for entry in entries(row.get("history"))][-MOST:]
-            if before is not None:
-                pair = (earlier.get((report.stage, key)), row)
-                history = [_judged(shown) for shown in pair if shown is not None]
-                lost.discard((report.stage, key))
-            if len(history) < 2:
+            lost.discard((report.stage, key))
+            earlier_row = earlier.get((report.stage, key))
+            if earlier_row is None:
                 alone.add((lane, name))
                 continue
             compared.add((lane, name))
-            commit = word(history[-2], "commit")
-            since.add(commit if re.fullmatch(COMMIT, commit) else "")
-            for change in _worse(lane, name, history, tolerances):
+            for change in _worse(lane, name, figures_of(earlier_row), figures_of(row), tolerances):
                 found[lane, name, change.what] = change
     alone |= {(LANES[stage], one_line(key)[:LONGEST] or "?") for stage, key in lost if stage in LANES}
     worst_first = sorted(found.values(), key=rank)
     changes = Changes(
         schema=1,
-        since=since.pop() if len(since) == 1 else "",
         compared=len(compared),
         not_compared=len(alone - compared),
         worse=len({(change.lane, change.program) for change in worst_first}),
@@ -132,17 +122,24 @@ def rank(change: ChangedFigure) -> tuple[int, str, str]:
     return list(WORSE).index(change.what), change.lane, change.program
 
 
-def _judged(row: Row) -> Row:
-    return {**figures_of(row), "passed": float(row.get("verdict") == "pass")}
+def figures_of(row: Row) -> dict[str, float]:
+    """Of a program's row: what is compared."""
+    numbers = {"passed": float(row.get("verdict") == "pass")}
+    figures, costs = mapping(row.get("figures")), mapping(row.get("costs"))
+    for values, names in ((figures, FIGURES), (costs, COSTS), (row, PLACES)):
+        for name in names:
+            value = number(values, name)
+            if value is not None:
+                numbers[name] = value
+    return numbers
 
 
-def _worse(lane: Lane, name: str, history: Sequence[Row], tolerances: Tolerances) -> Iterator[ChangedFigure]:
+def _worse(
+    lane: Lane, name: str, before: Mapping[str, float], now: Mapping[str, float], tolerances: Tolerances
+) -> Iterator[ChangedFigure]:
     for what in WORSE:
-        before, now = (number(run, what) for run in history[-2:])
-        if before is None or now is None or not is_worse(what, before, now, tolerances):
-            continue
-        series = [value for run in history if (value := number(run, what)) is not None]
-        yield ChangedFigure(lane=lane, program=name, what=what, before=before, now=now, commits=tuple(series))
+        if what in before and what in now and is_worse(what, before[what], now[what], tolerances):
+            yield ChangedFigure(lane=lane, program=name, what=what, before=before[what], now=now[what])
 
 
 def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> bool:

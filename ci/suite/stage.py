@@ -12,7 +12,6 @@ from ci.models.own_packages import OwnPackages, installed
 from ci.outcome import Result
 from ci.suite.baseline import Baseline, load_baseline, load_tolerances
 from ci.suite.findings import verdict
-from ci.suite.history import add_history
 from ci.suite.measured_thresholds import low_figures, thresholds_of
 from ci.suite.offers import offers_of, words_of
 from ci.suite.offers import show as show_offers
@@ -197,7 +196,6 @@ def machine_failed(findings: Iterable[Finding]) -> bool:
 def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:
     """Write and show the report; returns the exit code. For `lacking` see StageRun.close."""
     lacking = lacking or machine_failed(stage.findings)
-    add_history(stage.metrics, stage.stage, selection.profile, selection.store)
 
     def show(report: Report) -> None:
         figures = {name: value for name, value in report.metrics.items() if name != "programs"}

@@ -51,6 +51,7 @@ SCHEMAS = {
         "lab.onnx_operators.suite:Rules",
         "How the plain test of each ONNX operator is chosen, where its schema does not say it",
     ),
+    "upstream_suites": ("ci.lanes.upstream.suite:SuiteTable", "ExecuTorch's suites of tests"),
     "upstream_reports": (
         "lab.upstream_reports.reports:Reports",
         "Mistakes of upstream's tests, as issues",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ci.lanes.upstream.ledger import ledger_path, load_ledger, load_record
-from ci.lanes.upstream.suite import SUITES
+from ci.lanes.upstream.accepted import accepted_file, load_tests
+from ci.lanes.upstream.suite import upstream_suites
 from provisioning.base.accepted import load_accepted
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
@@ -112,31 +112,31 @@ def _effect(fault: Fault) -> tuple[str, str]:
 
 
 def _upstream() -> Iterator[str]:
-    profile, ledger = load_profile(DEFAULT_PROFILE), load_ledger("delegate", DEFAULT_PROFILE)
-    if not ledger.expected:
+    profile, accepted = load_profile(DEFAULT_PROFILE), load_tests("delegate", DEFAULT_PROFILE, DEFAULT_SOC)
+    failing = sorted(test for test, row in accepted.tests.items() if row.outcome != "passed")
+    if not failing:
         return
     executorch, qnn = profile.packages["executorch"], profile.components[QNN_SDK].version
     yield from ("## ExecuTorch's own tests", "")
-    yield f"Of the delegate suite of ExecuTorch {executorch}, all tests pass with QNN {qnn}, except these"
-    yield "([ledger](../manifests/upstream/delegate/wheels.toml)):"
+    yield f"These tests of the delegate suite of ExecuTorch {executorch} do not pass, or do not run, with"
+    place = "../manifests/upstream/delegate/accepted-wheels.json"
+    yield f"QNN {qnn} on {DEFAULT_SOC} ([accepted results]({place})). All others pass."
     yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
-    for row in ledger.expected:
-        chips = f" ({', '.join(row.socs)})" if row.socs else ""
-        yield f"| `{row.test}` | {row.outcome.replace('_', ' ')}{chips} | {row.cause} |"
-    command = session("test_delegate", "-k", ledger.expected[0].test.rpartition(".")[2]).installed
+    for test in failing:
+        yield f"| `{test}` | {accepted.of(test).outcome.replace('_', ' ')} | {accepted.cause(test)} |"
+    command = session("test_delegate", "-k", failing[0].rpartition(".")[2]).installed
     yield from ("", "Run one by its name:", "", "```console", f"$ {command}", "```", "")
 
 
 def _suites() -> Iterator[str]:
-    """The ledgers name hundreds of tests, so this has their numbers."""
+    """Hundreds of tests are accepted as they fail, so this has their numbers."""
     suites = "[all suites](building.md#executorchs-own-tests)"
-    yield f"How many tests of {suites} do not pass on {DEFAULT_SOC}? Each name leads to the causes:"
+    yield f"The same for {suites} on {DEFAULT_SOC}; each file has the causes:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
-    for suite in (*SUITES, "zoo"):
-        ledger = load_ledger(suite, DEFAULT_PROFILE)
-        if record := load_record(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
-            counts = Counter(row.outcome for row in ledger.expected if row.covers(DEFAULT_SOC))
+    for suite in (*upstream_suites(), "zoo"):
+        if tests := load_tests(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
+            counts = Counter(row.outcome for row in tests.values() if row.outcome != "passed")
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.most_common())
-            place = ledger_path(suite, DEFAULT_PROFILE).relative_to(ROOT)
-            yield f"| [{suite}](../{place}) | {len(record)} | {words or 'none'} |"
+            place = accepted_file(suite, DEFAULT_PROFILE).relative_to(ROOT)
+            yield f"| [{suite}](../{place}) | {len(tests)} | {words or 'none'} |"
     yield from ("", "In a clone, `nox -s lab -- upstream_reports` prints them as issues.", "")

@@ -26,9 +26,9 @@ from ci.lanes.upstream.adapters import (
     rounded,
     why_unheld,
 )
-from ci.lanes.upstream.verdict import Draw
 from ci.operators.table import EXACT, PLAIN
 from ci.suite.precision import MEASURED_SCHEMES
+from lab.operators.records import Draw
 from lab.operators.value_cases import SAME_WITHOUT_WEIGHTS
 
 
@@ -375,10 +375,10 @@ def part_of(summary: Any, flow: str, measured: TriedModel | None = None) -> dict
     if measured and measured.quantized:
         for name in ("float_db", "quantized_db"):
             figures_of = [getattr(draw, name) for draw in measured.draws]
-            tested[name] = rounded(_median(figures_of) if draws else figures_of[-1])
-        tested["in_float"] = measured.in_float
+            tested["measured"][name] = rounded(_median(figures_of) if draws else figures_of[-1])
+        tested["measured"]["in_float"] = measured.in_float
     if draws:
-        tested["draws"] = [[*map(rounded, draw[:3]), *[True] * draw.refused] for draw in draws]
+        tested["measured"]["draws"] = [[*map(rounded, draw[:3]), *[True] * draw.refused] for draw in draws]
     return tested
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from provisioning.base.accepted import Accepted, Values, load_accepted
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
@@ -18,6 +18,41 @@ FOLDER = ROOT / "lab" / "operators" / "rework-op"
 
 ALL_TESTS = "(all)"
 """What is the same for all tests of a record."""
+
+
+class Draw(NamedTuple):
+    """What a program gave for one draw of inputs, in dB; None: shapes differ, or it is in float itself."""
+
+    sqnr_db: float | None
+    float_db: float | None = None
+    quantized_db: float | None = None
+    refused: bool = False
+    """Its test refuses it: whole numbers are others, or shapes are."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPart:
+    """A part of a test with what the laboratory's adapters measure of it."""
+
+    result: str
+    sqnr_db: float | None = None
+    cpu: tuple[str, ...] = ()
+    float_db: float | None = None
+    """The SQNR on HTP against the float model."""
+    quantized_db: float | None = None
+    """That of the quantized model on the CPU against the float model."""
+    in_float: tuple[str, ...] | None = None
+    """The operators of a quantized model that HTP computes in float; None: not measured."""
+    draws: tuple[Draw, ...] = ()
+    """Of each draw of inputs, if it ran with several; the figures above are their medians."""
+
+
+def recorded(part: Part) -> RecordedPart:
+    fields: dict[str, Any] = dict(part.measured)
+    if "in_float" in fields:
+        fields["in_float"] = tuple(fields["in_float"])
+    fields["draws"] = tuple(Draw(*draw) for draw in fields.get("draws", ()))
+    return RecordedPart(part.result, part.sqnr_db, part.cpu, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +71,9 @@ class PartsRecord:
     tests: Mapping[str, MeasuredTest] = field(default_factory=dict)
 
     def with_verdicts(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> PartsRecord:
-        new = {verdict.test: MeasuredTest(verdict.parts, measured) for verdict in verdicts}
+        new = {
+            verdict.test: MeasuredTest(tuple(map(recorded, verdict.parts)), measured) for verdict in verdicts
+        }
         return PartsRecord(measured, {**self.tests, **new})
 
     def versions(self) -> str:

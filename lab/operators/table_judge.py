@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ci.lanes.upstream.accepted import AcceptedTests
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import Ledger, SuiteRecord
 from ci.lanes.upstream.process import UpstreamPlan
-from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators.names import key_of
 from ci.operators.table import ALONE, IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
 from ci.suite.accuracy import EQUAL_DB
-from lab.operators.records import PartsRecord, record_of_run
+from lab.operators.records import PartsRecord, RecordedPart, record_of_run, recorded
 from lab.operators.suites import COMMAND, NEWER
 from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of
 from provisioning.base.commands import Fix, session
@@ -33,16 +33,17 @@ def by_key(table: OperatorTable) -> Mapping[str, Rows]:
 
 @dataclass(frozen=True, slots=True)
 class LabJudge(Judge):
-    """By a suite's ledger, with the laboratory's commands."""
+    """By what is accepted, with the laboratory's commands."""
 
     def command(self, stage: StageRun, *flags: str) -> Fix:
-        chip = [] if self.soc == DEFAULT_SOC else ["--soc", self.soc]
-        return session(*COMMAND, self.ledger.suite, *flags, *chip)
+        soc = self.accepted.soc
+        chip = [] if soc == DEFAULT_SOC else ["--soc", soc]
+        return session(*COMMAND, self.accepted.suite, *flags, *chip)
 
 
 @dataclass(frozen=True, slots=True)
 class TableJudge(LabJudge):
-    """What the table says of the tests of a suite on one chip; its ledger has what ends by chance alone."""
+    """What the table says of the tests of a suite on one chip; what ends by chance alone is accepted."""
 
     cells: Mapping[str, Rows] = field(default_factory=lambda: by_key(shipped()))
 
@@ -56,7 +57,7 @@ class TableJudge(LabJudge):
         if self.ends_by_chance(verdict.test):
             return []
         worst: dict[tuple[str, str, str], Tried] = {}
-        for row in tried_of(self.ledger.suite, verdict.test, verdict.parts):
+        for row in tried_of(self.accepted.suite, verdict.test, map(recorded, verdict.parts)):
             key = (row.operator, row.scheme, row.form)
             worst[key] = min(worst.get(key, row), row, key=lambda tried: badness(tried.worst))
         found = []
@@ -74,15 +75,11 @@ class TableJudge(LabJudge):
                 found.append((f"{operator} at {scheme}, {form}: the table has {cell}, and it is {now}", True))
         return found
 
-    @property
-    def compared(self) -> bool:
-        return any(self.soc in chips for chips in self.cells.values())
-
-    def unrecorded(self, tests: Collection[str]) -> int:
+    def unmeasured(self, tests: Collection[str]) -> int:
         return sum(
             self._cell(row.operator, row.scheme) is None
             for test in tests
-            for row in tried_of(self.ledger.suite, test, (RecordedPart("whole"),))
+            for row in tried_of(self.accepted.suite, test, (RecordedPart("whole"),))
         )
 
     def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], measured: str) -> Judge:
@@ -90,7 +87,7 @@ class TableJudge(LabJudge):
         return self
 
     def _cell(self, operator: str, scheme: str) -> Cell | None:
-        return self.cells.get(key_of(operator), {}).get(self.soc, {}).get(scheme)
+        return self.cells.get(key_of(operator), {}).get(self.accepted.soc, {}).get(scheme)
 
     def _layers_fail(self, scheme: str) -> bool:
         """Then nothing between them is whole, and the table says nothing of chains."""
@@ -111,8 +108,8 @@ def _is_lower(cell: Cell, row: Tried) -> bool:
     return row.worst.db is None or min(cell.db, EQUAL_DB) - min(row.worst.db, EQUAL_DB) > SAME_DB
 
 
-def judge_of(ledger: Ledger, soc: str, logs: Path, record: SuiteRecord) -> Judge:
-    return (TableJudge if ledger.suite in TABLED else LabJudge)(ledger, soc, logs, record)
+def judge_of(accepted: AcceptedTests, logs: Path) -> Judge:
+    return (TableJudge if accepted.suite in TABLED else LabJudge)(accepted, logs)
 
 
 def keep_record(
@@ -122,7 +119,7 @@ def keep_record(
     if plan.suite.name not in (*TABLED, NEWER):
         return
     known = [row for row in verdicts.values() if not row.fix and not judge.passes_by_chance(row)]
-    path = record_of_run(judge.logs.parents[1], plan.suite.name, judge.soc)
+    path = record_of_run(judge.logs.parents[1], plan.suite.name, judge.accepted.soc)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, PartsRecord().with_verdicts(known, plan.machinery.measured_with()).as_json())
     stage.artifacts.append(Artifact.of("record", path))

@@ -21,7 +21,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     from lab.operators.suites import SUITES
 
-    names = [f"{name} ({suite.holds})" for name, suite in SUITES.items()]
+    names = [f"{name} ({suite.summary})" for name, suite in SUITES.items()]
     parser.add_argument(
         "suites", nargs="+", metavar="SUITE", choices=SUITES, help=f"one or more of {'; '.join(names)}"
     )
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     options = replace(options, choice=replace(options.choice, words=words))
     if options.accept and (tabled := [name for name in args.suites if name in TABLED]):
         raise UsageError(
-            f"--accept: {', '.join(tabled)} have no ledger: they are compared with the operator table",
+            f"--accept: {', '.join(tabled)} are compared with the operator table",
             fix=leave_out("--accept"),
         )
     suites = [SUITES[name] for name in dict.fromkeys(args.suites)]

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ci.lanes.upstream.verdict import Draw, RecordedPart
 from ci.operators import table
 from ci.operators.names import REWORK
 from ci.suite.lost_parts import WRONG_DB
 from ci.suite.precision import MEASURED_SCHEMES
+from lab.operators.records import Draw, RecordedPart
 from lab.operators.suites import NEWER
 from lab.operators.value_cases import CHAIN, cases, chains
 

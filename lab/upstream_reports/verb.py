@@ -1,4 +1,4 @@
-"""`upstream_reports`: mistakes of ExecuTorch's tests and code that the ledgers hold, as issues to file."""
+"""`upstream_reports`: mistakes of ExecuTorch's tests and code that fail here, as issues to file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.upstream.suite import SUITES
+    from ci.lanes.upstream.suite import upstream_suites
     from lab.operators.suites import SUITES as OWN
     from lab.upstream_reports.reports import print_reports
 
-    suites = [*SUITES, *OWN]
+    suites = [*upstream_suites(), *OWN]
     for name in args.suites:
         if name not in suites:
             raise UnknownName(f"{name} is no suite", name, suites)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.upstream.ledger import load_record
+from ci.lanes.upstream.accepted import load_tests
 from provisioning.base.findings import Report, Severity
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
@@ -46,7 +46,7 @@ def delegate(base: Path, *flags: str, **variables: str) -> tuple[int, Report]:
 def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path: Path) -> None:
     done = typed("test_delegate", "--list", "--reports", tmp_path / "reports", env=environment())
     tests = [line.split()[2] for line in done.stdout.splitlines()[:-1]]
-    recorded = load_record("delegate", "wheels", "SM8650").tests
+    recorded = load_tests("delegate", "wheels", "SM8650").tests
     assert (len(tests), set(tests)) == (374, set(recorded))
 
 

@@ -1,4 +1,4 @@
-"""`test_delegate` on a small suite, through the command: verdicts, ledger, memory, choice of tests."""
+"""`test_delegate` on a small suite, through the command: verdicts, what is accepted, what is cached."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord, load_ledger, load_record
-from provisioning.base.findings import Report, Severity
+from ci.lanes.upstream.accepted import accepted_file, load_tests
+from provisioning.base.accepted import Accepted, Values
+from provisioning.base.findings import Metric, Report, Severity
 from tests.support.upstream_suite import Suite, counts, findings
 
 
@@ -25,7 +25,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Suite:
-    """One run of every test without a ledger, so that each is judged for itself."""
+    """One run of every test of which nothing is accepted, so that each is judged for itself."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         suite = Suite(tmp_path_factory.mktemp("whole")).activated(monkeypatch)
         suite.code, suite.report = suite.run("--timeout", "4", "--jobs", "2")
@@ -95,8 +95,8 @@ def test_files_of_failed_tests_are_kept_and_of_others_only_on_request(whole: Sui
     assert {path.name for path in stale.parent.iterdir()} == {"model.pte"}
 
 
-def test_surprises_run_each_time_until_the_ledger_expects_them_and_then_are_remembered(suite: Suite) -> None:
-    suite.ledger({"abs": "failed"})
+def test_surprises_run_each_time_until_they_are_accepted_and_then_are_cached(suite: Suite) -> None:
+    suite.accept({"abs": "failed"})
     chosen = ("-k", "fails or aborts or skips", "-k", "*_abs")
     for _ in range(2):
         code, report = suite.run(*chosen)
@@ -110,7 +110,7 @@ def test_surprises_run_each_time_until_the_ledger_expects_them_and_then_are_reme
     assert counts(report) == {"passed": 1, "failed": 2, "unexpected_passes": 1, "not_run": 1}
     fixes = {finding.rule: finding.fix for finding in report.findings}
     assert fixes["delegate-passed"] == "nox -s test_delegate -- -k test_abs --accept"
-    suite.ledger({"fails": "failed", "aborts": "crash", "skips": "not_run"})
+    suite.accept({"fails": "failed", "aborts": "crash", "skips": "not_run"})
     code, report = suite.run(*chosen)
     assert (code, suite.executed) == (0, set())
     assert findings(report) == {
@@ -123,7 +123,7 @@ def test_surprises_run_each_time_until_the_ledger_expects_them_and_then_are_reme
 
 @pytest.mark.whole
 def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(suite: Suite) -> None:
-    suite.ledger({"aborts": "crash"})
+    suite.accept({"aborts": "crash"})
     for executed in ({"aborts"}, set()):
         suite.run("-k", "aborts")
         assert suite.executed == executed
@@ -252,7 +252,7 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
         assert suite.command("--list", *flags) == 0
         return [line.split()[1] for line in capsys.readouterr().out.splitlines()[:-1]]
 
-    suite.ledger({"skips": "not_run"})
+    suite.accept({"skips": "not_run"})
     every = listed()
     assert len(every) == 20
     assert sorted(test for i in (1, 2, 3) for test in listed("--shard", f"{i}/3")) == every
@@ -275,19 +275,21 @@ def test_usage_errors_run_nothing(suite: Suite, flags: tuple[str, ...]) -> None:
 
 
 def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(suite: Suite) -> None:
-    suite.ledger({"gone": "failed"})
-    path = ledgers.record_path("delegate", "wheels", "SM8650")
-    tests = {f"TestOps.test_{name}": RecordedTest(1, 1) for name in ("removed", "abs")}
-    suite.write(path, SuiteRecord("x", tests).as_json())
+    rows: dict[str, Metric] = {
+        "gone": {"outcome": "failed"},
+        "removed": {"cost": [1, 1]},
+        "abs": {"cost": [1, 1]},
+    }
+    tests: dict[str, Values] = {f"TestOps.test_{name}": {"SM8650": row} for name, row in rows.items()}
+    suite.write(accepted_file("delegate", "wheels"), Accepted(Path()).updated(tests).as_text())
     code, report = suite.run("-k", "*_abs")
     removed = dict.fromkeys(("gone", "removed"), ("delegate-gone", Severity.ERROR))
     assert (code, findings(report), suite.executed) == (1, removed, {"abs"})
     assert report.findings[0].fix == "nox -s test_delegate -- --sample --accept"
     code, report = suite.run("-k", "*_abs", "--accept")
     assert (code, findings(report)) == (0, {})
-    book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
-    assert book.expected == ()
-    assert set(load_record("delegate", "wheels", "SM8650").tests) == {"TestOps.test_abs"}
+    accepted = load_tests("delegate", "wheels", "SM8650")
+    assert {test: row.outcome for test, row in accepted.tests.items()} == {"TestOps.test_abs": "passed"}
 
 
 @pytest.mark.whole
@@ -301,7 +303,7 @@ def test_tests_that_cannot_be_imported_are_an_environment_error(suite: Suite) ->
 
 @pytest.mark.whole
 def test_an_interrupted_run_says_so_and_keeps_what_it_had(suite: Suite) -> None:
-    suite.ledger({"fails": "failed"})
+    suite.accept({"fails": "failed"})
 
     def interrupt_once_it_hangs() -> None:
         _wait_for(suite, "hangs")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci import trouble
-from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream.ledger import load_ledger, load_record
+from ci.lanes.upstream.accepted import load_tests
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Suite
 
@@ -95,9 +94,9 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
     monkeypatch.setattr(trouble, "BUSY", 0.1)
     chosen = "hangs or waits or killed or full"
     code, report = both(suite, "-k", chosen, "--timeout", "3", "--accept")
-    (entry,) = load_ledger("passes", "wheels", ledgers.ledger_path("passes", "wheels")).expected
-    assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 3 s")
-    assert list(load_record("passes", "wheels", "SM8650").tests) == ["test_hangs"]
+    accepted = load_tests("passes", "wheels", "SM8650")
+    assert {test: row.outcome for test, row in accepted.tests.items()} == {"test_hangs": "timeout"}
+    assert accepted.cause("test_hangs") == "no result after 3 s"
     errors = {
         finding.subject: finding.rule for finding in report.findings if finding.severity is Severity.ERROR
     }
@@ -116,7 +115,7 @@ def test_a_suite_that_has_lost_its_tests_is_an_error(suite: Suite) -> None:
             [("upstream-gone", "qat")],
         )
         assert "--accept" not in report.findings[0].fix
-    assert load_record("qat", "wheels", "SM8650").tests
+    assert load_tests("qat", "wheels", "SM8650").tests
 
 
 def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remembers(suite: Suite) -> None:

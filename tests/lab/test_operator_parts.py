@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
-from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.operators.table import EXACT
 from ci.outcome import Result
 from ci.suite.expression import matcher
 from lab.operators.adapters import TriedModel, part_of
-from lab.operators.records import MeasuredTest, PartsRecord, load_record
+from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart, load_record
 from lab.operators.tests_verb import in_flows
 
 
@@ -81,7 +81,7 @@ def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_flo
 
 
 def test_records_of_parts_of_a_suite_add_up() -> None:
-    first = UpstreamVerdict("a", "passed", parts=(RecordedPart("whole", 70),), cpu_seconds=2, peak=5 << 20)
+    first = UpstreamVerdict("a", "passed", parts=(Part("whole", 70),), cpu_seconds=2, peak=5 << 20)
     both = PartsRecord().with_verdicts([first], "x").with_verdicts([UpstreamVerdict("b", "passed")], "y")
     assert both.tests["a"] == MeasuredTest((RecordedPart("whole", 70),), "x")
     assert both.tests.keys() == {"a", "b"}

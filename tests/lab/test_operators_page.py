@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.ledger import Ledger
-from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.accepted import AcceptedTests
+from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
 from ci.suite.precision import MEASURED_SCHEMES
 from lab.operators.cells import table_of
 from lab.operators.pages import accept_table, markdown
-from lab.operators.records import MeasuredTest, PartsRecord
+from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart
 from lab.operators.table_file import as_json, updated
 from lab.operators.table_judge import TableJudge, by_key
 from lab.operators.value_cases import CHAIN, chains
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs
-from tests.support.own_manifests import own_ledgers
+from tests.support.own_manifests import own_accepted_tests
 from tests.support.schemas import validator
 
 Parts = RecordedPart | tuple[RecordedPart, ...]
@@ -217,8 +217,18 @@ def test_a_chip_without_fp16_has_no_cells_at_fp16() -> None:
 
 def judged(committed: OperatorTable, test: str, *parts: RecordedPart) -> list[bool]:
     """Whether each change is worse."""
-    judge = TableJudge(Ledger("values", "wheels"), "SM8650", Path(), cells=by_key(committed))
-    return [worse for _, worse in judge.changes(UpstreamVerdict(test, "passed", parts=parts))]
+    judge = TableJudge(AcceptedTests("values", "wheels", "SM8650"), Path(), cells=by_key(committed))
+    tried = tuple(Part(part.result, part.sqnr_db, part.cpu, measured=measured_of(part)) for part in parts)
+    return [worse for _, worse in judge.changes(UpstreamVerdict(test, "passed", parts=tried))]
+
+
+def measured_of(part: RecordedPart) -> dict[str, Any]:
+    """As an adapter gives it."""
+    draws = [list(draw) for draw in part.draws]
+    if part.in_float is None:
+        return {"draws": draws}
+    figures = {"float_db": part.float_db, "quantized_db": part.quantized_db}
+    return {**figures, "in_float": list(part.in_float), "draws": draws}
 
 
 @pytest.mark.parametrize(
@@ -259,8 +269,8 @@ def test_a_chain_is_held_to_the_figure_only_where_it_decides() -> None:
 def test_what_the_table_has_not_is_not_compared_and_is_counted() -> None:
     test = "test_values[qnn_16a8w-abs-plain]"
     assert judged(OperatorTable(), test, RecordedPart("dies")) == []
-    judge = TableJudge(Ledger("values", "wheels"), "SM8650", Path(), cells={})
-    assert (judge.unrecorded([test]), judge.compared) == (1, False)
+    judge = TableJudge(AcceptedTests("values", "wheels", "SM8650"), Path(), cells={})
+    assert judge.unmeasured([test]) == 1
 
 
 def test_cells_with_more_cases_stay_and_both_builds_are_named() -> None:
@@ -276,7 +286,7 @@ def test_cells_with_more_cases_stay_and_both_builds_are_named() -> None:
 def test_a_table_is_made_of_the_records_of_several_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own_ledgers(monkeypatch, tmp_path / "manifests")
+    own_accepted_tests(monkeypatch, tmp_path / "manifests")
     with pytest.raises(UsageError):
         accept_table(tmp_path / "nothing")
     shards = [own("log", plain=WHOLE), own("abs", plain=WHOLE)]

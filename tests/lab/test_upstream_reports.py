@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ci.lanes.upstream.ledger import ExpectedTests, Ledger, load_ledger
+from ci.lanes.upstream.accepted import accepted_file
 from lab.upstream_reports import reports as upstream_reports
-from lab.upstream_reports.reports import REPORTS, Reports, UpstreamReport
+from lab.upstream_reports.reports import REPORTS, AcceptedFailure, Reports, UpstreamReport, failures_in
+from provisioning.base.accepted import load_accepted
 from provisioning.base.documents import load
 
 REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")
@@ -26,11 +27,14 @@ REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")
         "rework-utils",
     ],
 )
-def test_each_entry_of_the_ledger_that_is_no_choice_of_upstream_has_a_report(suite: str) -> None:
-    ledger = load_ledger(suite, "wheels")
+def test_each_accepted_failure_that_is_no_choice_of_upstream_has_a_report(suite: str) -> None:
     reports = [row for row in load(REPORTS, Reports).report if suite in row.suites()]
-    entries = [row for row in ledger.expected if row.outcome in REPORTED]
-    lacking = [entry for entry in entries if not any(upstream_reports.shows(entry, row) for row in reports)]
+    failures = failures_in(load_accepted(accepted_file(suite, "wheels")))
+    lacking = [
+        failure
+        for failure in failures
+        if failure.outcome in REPORTED and not any(upstream_reports.shows(failure, row) for row in reports)
+    ]
     assert lacking == [], "write a report of them: lab/upstream_reports/reports.toml"
 
 
@@ -39,19 +43,19 @@ def test_a_report_can_name_several_patterns_and_outcomes() -> None:
         suite="zoo", test=("a*[x]", "b.*"), outcome=("crash", "wrong"), title="", text="", command=""
     )
     rows = [("a1[x]", "wrong"), ("a2[x]", "dies"), ("b.c", "crash"), ("c", "wrong")]
-    expected = tuple(ExpectedTests(test=name, outcome=kind, cause="c") for name, kind in rows)  # type: ignore[arg-type]
-    assert upstream_reports.tests_of(report, Ledger("zoo", "wheels", expected)) == ["a1[x]", "b.c"]
+    failures = [AcceptedFailure(name, outcome, frozenset()) for name, outcome in rows]
+    assert upstream_reports.tests_of(report, failures) == ["a1[x]", "b.c"]
 
 
 @pytest.mark.parametrize(
-    ("socs", "shown"), [(("SM8350",), True), (("SM8350", "SM8650"), False), ((), False), (("SM8650",), False)]
+    ("socs", "shown"), [({"SM8350"}, True), ({"SM8350", "SM8650"}, False), ({"SM8650"}, False)]
 )
-def test_a_report_of_a_chip_is_of_what_fails_there_alone(socs: tuple[str, ...], shown: bool) -> None:
+def test_a_report_of_a_chip_is_of_what_fails_there_alone(socs: set[str], shown: bool) -> None:
     report = UpstreamReport(
         suite="rework-op", test="*[fp]", outcome="dies", socs=("SM8350",), title="", text="", command=""
     )
-    entry = ExpectedTests(test="test_atan[fp]", outcome="dies", cause="no kernel", socs=socs)
-    assert upstream_reports.shows(entry, report) is shown
+    failure = AcceptedFailure("test_atan[fp]", "dies", frozenset(socs))
+    assert upstream_reports.shows(failure, report) is shown
 
 
 def test_a_report_is_printed_with_its_tests_and_its_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,13 +50,13 @@ def own_manifests(folder: Path) -> Iterator[Path]:
                 cache.cache_clear()
 
 
-def own_ledgers(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def own_accepted_tests(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """What is expected of ExecuTorch's tests, and the table that is made of it: none yet."""
-    from ci.lanes.upstream import ledger
+    from ci.lanes.upstream import accepted
     from ci.operators.table import OperatorTable
     from lab.operators import pages, table_judge
 
-    patch.setattr(ledger, "DIRECTORY", folder)
+    patch.setattr(accepted, "DIRECTORY", folder)
     patch.setattr(pages, "FOLDER", folder / "rework-op")
     patch.setattr(pages, "TABLE", folder / "operators.json")
     patch.setattr(table_judge, "shipped", OperatorTable)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
@@ -20,12 +19,10 @@ from markdown_it import MarkdownIt
 
 from ci.github import comment
 from ci.report.changes import MOST_BYTES, Changes, changes_of
-from ci.suite.history import add_history
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from tests.support.program_reports import report_of
-from tests.support.repositories import IDENTITY, repository
 
 SHA, NEWER = "3c4d5e6f" * 5, "deadbeef" * 5
 
@@ -135,13 +132,12 @@ def archive(**files: bytes) -> bytes:
 
 def change(program: str = "net/8a8w/SM8650", what: str = "ddr_read", **more: Any) -> dict[str, Any]:
     row = {"lane": "executorch", "program": program, "what": what, "before": 2e6, "now": 3e6}
-    return {**row, "commits": [2e6, 2e6, 3e6], **more}
+    return {**row, **more}
 
 
 def document(*rows: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "schema": 1,
-        "since": "1a2b3c4",
         "compared": 7,
         "not_compared": 0,
         "worse": len(rows),
@@ -155,9 +151,10 @@ def content(*rows: Mapping[str, Any], **more: Any) -> bytes:
     return json.dumps(document(*rows, **more)).encode()
 
 
-def row(history: list[dict[str, Any]]) -> dict[str, Any]:
-    entries = [{"commit": f"{index:07x}", "when": "", **values} for index, values in enumerate(history)]
-    return {"verdict": "pass", "history": entries}
+def row(cpu_operators: float | None = None, **values: float) -> dict[str, Any]:
+    costs = {name: value for name, value in values.items() if name.endswith(("_read", "_bytes"))}
+    figures = {name: value for name, value in values.items() if name not in costs}
+    return {"verdict": "pass", "figures": figures, "costs": costs, "cpu_operators": cpu_operators}
 
 
 def report(stage: str, **programs: Any) -> Report:
@@ -168,99 +165,90 @@ def report(stage: str, **programs: Any) -> Report:
 
 
 def test_what_became_worse_is_found_and_what_is_within_its_tolerance_is_not() -> None:
-    before = {"ddr_read": 1e6, "pte_bytes": 1e6, "sqnr_db": 30.0, "cpu_operators": 0, "agreement": 1.0}
-    worse = {"ddr_read": 2e6, "pte_bytes": 2e6, "sqnr_db": 28.0, "cpu_operators": 1, "agreement": 0.9}
-    near = {"ddr_read": 1.01e6, "pte_bytes": 1.01e6, "sqnr_db": 29.5, "cpu_operators": 0, "agreement": 0.995}
-    better = {"ddr_read": 1e5, "pte_bytes": 1e5, "sqnr_db": 60.0, "cpu_operators": 0, "agreement": 1.0}
-    programs = {"a": row([near, before, worse]), "b": row([before, near]), "c": row([before, better])}
-    found = changes_of([report("test_emulator", **programs)])
-    assert {entry.program for entry in found.changes} == {"a"} and found.worse == 1
+    before = row(0, ddr_read=1e6, pte_bytes=1e6, sqnr_db=30.0, agreement=1.0)
+    now = {
+        "worse": row(1, ddr_read=2e6, pte_bytes=2e6, sqnr_db=28.0, agreement=0.9),
+        "near": row(0, ddr_read=1.01e6, pte_bytes=1.01e6, sqnr_db=29.5, agreement=0.995),
+        "better": row(0, ddr_read=1e5, pte_bytes=1e5, sqnr_db=60.0, agreement=1.0),
+    }
+    found = changes_of(
+        [report("test_emulator", **now)], [report("test_emulator", **dict.fromkeys(now, before))]
+    )
+    assert {entry.program for entry in found.changes} == {"worse"} and found.worse == 1
     assert [entry.what for entry in found.changes] == [
         "cpu_operators", "sqnr_db", "agreement", "ddr_read", "pte_bytes",
     ]  # fmt: skip
     (reads,) = (entry for entry in found.changes if entry.what == "ddr_read")
-    assert (reads.before, reads.now, reads.commits) == (1e6, 2e6, (1.01e6, 1e6, 2e6))
+    assert (reads.before, reads.now) == (1e6, 2e6)
     assert (found.compared, found.not_compared) == (3, 0)
 
 
-def test_an_operator_that_leaves_htp_from_one_commit_to_the_next_is_found(tmp_path: Path) -> None:
-    clone = repository(tmp_path / "clone", {"models.toml": "", "net.py": ""})
-    for on_cpu in (0, 2):
-        (clone / "net.py").write_text(f"{on_cpu}")
-        subprocess.run(["git", *IDENTITY, "commit", "-qam", "x"], cwd=clone, check=bool(on_cpu))
-        net = {"suite": str(clone / "models.toml"), "cpu_operators": on_cpu, "costs": {"pte_bytes": 5}}
-        metrics: dict[str, Any] = {"programs": {"net": net}}
-        add_history(metrics, "test_lowering", "wheels", tmp_path / "store")
-    (found,) = changes_of([report("test_lowering", **metrics["programs"])]).changes
-    assert (found.what, found.before, found.now) == ("cpu_operators", 0, 2)
-
-
-def test_a_program_without_an_earlier_commit_is_not_compared_and_no_good_news() -> None:
-    found = changes_of([report("test_emulator", new=row([{"sqnr_db": 1.0}]))])
-    assert (found.compared, found.not_compared, found.worse) == (0, 1, 0)
+def test_a_program_of_one_side_alone_is_not_compared_and_no_good_news() -> None:
+    before = [report("test_emulator", removed=row(sqnr_db=1.0))]
+    found = changes_of([report("test_emulator", new=row(sqnr_db=1.0))], before)
+    assert (found.compared, found.not_compared, found.worse) == (0, 2, 0)
 
 
 def test_both_stages_of_a_lane_say_a_change_once_and_another_lane_says_its_own() -> None:
-    grown = row([{"pte_bytes": 1e6}, {"pte_bytes": 2e6}])
     stages = ("test_lowering", "test_emulator", "test_onnx", "validate")
-    found = changes_of([report(stage, net=grown) for stage in stages])
+    before, now = ([report(stage, net=row(pte_bytes=size)) for stage in stages] for size in (1e6, 2e6))
+    found = changes_of(now, before)
     assert [entry.lane for entry in found.changes] == ["executorch", "onnx"]
-    assert found.compared == 2 and found.since == "0000000"
+    assert found.compared == 2
 
 
 def test_the_file_is_never_too_large_for_the_job_that_reads_it() -> None:
-    grown = row([{"pte_bytes": 1e6 + index} for index in range(29)] + [{"pte_bytes": 2e6}])
-    many = {f"{index}{'ü' * 300}": grown for index in range(2000)}
-    found = changes_of([report("test_emulator", **many)])
+    names = [f"{index}{'ü' * 300}" for index in range(2000)]
+    before, now = (
+        [report("test_emulator", **dict.fromkeys(names, row(pte_bytes=size)))] for size in (1e6, 2e6)
+    )
+    found = changes_of(now, before)
     assert len(found.as_json().encode()) <= MOST_BYTES and found.changes
     assert found.left_out == 2000 - len(found.changes)
     assert Changes.model_validate_json(found.as_json()) == found
 
 
-def test_names_and_commits_of_a_report_that_fit_no_schema_do_no_harm() -> None:
-    odd = {
-        "verdict": "pass",
-        "history": [{"commit": "<b>", "pte_bytes": 1e6}, {"commit": 1, "pte_bytes": 2e6}],
-    }
-    found = changes_of([report("test_emulator", **{"\ud800\n::error::x": odd, "": odd})])
-    assert found.since == "" and Changes.model_validate_json(found.as_json()) == found
+def test_names_of_a_report_that_fit_no_schema_do_no_harm() -> None:
+    odd = {"\ud800\n::error::x": row(pte_bytes=1e6), "": {"verdict": 3, "figures": [1]}}
+    found = changes_of([report("test_emulator", **odd)], [report("test_emulator", **odd)])
+    assert found.compared == 2 and Changes.model_validate_json(found.as_json()) == found
 
 
 def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Path) -> None:
-    grown = row([{"pte_bytes": 1e6}, {"pte_bytes": 2e6}])
-    for job, name in (("reports-a-1", "one"), ("reports-a-2", "two")):
-        (tmp_path / job).mkdir()
-        report("test_lowering", **{name: grown}).write(tmp_path / job)
-    assert comment.changes({"QNN_CI_REPORTS": str(tmp_path)}) == 0
-    found = Changes.model_validate_json((tmp_path / "comment.json").read_bytes())
+    for folder, size in (("before", 1e6), ("reports", 2e6)):
+        for job, name in (("reports-a-1", "one"), ("reports-a-2", "two")):
+            (tmp_path / folder / job).mkdir(parents=True)
+            report("test_lowering", **{name: row(pte_bytes=size)}).write(tmp_path / folder / job)
+    assert changes(tmp_path) == 0
+    found = Changes.model_validate_json((tmp_path / "reports/comment.json").read_bytes())
     assert [entry.program for entry in found.changes] == ["one", "two"]
 
 
+def changes(folder: Path) -> int:
+    return comment.changes(
+        {"QNN_CI_REPORTS": str(folder / "reports"), "QNN_CI_BEFORE": str(folder / "before")}
+    )
+
+
 def test_a_gate_without_reports_has_nothing_to_compare(tmp_path: Path) -> None:
-    assert comment.changes({"QNN_CI_REPORTS": str(tmp_path / "reports")}) == 0
+    assert changes(tmp_path) == 0
     found = Changes.model_validate_json((tmp_path / "reports/comment.json").read_bytes())
     assert (found.compared, found.not_compared, found.changes) == (0, 0, ())
 
 
 def test_a_report_that_is_none_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "test_onnx.json").write_text("{}")
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports/test_onnx.json").write_text("{}")
     with pytest.raises(CheckFailed):
-        comment.changes({"QNN_CI_REPORTS": str(tmp_path)})
-
-
-@pytest.mark.parametrize(
-    ("values", "line"), [([], ""), ([5], "▁"), ([1, 1, 1], "▁▁▁"), ([0, 6, 3], "▁▇▄"), ([9, 0], "▇▁")]
-)
-def test_a_line_of_signs_has_the_least_and_the_greatest_value(values: list[float], line: str) -> None:
-    assert comment.sparkline(values) == line
+        changes(tmp_path)
 
 
 def test_the_page_shows_what_is_written(tmp_path: Path) -> None:
     net = "net/8a8w/SM8650"
     rows = (
-        change(net, "cpu_operators", before=0, now=1, commits=[0, 0, 0, 1]),
-        change(net, "sqnr_db", lane="onnx", before=35, now=28.1, commits=[35, 34, 35, 28.1]),
-        change(net, before=2_400_000, now=2_850_000, commits=[2_400_000, 2_400_000, 2_400_000, 2_850_000]),
+        change(net, "cpu_operators", before=0, now=1),
+        change(net, "sqnr_db", lane="onnx", before=35, now=28.1),
+        change(net, before=2_400_000, now=2_850_000),
     )
     found = Changes.model_validate_json(content(*rows, worse=2, not_compared=1))
     ended = comment.ended_of(event(tmp_path, SHA))
@@ -281,7 +269,7 @@ def test_a_pull_request_has_one_comment_that_later_runs_write_anew(hub: GitHub, 
     hub.upload(7, content(change()))
     assert write(hub, tmp_path) == 0
     (body,) = hub.bodies[151:]
-    assert "| slower: DDR read | 2 MB | 3 MB | ▁▁▇ |" in body and "✅" in body
+    assert "| slower: DDR read | 2 MB | 3 MB |" in body and "✅" in body
     hub.pull(5, NEWER)
     hub.upload(8, content())
     write(hub, tmp_path, NEWER, id=8, run_number=4, conclusion="failure")
@@ -455,7 +443,7 @@ def test_a_name_is_shown_and_is_nothing_else(
     page = shown(body)
     plain = {"h3", "p", "a", "code", "table", "thead", "tbody", "tr", "th", "td"}
     assert set(page.tags) == plain and page.tags.count("table") == 1
-    assert (page.tags.count("tr"), page.tags.count("td")) == (4, 15), "no row or cell more"
+    assert (page.tags.count("tr"), page.tags.count("td")) == (4, 12), "no row or cell more"
     assert page.links == [f"https://github.com/{OWNER}/{NAME}/actions/runs/7"]
     # GitHub makes mentions, links of words, of issues and of commits of text alone, after the Markdown.
     assert (
@@ -479,20 +467,18 @@ def nested(depth: int) -> bytes:
 REFUSED = {
     "no JSON": b"hello",
     "empty": b"",
-    "not UTF-8": b'{"schema": 1, "since": "\xff"}',
+    "not UTF-8": b'{"schema": 1, "changes": "\xff"}',
     "deep": nested(100_000),
     "a list": b"[]",
     "another schema": content(change(), schema=2),
     "one field more": content(change(), pull=6),
     "a field less": json.dumps({k: v for k, v in document(change()).items() if k != "worse"}).encode(),
     "another lane": content(change(lane="@somebody")),
-    "a commit that is none": content(change(), since="[x](y)"),
     "a figure that is none": content(change(now="much")),
     "not a number": content(change(now=float("nan"))),
     "a name too long": content(change("x" * 201)),
     "no name": content(change("")),
     "half a sign": content(change("\ud800")),
-    "too many commits": content(change(commits=[1.0] * 31)),
     "negative": content(change(), compared=-1),
     "300 kB": content(change()) + b" " * 300_000,
 }
@@ -541,7 +527,7 @@ def test_any_archive_ends_in_a_message() -> None:
 
 
 def test_the_longest_comment_is_one_that_github_takes(hub: GitHub, tmp_path: Path) -> None:
-    rows = [change(f"{index}" + "|" * 150, commits=[1.0]) for index in range(300)]
+    rows = [change(f"{index}" + "|" * 150) for index in range(300)]
     for name in ("one", "two"):
         hub.upload(7, content(*rows, left_out=11), name=f"{comment.ARTIFACT}-{name}")
     assert write(hub, tmp_path) == 0

@@ -227,21 +227,18 @@ def test_a_job_has_its_ten_worst_findings_as_annotations_and_says_how_many_more_
     assert "14 more" in lines[-1]
 
 
-def test_a_job_s_summary_begins_with_the_models_their_figures_and_what_changed() -> None:
+def test_a_job_s_summary_begins_with_the_models_and_their_figures() -> None:
     row: dict[str, Any] = {
         "verdict": "fail",
         "figures": {"sqnr_db": 20.5},
         "cpu_operators": 2,
-        "history": [{"commit": "a", "sqnr_db": 30.0}, {"commit": "b", "sqnr_db": 20.5}],
     }
-    good = {"verdict": "pass", "figures": "odd", "history": [3]}
+    good = {"verdict": "pass", "figures": "odd"}
     rows: dict[str, Any] = {"good/8a8w/SM8650": good, "net/8a8w/SM8650": row}
     text = markdown([replace(_report(outcome=Outcome.FAIL), metrics={"programs": rows})])
     shown = re.sub(r"&#(\d+);", lambda code: chr(int(code[1])), text).splitlines()
     assert shown[0] == "## ❌ net 8a8w failed, 1 passed"
-    assert (
-        shown[4] == "| ❌ | net/8a8w/SM8650 | SQNR 20.5 dB, operators on the CPU 2 | SQNR 30.0 dB → 20.5 dB |"
-    )
+    assert shown[4] == "| ❌ | net/8a8w/SM8650 | SQNR 20.5 dB, operators on the CPU 2 |"
     assert shown[5].startswith("| ✅ | good/8a8w/SM8650 |")
 
 

@@ -1,4 +1,4 @@
-"""Choosing upstream tests by expressions, and the ledger of their outcomes."""
+"""Choosing upstream tests by expressions, and what is accepted of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.lanes.upstream.ledger import (
-    ExpectedTests,
-    Ledger,
-    RecordedTest,
-    SuiteRecord,
-    load_ledger,
-    load_record,
-)
-from ci.lanes.upstream.verdict import UpstreamVerdict
+from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, load_tests, write
+from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.suite.expression import matcher
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
+from tests.support.own_manifests import own_accepted_tests
 
 NAMES = {f"TestOps.test_{name}": name for name in ("abs", "conv", "fails", "hangs", "segfault", "skips")}
 
@@ -46,83 +40,83 @@ def test_other_expressions_are_usage_errors(expression: str) -> None:
         matcher([expression])
 
 
-# The ledger
-
-KNOWN = ExpectedTests(test="TestOps.test_fails", outcome="failed", cause="the compiler refuses it")
+FAILS = "TestOps.test_fails"
 OUTCOMES = st.sampled_from(["passed", "failed", "not_run", "expected_failure"])
 VERDICTS = st.dictionaries(st.sampled_from(sorted(NAMES)), OUTCOMES)
 
 
+def loaded(soc: str = "SM8650") -> AcceptedTests:
+    return load_tests("delegate", "wheels", soc)
+
+
+def accept(*verdicts: UpstreamVerdict, soc: str = "SM8650", cause: str = "because") -> None:
+    causes = {verdict.test: cause for verdict in verdicts if verdict.outcome != "passed"}
+    write("delegate", "wheels", loaded(soc).changes(verdicts, causes, "x"), list(NAMES))
+
+
 @given(st.lists(st.tuples(VERDICTS, st.sampled_from(["SM8650", "SM8750"])), max_size=4))
-def test_an_updated_ledger_expects_these_verdicts(runs: list[tuple[dict[str, str], str]]) -> None:
-    book = Ledger("delegate", "wheels", (KNOWN,))
-    for outcomes, soc in runs:
-        verdicts = [UpstreamVerdict(test, outcome) for test, outcome in outcomes.items()]
-        book = book.updated(verdicts, dict.fromkeys(NAMES, "because"), soc)
-        assert {v.test: book.outcome(v.test, soc) for v in verdicts} == outcomes
-
-
-@pytest.mark.parametrize("socs", [(), ("SM8550", "SM8650")])
-def test_an_update_for_one_chip_leaves_the_others(socs: tuple[str, ...]) -> None:
-    book = Ledger("delegate", "wheels", (KNOWN.model_copy(update={"socs": socs}),))
-    book = book.updated([UpstreamVerdict(KNOWN.test, "passed")], {}, "SM8650")
-    assert [book.outcome(KNOWN.test, soc) for soc in ("SM8650", "SM8550")] == ["passed", "failed"]
-
-
-def test_chips_that_fail_alike_share_an_entry() -> None:
-    book = Ledger("rework-op", "wheels")
-    for soc, cause in (("SM8750", "it dies"), ("SM8350", "it dies"), ("SM8450", "it is wrong")):
-        book = book.updated([UpstreamVerdict(KNOWN.test, "failed")], {KNOWN.test: cause}, soc)
-    assert [row.socs for row in book.expected] == [("SM8350", "SM8750"), ("SM8450",)]
-
-
-@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=300))
-def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, cause: str) -> None:
-    cause = " ".join(cause.replace('"""', "").split()) or "x"
-    rows = (
-        ExpectedTests(test="T.skips", outcome="not_run", cause="no", socs=("SM8650",)),
-        KNOWN.model_copy(update={"cause": cause}),
-    )
-    path = tmp_path_factory.mktemp("ledger") / "wheels.toml"
-    path.write_text(Ledger("delegate", "wheels", rows).as_toml(), encoding="utf-8")
-    assert load_ledger("delegate", "wheels", path) == Ledger("delegate", "wheels", rows)
-
-
-@pytest.mark.parametrize("socs", [((), ()), ((), ("SM8650",)), (("SM8650",), ("SM8650", "SM8750"))])
-def test_two_entries_for_one_test_and_chip_are_refused(
-    tmp_path: Path, socs: tuple[tuple[str, ...], tuple[str, ...]]
+def test_accepted_verdicts_are_expected_on_their_chip_alone(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[dict[str, str], str]]
 ) -> None:
-    path = tmp_path / "wheels.toml"
-    rows = tuple(KNOWN.model_copy(update={"socs": soc}) for soc in socs)
-    path.write_text(Ledger("delegate", "wheels", rows).as_toml(), encoding="utf-8")
-    with pytest.raises(ManifestError, match=KNOWN.test):
-        load_ledger("delegate", "wheels", path)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        own_accepted_tests(monkeypatch, tmp_path_factory.mktemp("accepted"))
+        expected: dict[tuple[str, str], str] = {}
+        for outcomes, soc in runs:
+            accept(*(UpstreamVerdict(test, outcome) for test, outcome in outcomes.items()), soc=soc)
+            expected |= {(test, soc): outcome for test, outcome in outcomes.items()}
+        for (test, soc), outcome in expected.items():
+            assert loaded(soc).of(test).outcome == outcome
+            assert loaded("SM8550").of(test).outcome == "passed"
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    tests = {
-        "T.a[x]": RecordedTest(1.5, 20, "executorch 2", ("it “dies”", "an error")),
-        "T.b": RecordedTest(2.0, 3, measured="executorch 2"),
-        "T.c": RecordedTest(2.0, 3, measured="executorch 1"),
-    }
-    record = SuiteRecord("executorch 2", tests)
-    path = tmp_path / "wheels-SM8650.json"
-    path.write_text(record.as_json(), encoding="utf-8")
-    assert load_record("operators", "wheels", "SM8650", path) == record
+def test_a_cause_is_of_all_chips_that_end_alike_and_goes_with_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_accepted_tests(monkeypatch, tmp_path)
+    for soc in ("SM8350", "SM8650"):
+        accept(UpstreamVerdict(FAILS, "dies"), soc=soc, cause="no kernel")
+    accept(UpstreamVerdict(FAILS, "wrong"), soc="SM8750", cause="its outputs")
+    assert [loaded(soc).cause(FAILS) for soc in ("SM8650", "SM8750")] == ["no kernel", "its outputs"]
+    accept(UpstreamVerdict(FAILS, "passed"), soc="SM8750")
+    assert loaded().causes == {(FAILS, "dies"): "no kernel"}
+
+
+def test_a_test_that_was_not_measured_on_a_chip_is_expected_as_on_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_accepted_tests(monkeypatch, tmp_path)
+    write("delegate", "wheels", {FAILS: {"any": {"outcome": "failed", "by_chance": True}}}, [FAILS])
+    assert loaded().of(FAILS) == AcceptedTest(outcome="failed", by_chance=True)
+    accept(UpstreamVerdict(FAILS, "dies"))
+    assert [loaded(soc).of(FAILS).outcome for soc in ("SM8650", "SM8750")] == ["dies", "failed"]
+
+
+def test_what_is_accepted_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_accepted_tests(monkeypatch, tmp_path)
+    reason = "it “dies”"
+    verdict = UpstreamVerdict(
+        FAILS, "dies", parts=(Part("dies", error=reason),), cpu_seconds=1.5, peak=20 << 20
+    )
+    accept(verdict)
+    assert loaded().tests == {FAILS: AcceptedTest(outcome="dies", reasons=(reason,), cost=(1.5, 20))}
+    assert (loaded().measured, loaded("SM8750").measured) == ("x", "")
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"tests": {"T.a": 3}}', '{"measured": "", "tests": {"T.a": [1, 2, 3]}}']
+    "row", ['{"outcome": "else"}', '{"cost": 3}', '{"cost": [1, 2, 3]}', '{"unknown": 1}', "3"]
 )
-def test_a_damaged_record_is_an_error_of_the_manifest(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "wheels-SM8650.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ManifestError, match=r"wheels-SM8650\.json"):
-        load_record("delegate", "wheels", "SM8650", path)
+def test_a_damaged_file_is_an_error_of_the_manifest(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "wheels.json"
+    path.write_text(f'{{"schema": 3, "accepted": {{"T.a SM8650": {row}}}}}', encoding="utf-8")
+    with pytest.raises(ManifestError, match=r"wheels\.json"):
+        load_tests("delegate", "wheels", "SM8650", path)
 
 
-def test_the_committed_ledgers_are_complete() -> None:
+def test_the_committed_files_say_what_each_failure_costs_and_why() -> None:
     profiles = {path.stem for path in (MANIFESTS / "profiles").glob("*.toml")}
-    assert {path.stem for path in (MANIFESTS / "upstream").glob("*/*.toml")} <= profiles
-    book, costs = load_ledger("delegate", "wheels"), load_record("delegate", "wheels", "SM8650").tests
-    assert {row.test for row in book.expected} <= costs.keys()
+    for path in (MANIFESTS / "upstream").glob("*/accepted-*.json"):
+        profile = path.stem.removeprefix("accepted-")
+        tests = load_tests(path.parent.name, profile, "SM8650")
+        assert profile in profiles
+        failing = {test for test, row in tests.tests.items() if row.outcome != "passed"}
+        assert failing <= {test for test, _ in tests.causes}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
 import pytest
 
 from ci.gate.table import gate_table
 from ci.lanes.upstream import all_verb
+from ci.lanes.upstream.accepted import load_tests
 from ci.lanes.upstream.choice import sample_of
-from ci.lanes.upstream.ledger import load_record, record_path
 from ci.operators.table import shipped
 from ci.suite.expression import matcher
 from ci.suite.shards import parse_shard
@@ -20,6 +19,7 @@ from lab.operators.tried import TABLED
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS
+from provisioning.manifest import load_socs
 
 TESTS = [f"test_{number}" for number in range(400)]
 SLOWER, CORES = 2, 2
@@ -35,11 +35,11 @@ def test_a_small_suite_has_a_sample_too() -> None:
     assert sample_of("", TESTS[:1]) == TESTS[:1]
 
 
-def test_nightly_runs_all_that_is_recorded_in_shards_of_an_hour_at_most() -> None:
+def test_nightly_runs_all_that_is_accepted_in_shards_of_an_hour_at_most() -> None:
     parsers = {"test_upstream": argparse.ArgumentParser(), "lab": argparse.ArgumentParser()}
     all_verb.configure(parsers["test_upstream"])
     tests_verb.configure(parsers["lab"])
-    nightly: set[Path] = set()
+    nightly: set[tuple[str, str]] = set()
     tabled: set[tuple[str, str]] = set()
     for row in gate_table().row.values():
         words = shlex.split(row.arguments)
@@ -50,14 +50,16 @@ def test_nightly_runs_all_that_is_recorded_in_shards_of_an_hour_at_most() -> Non
         soc = selection_of(args, {}).soc
         tabled.update((suite, soc) for suite in args.suites if suite in TABLED)
         for suite in set(args.suites) - {*TABLED}:
-            path = record_path(suite, "wheels", soc)
-            tests = load_record(suite, "wheels", "", path).tests
+            tests = load_tests(suite, "wheels", soc).tests
             assert tests and all(map(chosen, tests))
-            seconds += sum(test.seconds for test in tests.values())
-            nightly.add(path)
+            seconds += sum(test.cost[0] for test in tests.values() if test.cost)
+            nightly.add((suite, soc))
         assert seconds * SLOWER / CORES / row.shards <= 60 * 60, row
-    recorded = set((MANIFESTS / "upstream").glob("*/wheels-*.json"))
-    assert nightly == recorded - {record_path("delegate", "wheels", "SM8650")}
+    suites = [path.parent.name for path in (MANIFESTS / "upstream").glob("*/accepted-wheels.json")]
+    measured = {
+        (suite, soc) for suite in suites for soc in load_socs() if load_tests(suite, "wheels", soc).measured
+    }
+    assert nightly == measured - {("delegate", "SM8650")}
     chips = {(suite, soc) for suite in ("values", "chains") for soc in shipped().measured}
     assert tabled == {*chips, ("operators", "SM8650")}
 

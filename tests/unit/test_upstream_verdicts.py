@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from ci.lanes.upstream import worker
+from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests
 from ci.lanes.upstream.adapters import UpstreamComparison, part
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import (
-    ExpectedTests,
-    Ledger,
-    RecordedTest,
-    SuiteRecord,
-    load_ledger,
-    load_record,
-)
-from ci.lanes.upstream.suite import SUITES, SuiteKeyContext
-from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.suite import SuiteKeyContext, upstream_suites
+from ci.lanes.upstream.verdict import Part, UpstreamVerdict, reasons_of
 from ci.lanes.upstream.worker import part_of_report, verdict_of
 from ci.suite.runner import Runner
 from ci.trouble import InTrouble
@@ -29,6 +22,10 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import EXACT_DB
+
+
+def accepted(tests: dict[str, AcceptedTest], suite: str = "rework-op") -> AcceptedTests:
+    return AcceptedTests(suite, "wheels", "SM8650", tests, names=frozenset(tests))
 
 
 def report(*, passed: bool = True, text: str = "") -> Any:
@@ -80,8 +77,8 @@ def test_of_a_tree_of_another_release_the_tests_own_verdicts_count(
     tmp_path: Path, outcomes: list[str], rules: list[str], errors: int
 ) -> None:
     """Its list of tests is its own, and so are their inputs. A suite of which nothing runs is not green."""
-    gone = ExpectedTests(test="gone", outcome="failed", cause="a person wrote why")
-    judge = Judge(Ledger("delegate", "wheels", (gone,)), "SM8650", tmp_path, of_another_release=True)
+    gone = {"gone": AcceptedTest(outcome="failed")}
+    judge = Judge(accepted(gone, suite="delegate"), tmp_path, of_another_release=True)
     stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
     judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason") for outcome in outcomes])
     assert ([finding.rule for finding in stage.findings], judge.gone(["t"])) == (rules, [])
@@ -108,10 +105,10 @@ def test_the_wheels_tests_do_not_stand_for_those_that_a_tree_has_no_more(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     for root in reversed(roots):
         with pytest.raises(EnvironmentLacking):
-            SUITES["passes"].place()
-        (file := root / SUITES["passes"].path).parent.mkdir(parents=True)
+            upstream_suites()["passes"].place()
+        (file := root / upstream_suites()["passes"].path).parent.mkdir(parents=True)
         file.touch()
-    assert SUITES["passes"].place() == file
+    assert upstream_suites()["passes"].place() == file
 
 
 @pytest.mark.parametrize(
@@ -161,18 +158,13 @@ DIES = "lowering: AssertionError: Failed to generate Qnn context binary: the com
 
 
 def died(*errors: str) -> UpstreamVerdict:
-    return UpstreamVerdict(
-        "t", "dies", errors[0], parts=tuple(RecordedPart("dies", error=error) for error in errors)
-    )
+    return UpstreamVerdict("t", "dies", errors[0], parts=tuple(Part("dies", error=error) for error in errors))
 
 
 def judged(tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict) -> tuple[Judge, StageRun]:
-    """A verdict held to the record of an earlier one."""
-    entry = ExpectedTests(test="t", outcome=before.outcome, cause="a person wrote why")  # type: ignore[arg-type]
-    path = tmp_path / "wheels-SM8650.json"
-    path.write_text(SuiteRecord().with_verdicts([before], "x").as_json(), encoding="utf-8")
-    record = load_record("rework-op", "wheels", "SM8650", path)
-    judge = Judge(Ledger("rework-op", "wheels", (entry,)), "SM8650", tmp_path, record)
+    """A verdict held to an accepted one."""
+    outcome: Any = before.outcome
+    judge = Judge(accepted({"t": AcceptedTest(outcome=outcome, reasons=reasons_of(before))}), tmp_path)
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
     judge.findings(stage, [now])
     return judge, stage
@@ -208,10 +200,10 @@ def judged(tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict) -> tup
         ),
         (
             UpstreamVerdict(
-                "t", "bad_test", parts=(RecordedPart("bad_test", error="compared nothing: its SQNR is nan"),)
+                "t", "bad_test", parts=(Part("bad_test", error="compared nothing: its SQNR is nan"),)
             ),
             UpstreamVerdict(
-                "t", "bad_test", parts=(RecordedPart("bad_test", error="RuntimeError: padding is too large"),)
+                "t", "bad_test", parts=(Part("bad_test", error="RuntimeError: padding is too large"),)
             ),
             ("compared nothing", "padding is too large"),
         ),
@@ -278,8 +270,7 @@ def test_a_reason_that_is_gone_is_no_surprise(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_pass_is_counted_as_one_and_is_an_error(tmp_path: Path) -> None:
-    entry = ExpectedTests(test="t", outcome="wrong", cause="its outputs are wrong")
-    judge = Judge(Ledger("rework-op", "wheels", (entry,)), "SM8650", tmp_path)
+    judge = Judge(accepted({"t": AcceptedTest(outcome="wrong")}), tmp_path)
     counts = judge.counts([UpstreamVerdict("t", "passed")])
     assert (counts["passed"], counts["unexpected_passes"], counts["failed"]) == (1, 1, 0)
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
@@ -291,16 +282,14 @@ def test_an_unexpected_pass_is_counted_as_one_and_is_an_error(tmp_path: Path) ->
 def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
     tmp_path: Path, outcome: str, surprise: bool
 ) -> None:
-    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", by_chance=True)
-    path = tmp_path / "wheels.toml"
-    path.write_text(Ledger("values", "wheels", (entry,)).as_toml(), encoding="utf-8")
-    book = load_ledger("values", "wheels", path)
-    judge = Judge(book, "SM8650", tmp_path, SuiteRecord("x", {"t": RecordedTest(1, 1)}))
-    verdict = UpstreamVerdict("t", outcome)
+    known = {"t": AcceptedTest(outcome="wrong", by_chance=True, cost=(1.0, 1))}
+    judge = Judge(accepted(known), tmp_path)
+    verdict = UpstreamVerdict("t", outcome, cached=True)
     assert judge.is_surprise(verdict) == surprise
     assert judge.counts([verdict])["failed"] == surprise
     if not surprise:
-        assert book.updated([verdict], {"t": "?"}, "SM8650") == book
+        (values,) = judge.accepted.changes([verdict], {}, "x")["t"].values()
+        assert values == {"outcome": "wrong", "by_chance": True, "cost": [1.0, 1]}
 
 
 def findings_of(judge: Judge, verdict: UpstreamVerdict) -> dict[str, Severity]:
@@ -310,8 +299,7 @@ def findings_of(judge: Judge, verdict: UpstreamVerdict) -> dict[str, Severity]:
 
 
 def test_a_test_that_ends_by_chance_is_a_note_when_it_fails(tmp_path: Path) -> None:
-    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", by_chance=True)
-    judge = Judge(Ledger("values", "wheels", (entry,)), "SM8650", tmp_path)
+    judge = Judge(accepted({"t": AcceptedTest(outcome="wrong", by_chance=True)}), tmp_path)
     assert findings_of(judge, UpstreamVerdict("t", "passed")) == {}
     assert findings_of(judge, UpstreamVerdict("t", "wrong")) == {"upstream-known-failure": Severity.NOTE}
 
@@ -319,20 +307,20 @@ def test_a_test_that_ends_by_chance_is_a_note_when_it_fails(tmp_path: Path) -> N
 def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:
     """They would be bound to another architecture, and its results taken for the chip's."""
     with pytest.raises(UsageError, match="QCS8300"):
-        SUITES["rework-op"].check("QCS8300")
+        upstream_suites()["rework-op"].check("QCS8300")
 
 
 def test_a_failed_test_shows_what_it_asserted(tmp_path: Path) -> None:
     error = "AssertionError: Tensor-likes are not close!\n\nGreatest difference: 3.1"
     verdict = UpstreamVerdict("t", "failed", "Greatest difference: 3.1", (("", error),))
     stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
-    Judge(Ledger("delegate", "wheels"), "SM8650", tmp_path).findings(stage, [verdict])
+    Judge(accepted({}, suite="delegate"), tmp_path).findings(stage, [verdict])
     assert ["Tensor-likes are not close!" in finding.message for finding in stage.findings] == [True]
 
 
 @pytest.mark.parametrize("outcome", ["absent", "not_run"])
 def test_what_did_not_run_is_not_told_to_be_typed_again_as_it_was(tmp_path: Path, outcome: str) -> None:
     stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
-    judge = Judge(Ledger("delegate", "wheels"), "SM8650", tmp_path)
+    judge = Judge(accepted({}, suite="delegate"), tmp_path)
     judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason")])
     assert [finding.fix != judge.again(stage, "t") for finding in stage.findings] == [True]

@@ -376,6 +376,7 @@ def test_no_installer_s_own_cache_travels_between_runs() -> None:
         "${{ steps.place.outputs.store }}",
         "${{ runner.temp }}/qnn-ci-wheels",
         "${{ env.QNN_CI_STORE }}/cache/results",
+        "before",
     }
 
 

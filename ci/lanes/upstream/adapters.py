@@ -9,12 +9,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ci.lanes.upstream.verdict import Part
 from ci.operators.table import EXACT
 from ci.suite.accuracy import Pair, Unusable, least_sqnr_db
 from ci.suite.lost_parts import WRONG_DB
@@ -202,14 +203,8 @@ def least_of(figures: Iterable[float]) -> float | None:
 def part(
     result: str, sqnr_db: float | None = None, cpu: Iterable[str] = (), error: str = "", name: str = ""
 ) -> dict[str, Any]:
-    """A part of a test, as JSON (ci.lanes.upstream.ledger.Part)."""
-    return {
-        "result": result,
-        "sqnr_db": rounded(sqnr_db),
-        "cpu": list(cpu),
-        "error": ADDRESS.sub("0x…", error),
-        "name": name,
-    }
+    """A `Part` of a test, as JSON."""
+    return asdict(Part(result, rounded(sqnr_db), tuple(cpu), name, ADDRESS.sub("0x…", error)))
 
 
 def rounded(figure: float | None) -> float | None:

@@ -16,9 +16,9 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from ci.lanes.upstream.suite import SUITES
+    from ci.lanes.upstream.suite import upstream_suites
 
-    names = [f"{name} ({suite.holds})" for name, suite in SUITES.items()]
+    names = [f"{name} ({suite.summary})" for name, suite in upstream_suites().items()]
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help=f"one or more of {'; '.join(names)} [all of them]"
     )
@@ -27,14 +27,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.upstream.stage import run_suites
-    from ci.lanes.upstream.suite import SUITES
+    from ci.lanes.upstream.suite import upstream_suites
     from provisioning.base.errors import UnknownName
     from provisioning.base.stage_run import StageRun
 
+    known = upstream_suites()
     for name in args.suites:
-        if name not in SUITES:
-            raise UnknownName(f"{name} is no suite", name, SUITES)
-    suites = [SUITES[name] for name in dict.fromkeys(args.suites or SUITES)]
+        if name not in known:
+            raise UnknownName(f"{name} is no suite", name, known)
+    suites = [known[name] for name in dict.fromkeys(args.suites or known)]
     options = options_of(args)
     stage = StageRun.as_typed(suites[0].stage, options.selection.profile, options.selection.target)
     return run_suites(stage, suites, options, os.environ)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ci.child import WARM
 from ci.jobs import Job, default_slots
+from ci.lanes.upstream.accepted import AcceptedTests, load_tests
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import Ledger, SuiteRecord, load_ledger, load_record
 from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
 from ci.results import CachedResults, surroundings, toolkit_of
@@ -28,8 +28,8 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 from provisioning.environment import resolve
 
-JudgedBy = Callable[[Ledger, str, Path, SuiteRecord], Judge]
-"""What judges a suite on a chip, by its ledger and record; the path is that of its logs."""
+JudgedBy = Callable[[AcceptedTests, Path], Judge]
+"""What judges a suite on a chip; the path is that of its logs."""
 
 START_SECONDS = 15.0
 """A process's start. Less work than this is not shared."""
@@ -99,18 +99,17 @@ def make_plan(
     slots = work.jobs or default_slots()
     environment = worker_environment(qnn_environment, environ, runner.path, slots)
     logs = Path(selection.reports, suite.folder).absolute()
-    record = load_record(suite.name, selection.profile, selection.soc)
+    accepted = load_tests(suite.name, selection.profile, selection.soc)
     on = machinery(suite, qnn_environment, environment, runner, selection.store)
-    judge = judged_by(load_ledger(suite.name, selection.profile), selection.soc, logs, record)
-    if on.is_of_another_release(record.measured):
-        judge = replace(judge, record=SuiteRecord(), of_another_release=True)
+    judge = judged_by(accepted, logs)
+    if on.is_of_another_release(accepted.measured):
+        judge = replace(judge, of_another_release=True)
         if options.accept:
             raise UsageError(
                 f"--accept: the tests are those of executorch {on.versions['executorch']}, and what is"
-                f" recorded of {suite.name} is of {record.measured}",
+                f" accepted of {suite.name} is of {accepted.measured}",
                 fix="unset EXECUTORCH_ROOT, or leave out --accept",
             )
-    usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
     home = Home(
         {**environment, WARM: "" if to_list_alone else "1"},
         logs,
@@ -128,7 +127,7 @@ def make_plan(
         machinery=on,
         template=Template(home),
         judge=judge,
-        costs={**usual.tests, **record.tests},
+        usual=load_tests(suite.name, DEFAULT_PROFILE, DEFAULT_SOC),
         slots=slots,
     )
 
@@ -167,7 +166,10 @@ def list_tests(plan: UpstreamPlan, *, alone: bool) -> list[str]:
     template, store = plan.template, plan.selection.store
     results = CachedResults(store, "lists of tests")
     toolkit = toolkit_of(template.home, store, template)
-    key = {**surroundings(store, template.home.environment, toolkit), "suite": plan.suite.name}
+    key = {
+        **surroundings(store, template.home.environment, toolkit),
+        "suite": plan.suite.model_dump(mode="json"),
+    }
     key |= plan.machinery.key(results)
     cached = results.find(key)
     if cached is None:

@@ -47,7 +47,7 @@ def add_tests(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first unexpected result")
     switch(how, "--resume", "continue an interrupted run")
     switch(how, "--keep", "keep the files of tests that pass too")
-    add_accept(how, "outcomes and lengths, in the ledgers of manifests/upstream")
+    add_accept(how, "outcomes and lengths, in manifests/upstream")
 
 
 def options_of(args: argparse.Namespace) -> UpstreamOptions:

@@ -1,31 +1,19 @@
-"""Compare verdicts with the ledger: findings, counts, and the ledger that would expect these verdicts."""
+"""Compare verdicts with what is accepted: findings, counts, and what `--accept` writes."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.diagnose.explain import Explanation, nearest
-from ci.lanes.upstream.ledger import (
-    NOT_RUN,
-    UNKNOWN,
-    Ledger,
-    SuiteRecord,
-    ledger_path,
-    load_ledger,
-    load_record,
-    locked,
-    record_path,
-)
+from ci.lanes.upstream.accepted import NOT_RUN, AcceptedTests, load_tests, write
 from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
 from ci.outcome import tail
 from ci.suite.reason import words_of
 from ci.trouble import MACHINE
 from provisioning.base.commands import Fix, session
-from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 from provisioning.base.stage_run import StageRun
@@ -45,23 +33,17 @@ def rules_of(stage: StageRun) -> str:
 class Judge:
     """What is expected of tests on one chip."""
 
-    ledger: Ledger
-    soc: str
+    accepted: AcceptedTests
     logs: Path
-    record: SuiteRecord = field(default_factory=SuiteRecord)
     of_another_release: bool = False
-    """Whether the tests are those of a tree of another release: nothing that was recorded is about them."""
+    """Whether the tests are those of a tree of another release, with other costs and reasons."""
 
-    @property
-    def compared(self) -> bool:
-        return bool(self.record.tests)
-
-    def unrecorded(self, tests: Collection[str]) -> int:
+    def unmeasured(self, tests: Collection[str]) -> int:
         """How many have nothing that they could be compared with."""
-        return len(set(tests) - self.record.tests.keys())
+        return len(set(tests) - self.accepted.tests.keys())
 
     def expected(self, test: str) -> str:
-        return self.ledger.outcome(test, self.soc)
+        return self.accepted.of(test).outcome
 
     def is_surprise(self, verdict: UpstreamVerdict) -> bool:
         if self.passes_by_chance(verdict) or (self.of_another_release and verdict.outcome in GOOD_OR_NOT_RUN):
@@ -71,34 +53,33 @@ class Judge:
         )
 
     def changes(self, verdict: UpstreamVerdict) -> list[tuple[str, bool]]:
-        """Reasons that were others when they were recorded, and whether that is worse. A reason that is gone
+        """Reasons that were others when they were accepted, and whether that is worse. A reason that is gone
         makes nothing worse."""
-        if self.ends_by_chance(verdict.test):
+        if self.ends_by_chance(verdict.test) or self.of_another_release:
             return []
-        old, new = self.record.tests.get(verdict.test, UNKNOWN).reasons, reasons_of(verdict)
+        old, new = self.accepted.of(verdict.test).reasons, reasons_of(verdict)
         before, now = set(map(words_of, old)), set(map(words_of, new))
         if not before or not now or before == now:
             return []
-        text = f"the reason was `{'; '.join(old)}` when it was recorded, and is `{'; '.join(new)}`"
+        text = f"the reason was `{'; '.join(old)}` when it was accepted, and is `{'; '.join(new)}`"
         return [(text, not now < before)]
 
     def passes_by_chance(self, verdict: UpstreamVerdict) -> bool:
-        """Such a pass does not replace a failure that was recorded."""
+        """Such a pass does not replace a failure that was accepted."""
         return verdict.outcome == "passed" and self.ends_by_chance(verdict.test)
 
     def ends_by_chance(self, test: str) -> bool:
-        entry = self.ledger.entry(test, self.soc)
-        return entry is not None and entry.by_chance
+        return self.accepted.of(test).by_chance
 
     def findings(self, stage: StageRun, verdicts: Iterable[UpstreamVerdict]) -> None:
-        """A note for every test that the ledger names, an error for every surprise."""
+        """A note for every test that is accepted as it fails, an error for every surprise."""
         rules, verdicts = rules_of(stage), sorted(verdicts, key=lambda row: row.test)
         if verdicts and self.of_another_release and all(row.outcome in NOT_RUN for row in verdicts):
             message = f"none of {len(verdicts)} tests ran: {verdicts[0].reason}"
             fix = self._to_run(stage, verdicts[0])
-            stage.add(f"{rules}-not-run", Severity.ERROR, self.ledger.suite, message, fix)
+            stage.add(f"{rules}-not-run", Severity.ERROR, self.accepted.suite, message, fix)
         for verdict in verdicts:
-            entry = self.ledger.entry(verdict.test, self.soc)
+            known = self.expected(verdict.test) != "passed"
             changes = self.changes(verdict)
             if self.is_surprise(verdict):
                 self._surprise(stage, verdict)
@@ -106,9 +87,9 @@ class Judge:
                 message = "; ".join(text for text, _ in changes)
                 again = self.again(stage, verdict.test, "--accept")
                 stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
-            elif (entry or self.of_another_release) and verdict.outcome != "passed":
+            elif (known or self.of_another_release) and verdict.outcome != "passed":
                 absent = verdict.outcome in NOT_RUN
-                cause = entry.cause if entry else verdict.reason
+                cause = self.accepted.cause(verdict.test) if known else verdict.reason
                 rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
                 message = f"not run: {cause}" if absent else cause
                 fix = self._to_run(stage, verdict) if absent else self.again(stage, verdict.test)
@@ -128,14 +109,13 @@ class Judge:
             rule = f"{rules_of(stage)}-changed"
             message = "; ".join(changes)
         elif verdict.outcome == "passed":
-            entry = self.ledger.entry(verdict.test, self.soc)
-            message = f"passes, and the ledger has it as {expected}: {entry.cause if entry else ''}"
+            message = f"passes, and is accepted as {expected}: {self.accepted.cause(verdict.test)}"
             fix = self.again(stage, verdict.test, "--accept")
         elif verdict.outcome in NOT_RUN:
             message = f"was not run: {verdict.reason}"
             fix = self._to_run(stage, verdict)
         elif expected != "passed":
-            message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {reason}"
+            message = f"is {verdict.outcome} now, and is accepted as {expected}: {reason}"
             fix = self.again(stage, verdict.test, "--accept")
         elif known := self._explanation(verdict):
             message, fix = f"{reason}. {known}", known.fix
@@ -147,9 +127,8 @@ class Judge:
             stage.artifacts.append(Artifact.of("log", log))
 
     def gone(self, tests: Collection[str]) -> list[str]:
-        """What the ledger or the record names and the suite no longer has."""
-        named = {row.test for row in self.ledger.expected} | {*self.record.tests}
-        return [] if self.of_another_release else sorted(named.difference(tests))
+        """What is accepted and the suite no longer has."""
+        return [] if self.of_another_release else sorted(self.accepted.names.difference(tests))
 
     def _to_run(self, stage: StageRun, verdict: UpstreamVerdict) -> Fix:
         """Typed as it was, a test that did not run does not run again."""
@@ -163,12 +142,12 @@ class Judge:
         return self.command(stage, "-k", test.rpartition(".")[2], *flags)
 
     def command(self, stage: StageRun, *flags: str) -> Fix:
-        words = [] if stage.stage == "test_delegate" else [self.ledger.suite]
+        words = [] if stage.stage == "test_delegate" else [self.accepted.suite]
         words += flags
-        if self.ledger.profile != DEFAULT_PROFILE:
-            words += ["--profile", self.ledger.profile]
-        if self.soc != DEFAULT_SOC:
-            words += ["--soc", self.soc]
+        if self.accepted.profile != DEFAULT_PROFILE:
+            words += ["--profile", self.accepted.profile]
+        if self.accepted.soc != DEFAULT_SOC:
+            words += ["--soc", self.accepted.soc]
         return session(stage.stage, *words)
 
     def _explanation(self, verdict: UpstreamVerdict) -> Explanation | None:
@@ -191,28 +170,22 @@ class Judge:
         return total
 
     def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], measured: str) -> Judge:
-        """Write the ledger and the record that expect these verdicts. Tests that did not run keep theirs, and
-        tests that the suite no longer has are removed."""
-        verdicts = list(verdicts)
-        causes = {verdict.test: self._cause(verdict) for verdict in verdicts if verdict.outcome != "passed"}
-        suite, profile, known = self.ledger.suite, self.ledger.profile, set(tests)
-        with locked():
-            # Another run may have written since this one read them.
-            ledger, record = load_ledger(suite, profile), load_record(suite, profile, self.soc)
-            now = replace(self, ledger=ledger, record=record)
-            stale = {verdict.test for verdict in verdicts if now.changes(verdict)}
-            ledger = ledger.updated(verdicts, causes, self.soc, stale).only(known)
-            record = record.with_verdicts(verdicts, measured).only(known)
-            for path, text in (
-                (ledger_path(suite, profile), ledger.as_toml()),
-                (record_path(suite, profile, self.soc), record.as_json()),
-            ):
-                replace_text(path, text)
-                sys.stderr.write(f"wrote {path}\n")
-        return replace(self, ledger=ledger, record=record)
+        """Accept these verdicts. Other tests keep what they have, and those that the suite no longer has are
+        removed."""
+        verdicts, accepted = list(verdicts), self.accepted
+        causes = {verdict.test: self._cause(verdict) for verdict in verdicts if self._needs_cause(verdict)}
+        write(accepted.suite, accepted.profile, accepted.changes(verdicts, causes, measured), tests)
+        return replace(self, accepted=load_tests(accepted.suite, accepted.profile, accepted.soc))
+
+    def _needs_cause(self, verdict: UpstreamVerdict) -> bool:
+        """A cause that is still right stays, as a person may have written it."""
+        if verdict.outcome == "passed":
+            return False
+        known = (verdict.test, verdict.outcome) in self.accepted.causes
+        return not known or bool(self.changes(verdict))
 
     def _cause(self, verdict: UpstreamVerdict) -> str:
-        """Equal for equal failures, so that the ledger names them together; figures are in the record."""
+        """Equal for equal failures, so that a person finds them together."""
         if verdict.outcome == "wrong" and verdict.problems:
             return "its outputs differ from those of the reference model"
         if CRASHES in verdict.reason:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ci.jobs import Job
+from ci.lanes.upstream.accepted import GONE, AcceptedTests
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import GONE, UNKNOWN, RecordedTest
 from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
-from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Result, WorkerDied
 from ci.progress import Line
@@ -19,6 +19,9 @@ from ci.results import CachedResults, Key
 from ci.suite.cached_steps import CachedStep
 from ci.suite.stage import WorkPlan
 from ci.work import Home, Template
+
+UNKNOWN_COST = (5.0, 900)
+"""Seconds and megabytes of a test that was never measured."""
 
 RUNNER_MEMORY = 256 << 20
 """Memory beside the worker's own."""
@@ -33,13 +36,18 @@ class UpstreamPlan(WorkPlan[Job]):
     template: Template
     """Of the processes that run them; it has collected them."""
     judge: Judge
-    costs: Mapping[str, RecordedTest]
+    usual: AcceptedTests
+    """What tests cost on the default chip, for those that were not measured on this one."""
     slots: int
     tests: tuple[str, ...] = ()
 
     def job(self, test: str) -> Job:
-        cost = self.costs.get(test, UNKNOWN)
-        return Job(test, cost.seconds, (cost.megabytes << 20) + RUNNER_MEMORY)
+        seconds, megabytes = self.cost(test) or UNKNOWN_COST
+        return Job(test, seconds, (megabytes << 20) + RUNNER_MEMORY)
+
+    def cost(self, test: str) -> tuple[float, int] | None:
+        """None if it was never measured, on this chip or the default one."""
+        return self.judge.accepted.of(test).cost or self.usual.of(test).cost
 
 
 QUIET = ("passed", "bad_test", "absent", "not_run", "expected_failure")
@@ -71,7 +79,9 @@ class RunTest(CachedStep[Job]):
         return self.plan.template.home
 
     def key(self, program: Job, results: CachedResults) -> Key:
-        return {"test": program.name, **self.plan.machinery.key(results)}
+        # The row of its suite says how a test is set up, and is in no module.
+        suite = self.plan.suite.model_dump(mode="json", exclude={"command"})
+        return {"test": program.name, "suite": suite, **self.plan.machinery.key(results)}
 
     def cost(self, program: Job) -> Job:
         return program
@@ -80,7 +90,7 @@ class RunTest(CachedStep[Job]):
         return {"test": program.name, "keep": self.plan.work.keep}
 
     def left(self, program: Job, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
-        """The ledger decides whether a crash is expected, as of any other result."""
+        """Whether a crash is expected is judged as of any other result."""
         log = self.log(program)
         if gone.trouble(log) or not gone.is_own_crash:
             return None
@@ -90,7 +100,7 @@ class RunTest(CachedStep[Job]):
             "outcome": "crash",
             "reason": message,
             "problems": [{"where": "", "what": message}],
-            "parts": [asdict(RecordedPart("crash"))],
+            "parts": [asdict(Part("crash"))],
             "seconds": 0.0,
             "cpu_seconds": 0.0,
             "peak": 0,
@@ -125,18 +135,11 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
             kind,
             failure.message,
             (("", failure.message),),
-            parts=(RecordedPart(kind),),
+            parts=(Part(kind),),
             seconds=result.seconds,
             fix=(failure.fix or "run it again") if of_machine else "",
         )
     problems = tuple((problem["where"], problem["what"]) for problem in result.facts["problems"])
-    parts = tuple(map(_part, result.facts["parts"]))
+    parts = tuple(Part(**{**part, "cpu": tuple(part["cpu"])}) for part in result.facts["parts"])
     facts = {**result.facts, "problems": problems, "parts": parts}
     return UpstreamVerdict(**facts, cached=result.cached)
-
-
-def _part(fields: Mapping[str, Any]) -> RecordedPart:
-    values: dict[str, Any] = {
-        name: tuple(field) if isinstance(field, list) else field for name, field in fields.items()
-    }
-    return RecordedPart(**{**values, "draws": tuple(Draw(*draw) for draw in fields.get("draws", ()))})

@@ -1,4 +1,4 @@
-"""The stage: choose tests, take remembered verdicts, run the other tests, compare with the ledger."""
+"""The stage: choose tests, look up cached verdicts, run the other tests, compare with what is accepted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_suites(
 
 def _close(stage: StageRun, plan: UpstreamPlan, options: UpstreamOptions, verdicts: Verdicts) -> Judge:
     judge = plan.judge
-    # What a suite without tests has lost stays recorded, and is an error.
+    # What a suite without tests has lost stays accepted, and is an error.
     if plan.tests and options.accept:
         expected = [verdict for verdict in verdicts.values() if not verdict.fix]
         judge = judge.updated(expected, plan.tests, plan.machinery.measured_with())
@@ -84,8 +84,8 @@ def _check(suites: Sequence[UpstreamSuite], options: UpstreamOptions) -> None:
         parse_shard(shard)
         if options.accept:
             raise UsageError(
-                "--accept with --shard: shards have equal lengths, and --accept changes the recorded ones, so"
-                " that tests would be in no shard",
+                "--accept with --shard: shards have equal lengths, which --accept changes, so that some tests"
+                " would be in no shard",
                 fix=Fix("{}, whose parts stay the same", ("--sample", str(shard))),
             )
 
@@ -96,12 +96,12 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
     rules, suite = rules_of(stage), plan.suite.name
     gone = judge.gone(plan.tests)
     if gone and not plan.tests:
-        # An update would not help: it keeps what is recorded.
+        # An update would not help: what is accepted would stay.
         message = (
             f"{place} has {len(gone)} tests, and executorch {version} has none: it moved or renamed them"
         )
         command = judge.command(stage, "--list")
-        fix: str = Fix("find them, and correct the suite in ci/lanes/upstream/suite.py; {}", command)
+        fix: str = Fix("find them, and correct the suite in manifests/upstream/suites.toml; {}", command)
         stage.add(f"{rules}-gone", Severity.ERROR, suite, message, fix)
         gone = []
     for test in gone:
@@ -111,13 +111,13 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
     if judge.of_another_release:
         fix = "unset EXECUTORCH_ROOT to compare the release"
         message = (
-            f"the tests are those of executorch {version}: their own verdicts count, and what is recorded of"
-            " the profile's release (what they cost, and why they fail) is not compared"
+            f"the tests are those of executorch {version}: their own verdicts count, and why those of the"
+            " profile's release fail is not compared"
         )
         stage.add(f"{rules}-no-record", Severity.NOTE, suite, message, fix)
-    elif judge.compared and (unrecorded := judge.unrecorded(verdicts)):
-        where = "why they fail is not compared"
-        message = f"{unrecorded} tests have no record on {judge.soc}: {where}"
+    elif unmeasured := judge.unmeasured(verdicts):
+        soc = judge.accepted.soc
+        message = f"{unmeasured} tests were never measured on {soc}: failures of other chips are errors here"
         stage.add(f"{rules}-no-record", Severity.NOTE, suite, message, judge.command(stage, "--accept"))
     if missing := len(plan.programs) - len(verdicts):
         message = f"{missing} tests were not reached, because --fail-fast stopped at a surprise"
@@ -133,13 +133,12 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
     for name, count in counts.items():
         before = stage.metrics.get(name, 0)
         stage.metrics[name] = count + before if isinstance(before, int | float) else count
-    stage.metrics |= {"workers": plan.slots, "soc": judge.soc, **plan.machinery.as_metrics()}
+    stage.metrics |= {"workers": plan.slots, "soc": judge.accepted.soc, **plan.machinery.as_metrics()}
     stage.metrics["tests"] = str(plan.suite.place())
 
 
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
-    # What a suite without tests has lost stays recorded.
-    _announce(plan, has_record=(bool(plan.tests) and options.accept) or plan.judge.compared)
+    _announce(plan)
     step = RunTest(plan, options.resume, options.fail_fast)
     results = run_cached_tasks(step, plan.programs, plan.template)
     # Once more: a kill from outside says nothing about a test.
@@ -152,23 +151,17 @@ def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
 
 def _print_list(plan: UpstreamPlan) -> None:
     for job in plan.programs:
-        entry = plan.judge.ledger.entry(job.name, plan.judge.soc)
-        length = f"{job.seconds:7.1f} s" if job.name in plan.costs else "        ?"
-        print(f"{length}  {job.name}" + (f"  [{entry.outcome}]" if entry else ""))
+        expected = plan.judge.expected(job.name)
+        length = f"{job.seconds:7.1f} s" if plan.cost(job.name) else "        ?"
+        print(f"{length}  {job.name}" + (f"  [{expected}]" if expected != "passed" else ""))
     seconds = sum(job.seconds for job in plan.programs)
     print(f"{len(plan.programs)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
 
 
-def _announce(plan: UpstreamPlan, *, has_record: bool) -> None:
+def _announce(plan: UpstreamPlan) -> None:
     on = plan.machinery
     absent = f"; stand-ins for {', '.join(on.absent)}" if on.absent else ""
     sys.stderr.write(
-        f"executorch {on.versions['executorch']}, QNN {on.build_id}, {plan.judge.soc}, "
-        f"{plan.slots} workers{absent}\n"
+        f"executorch {on.versions['executorch']}, QNN {on.build_id}, {plan.judge.accepted.soc},"
+        f" {plan.slots} workers{absent}\n"
     )
-    judge = plan.judge
-    if not has_record and not judge.of_another_release:
-        sys.stderr.write(
-            f"no record of {plan.suite.name} for {judge.soc}: failures that are known on other chips are"
-            " errors; run with --accept first\n"
-        )

@@ -6,12 +6,17 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from ci.jobs import default_slots
 from provisioning.base.commands import Fix
+from provisioning.base.documents import Model, distinct, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.settings import MANIFESTS
 
 if TYPE_CHECKING:
     from ci.results import CachedResults
@@ -19,25 +24,22 @@ if TYPE_CHECKING:
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 
-ADAPTERS = "ci.lanes.upstream.adapters"
-
 PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamSuite:
+class UpstreamSuite(Model):
     """Tests of the executorch package that pytest collects."""
 
     name: str
     path: str
     """The file or folder, below the package; or in full."""
-    holds: str
+    summary: str
     """What is tested, for the list of suites."""
     command: tuple[str, ...] = ("test_upstream",)
     """What runs it; the last word is the name of its report."""
     classes: tuple[str, ...] = ()
     """Only the tests of these, or functions; of all if empty."""
-    adapter: str = f"{ADAPTERS}:DefaultAdapter"
+    adapter: str = "ci.lanes.upstream.adapters:DefaultAdapter"
     """What sets its tests up, MODULE:CLASS."""
     socs: tuple[str, ...] = ()
     """The chips that its tests know; any if empty."""
@@ -88,74 +90,15 @@ class UpstreamSuite:
         )
 
 
-_QUALCOMM = "backends/qualcomm"
-_REWORK = f"{_QUALCOMM}/tests/rework"
-_REWORK_SOCS = ("SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850")
-_DELEGATE = f"{_QUALCOMM}/tests/test_qnn_delegate.py"
+class SuiteTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    suite: Annotated[tuple[UpstreamSuite, ...], distinct("name")]
 
-SUITES = {
-    suite.name: suite
-    for suite in (
-        UpstreamSuite(
-            "delegate",
-            f"{_QUALCOMM}/tests/test_qnn_delegate_x86.py",
-            "operators, lowered and run",
-            adapter=f"{ADAPTERS}:ComparingAdapter",
-            warm_up="TestQNNFloatingPointOperator.test_qnn_backend_relu",
-        ),
-        UpstreamSuite(
-            "models",
-            _DELEGATE,
-            "models in float and quantized",
-            classes=("TestQNNFloatingPointModel", "TestQNNQuantizedModel"),
-            adapter=f"{ADAPTERS}:DelegateAdapter",
-            models=True,
-            warm_up="TestQNNFloatingPointModel.test_qnn_backend_simple_model",
-        ),
-        UpstreamSuite(
-            "utils",
-            _DELEGATE,
-            "multi-graph contexts, dumps, profiles, skipped nodes and the like",
-            classes=("TestQNNFloatingPointUtils", "TestQNNQuantizedUtils"),
-            adapter=f"{ADAPTERS}:DelegateAdapter",
-        ),
-        UpstreamSuite(
-            "rework-op",
-            f"{_REWORK}/htp/op/v68/test.py",
-            "operators, on the chip's architecture",
-            adapter=f"{ADAPTERS}:Rework",
-            socs=_REWORK_SOCS,
-            warm_up="test_relu[8a]",
-        ),
-        UpstreamSuite(
-            "rework-feature",
-            f"{_REWORK}/htp/feature/v68/test.py",
-            "options",
-            adapter=f"{ADAPTERS}:Feature",
-            socs=_REWORK_SOCS,
-        ),
-        UpstreamSuite(
-            "rework-utils",
-            f"{_REWORK}/utils/test.py",
-            "utilities",
-            adapter=f"{ADAPTERS}:Rework",
-            socs=_REWORK_SOCS,
-        ),
-        UpstreamSuite(
-            "rework-passes",
-            f"{_REWORK}/passes/test.py",
-            "graph passes, one by one",
-            adapter=f"{ADAPTERS}:Rework",
-            socs=_REWORK_SOCS,
-        ),
-        UpstreamSuite("passes", f"{_QUALCOMM}/tests/test_passes.py", "graph passes"),
-        UpstreamSuite(
-            "qat", f"{_QUALCOMM}/tests/test_conv_bn_qat.py", "training with quantized convolutions"
-        ),
-        UpstreamSuite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "side effects of imports"),
-        UpstreamSuite("genai", f"{_QUALCOMM}/genai_pipeline/tests", "the pipeline for language models"),
-    )
-}
+
+@cache
+def upstream_suites() -> Mapping[str, UpstreamSuite]:
+    table = load(MANIFESTS / "upstream" / "suites.toml", SuiteTable)
+    return {suite.name: suite for suite in table.suite}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +142,7 @@ class SuiteKeyContext:
         return f"executorch {self.versions['executorch']}, QNN {self.build_id}"
 
     def is_of_another_release(self, measured: str) -> bool:
-        """Whether this is a user's own tree, and not of the release that a record was measured with."""
+        """Whether this is a user's own tree, and not of the release that was measured."""
         release, _, commit = self.versions["executorch"].partition("+")
         same = (f"executorch {release},", f"executorch {release}+")
         return bool(commit and measured) and not measured.startswith(same)

@@ -23,13 +23,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     from ci.lanes.upstream.stage import run_suites
-    from ci.lanes.upstream.suite import SUITES
+    from ci.lanes.upstream.suite import upstream_suites
     from provisioning.base.stage_run import StageRun
 
-    suite = replace(SUITES["delegate"], command=("test_delegate",))
+    suite = upstream_suites()["delegate"].model_copy(update={"command": ("test_delegate",)})
     options = options_of(args)
     stage = StageRun.as_typed(suite.stage, options.selection.profile, options.selection.target)
     return run_suites(stage, [suite], options, os.environ)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.suite.reason import first_line
@@ -18,18 +19,8 @@ OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
 GUILTY = re.compile(rf"(?:{CRASHES}|; and of )(\S+) \(")
 
 
-class Draw(NamedTuple):
-    """What a program gave for one draw of inputs, in dB; None: shapes differ, or it is in float itself."""
-
-    sqnr_db: float | None
-    float_db: float | None = None
-    quantized_db: float | None = None
-    refused: bool = False
-    """Its test refuses it: whole numbers are others, or shapes are."""
-
-
 @dataclass(frozen=True, slots=True)
-class RecordedPart:
+class Part:
     """One model or subtest of a test: its result and its least SQNR in dB."""
 
     result: str
@@ -38,26 +29,20 @@ class RecordedPart:
     """The operators that stayed on the CPU."""
     name: str = field(default="", compare=False)
     error: str = field(default="", compare=False)
-    float_db: float | None = field(default=None, compare=False)
-    """The SQNR on HTP against the float model."""
-    quantized_db: float | None = field(default=None, compare=False)
-    """That of the quantized model on the CPU against the float model."""
-    in_float: tuple[str, ...] | None = None
-    """The operators of a quantized model that HTP computes in float; None: not measured."""
-    draws: tuple[Draw, ...] = field(default=(), compare=False)
-    """Of each draw of inputs, if it ran with several; the figures above are their medians."""
+    measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What the adapter of the suite measured beside these, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamVerdict:
-    """A test's outcome: `passed`, or a Kind."""
+    """A test's outcome, as `Outcome` names it."""
 
     test: str
     outcome: str
     reason: str = ""
     problems: tuple[tuple[str, str], ...] = ()
     """The failed subtests, or the whole test under an empty name, each with its error."""
-    parts: tuple[RecordedPart, ...] = ()
+    parts: tuple[Part, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     """CPU time of the worker and its children: other work on the machine does not affect it."""
@@ -68,9 +53,9 @@ class UpstreamVerdict:
 
 
 def reasons_of(verdict: UpstreamVerdict) -> tuple[str, ...]:
-    """Why a test fails, as recorded and compared: the operators that crash the compiler, a missing
-    module, a signal, the first line of an error. Each part of a test may have a reason of its own.
-    Wrong outputs have their figures instead."""
+    """Why a test fails, as accepted and compared: the operators that crash the compiler, a missing module, a
+    signal, the first line of an error. Each part of a test may have a reason of its own. Wrong outputs have
+    their figures instead."""
     if verdict.outcome in BY_CHANCE:
         return ()
     errors = [part.error for part in verdict.parts if part.error and part.result != "wrong"]

@@ -20,7 +20,7 @@ import pytest
 
 from ci.child import WARM, Meter, hidden
 from ci.lanes.upstream import adapters, shims
-from ci.lanes.upstream.suite import SUITES, UpstreamSuite
+from ci.lanes.upstream.suite import UpstreamSuite, upstream_suites
 from ci.suite.own_output import forget_torch
 from ci.trouble import InTrouble, of_text
 
@@ -260,7 +260,7 @@ collected: list[Tests] = []
 
 
 def prepare(suite: str, logs: str) -> None:
-    collect(SUITES[suite], logs)
+    collect(upstream_suites()[suite], logs)
 
 
 def collect(suite: UpstreamSuite, logs: str) -> None:

@@ -92,7 +92,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 
 def _models(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
-    """The models that failed first, each with its figures and what changed since the commit before."""
+    """The models that failed first, each with its figures."""
     passed = models_in(reports)
     rows: dict[str, list[Mapping[str, Metric]]] = {name: [] for name in passed}
     for report in reports:
@@ -102,14 +102,13 @@ def _models(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
                 rows[name] += [row] if isinstance(row, dict) else []
     if not rows:
         return
-    yield "| | model | figures | changed since the last commit |", False
-    yield "| --- | --- | --- | --- |", False
+    yield "| | model | figures |", False
+    yield "| --- | --- | --- |", False
     for name in sorted(rows, key=lambda name: passed[name]):
         figures = {key: value for row in rows[name] for key, value in _numbers(row).items()}
         shown = [f"{FIGURES[key][0]} {_in_unit(key, figures[key])}" for key in FIGURES if key in figures]
-        changed = dict.fromkeys(change for row in rows[name] for change in _changes(row))
         cells = (MARKS["pass" if passed[name] else "fail"], cell(name), cell(", ".join(shown)))
-        yield f"| {' | '.join(cells)} | {cell(', '.join(changed))} |", True
+        yield f"| {' | '.join(cells)} |", True
     yield "", False
 
 
@@ -122,17 +121,6 @@ def _numbers(row: Mapping[str, Metric]) -> dict[str, float]:
         for key, value in (table.items() if isinstance(table, dict) else ())
         if key in FIGURES and isinstance(value, int | float) and abs(value) < 1e18
     }
-
-
-def _changes(row: Mapping[str, Metric]) -> Iterator[str]:
-    history = row.get("history")
-    entries = [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
-    if len(entries) < 2:
-        return
-    before, now = map(_numbers, entries[-2:])
-    for key, (title, _) in FIGURES.items():
-        if key in before and key in now and before[key] != now[key]:
-            yield f"{title} {_in_unit(key, before[key])} → {_in_unit(key, now[key])}"
 
 
 def _in_unit(key: str, value: float) -> str:
