@@ -4,6 +4,7 @@ reported."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,16 @@ def test_its_programs_are_cached_and_judged_and_those_that_fail_are_done_again(t
     assert (finding.rule, finding.fix) == ("toy-refused", "make it narrower")
     code, rows = toys(tmp_path)
     assert code == 1 and [row["cached"] for row in rows.values()] == [True, True, True, False]
+
+
+def test_work_ends_when_the_time_for_all_of_it_does(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    more = {"goes wrong": "hangs", "count": str(tmp_path / "count")}
+    work = WorkOptions(jobs=1, until=begun + 2)
+    assert toys(tmp_path, work=work, more=more, words=GOOD)[0] != 0
+    assert time.monotonic() < begun + 20
+    findings = Report.read(tmp_path / "reports/test_toy.json").findings
+    assert len(findings) == 3 and all("no result after" in finding.message for finding in findings)
 
 
 def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
