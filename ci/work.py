@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import io
 import json
+import math
 import os
 import resource
 import select
@@ -46,6 +47,9 @@ GRACE_SECONDS = 30.0
 
 START_SECONDS = 300.0
 """For importing torch and executorch on a busy machine."""
+
+OVERALL = "the end of the time for all of it"
+"""In place of a flag, where `until` ended a task."""
 
 UMASK = 0o022
 UNFORESEEN = 70
@@ -86,6 +90,13 @@ class ChildTask:
     cost: Job | None = None
     export: str = ""
     """The name of the export that it needs."""
+    until: float = math.inf
+    """A time of time.monotonic() at which it ends, if that is before its own limit."""
+
+    def limited(self) -> ChildTask:
+        """With the time that it has if it begins now."""
+        left = self.until - time.monotonic()
+        return self if left >= self.timeout else replace(self, timeout=max(0.0, round(left, 1)), flag=OVERALL)
 
 
 Outcome = dict[str, Any] | WorkerDied | Refused
@@ -321,6 +332,7 @@ class Orders:
 
     def start(self, task: ChildTask, cores: set[int], *, holds: bool = False) -> Running:
         """With `holds`, the process of the task stays after its reply, for tasks that are forks of it."""
+        task = task.limited()
         # Made here, because a guard that is killed cannot remove it.
         temporary = tempfile.mkdtemp(prefix="qnn-ci-")
         try:
@@ -532,7 +544,9 @@ class Running:
     def _late(self, used: float) -> WorkerDied:
         limit = self.task.timeout
         return WorkerDied(
-            "timeout", f"no result after {limit:g} s ({self.task.flag})", trouble=of_time(limit, used)
+            "timeout",
+            f"no result after {limit:g} s ({self.task.flag})",
+            trouble=of_time(limit, used, self.task.flag),
         )
 
 

@@ -141,7 +141,7 @@ class CachedStep(ABC, Generic[N]):
 
     def ended(self, program: N, gone: WorkerDied, log: Path) -> Failure:
         """What it says of a program whose process died."""
-        fix = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", log)
+        fix = f"give it longer with {self.flag}" if gone.kind == "timeout" else session("diagnose", log)
         return Failure(gone.kind, gone.sentence(log), fix, log)
 
 
@@ -210,7 +210,7 @@ class _StepRun(Generic[N]):
                 if export and not self._known_in_this_run(program):
                     folders = {"export_folder": str(self._folder_of_export(export.name))}
                     request = {**export.request, **folders}
-                    exports.setdefault(export.name, replace(export, request=request))
+                    exports.setdefault(export.name, replace(export, request=request, until=self._work.until))
                     tasks.append(
                         ChildTask(program.name, "", {}, 0, cost=step.cost(program), export=export.name)
                     )
@@ -379,7 +379,8 @@ class _StepRun(Generic[N]):
             raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
         cost = step.cost(program)
         request = {**asked, **folders}
-        return ChildTask(program.name, step.function, request, step.timeout, step.flag, cost, name)
+        limits = step.timeout, step.flag
+        return ChildTask(program.name, step.function, request, *limits, cost, name, self._work.until)
 
     def _folder_of_export(self, name: str) -> Path:
         """For files that all programs of an export use."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("no more")
     if goes_wrong == "full disk" and count > 3:
         raise OSError(28, "No space left on device")
+    if goes_wrong == "hangs":
+        time.sleep(60)
     width += count % 2 if goes_wrong == "another each time" else 0
     text = "x" * width
     if goes_wrong == "memory":

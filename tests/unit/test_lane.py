@@ -4,6 +4,7 @@ reported."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,6 +176,16 @@ def test_who_asks_for_known_failures_gets_them_as_long_as_their_logs_are_there(t
     (log,) = (tmp_path / "reports/toy").rglob("net99*/**/*.log")
     log.write_text("of another run")
     assert not toys(tmp_path, work=knowing)[1]["net99"]["cached"]
+
+
+def test_work_ends_when_the_time_for_all_of_it_does(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    more = {"goes wrong": "hangs", "count": str(tmp_path / "count")}
+    work = WorkOptions(jobs=1, until=begun + 2)
+    assert toys(tmp_path, work=work, more=more, words=GOOD)[0] != 0
+    assert time.monotonic() < begun + 20
+    findings = Report.read(tmp_path / "reports/test_toy.json").findings
+    assert len(findings) == 3 and all("no result after" in finding.message for finding in findings)
 
 
 def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
