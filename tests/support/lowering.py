@@ -10,7 +10,7 @@ from ci.lanes.executorch.compile import KeyContext
 from ci.lanes.executorch.records import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.models.inputs import InputsUsed
-from ci.operators.partition import CpuOperator, Part
+from ci.operators.partition import CpuOperator, GraphPart
 
 SUITE = """\
 schema = 2
@@ -35,7 +35,7 @@ BASIS = KeyContext({"build_id": "v2.49.40.260810104044", "libraries": "aa"})
 
 def compiled_as(*, delegates: int = 1, left: Sequence[CpuOperator] = (), **fields: Any) -> ChipProgram:
     """What a compile replies that left these operators on the CPU."""
-    parts = [Part(f"htp {number}", 1, {"aten.add.Tensor": 1}) for number in range(delegates)]
+    parts = [GraphPart(f"htp {number}", 1, {"aten.add.Tensor": 1}) for number in range(delegates)]
     usual: dict[str, Any] = {"used": InputsUsed(2, 32), "inputs": (), "expected": (), "reference": ()}
     return ChipProgram(left=tuple(left), partition=tuple(parts), **{**usual, **fields})
 

@@ -65,7 +65,7 @@ from ci.models.factory import (
 )
 from ci.models.model_lines import source_of
 from ci.models.user_model import BadFactory
-from ci.operators.partition import CpuOperator, Part
+from ci.operators.partition import CpuOperator, GraphPart
 from ci.operators.partition.decisions import (
     DELEGATE,
     PartitionerSpy,
@@ -662,7 +662,7 @@ def _constants_of(module: Any, sample: tuple[Tensor, ...]) -> list[str]:
 
 def _dies_of(
     workaround: Workaround,
-    parts: Sequence[Part],
+    parts: Sequence[GraphPart],
     cpu_operators: Sequence[CpuOperator],
     module: Any,
     sample: tuple[Tensor, ...],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ci.models.inputs import InputsUsed
-from ci.operators.partition import CpuOperator, Part
+from ci.operators.partition import CpuOperator, GraphPart
 from ci.outcome import Result
 from ci.plain import read
 from ci.suite.accuracy import Inferences
@@ -106,7 +106,7 @@ class ChipProgram(ModelFacts):
     """Operators whose values leave fp16."""
     kept_on_cpu: KeptOnCpu | None = None
     left: tuple[CpuOperator, ...] = ()
-    partition: tuple[Part, ...] = ()
+    partition: tuple[GraphPart, ...] = ()
     nodes: Mapping[str, Row] = field(default_factory=dict)
     """The traits of each node in a delegate (`delegated_nodes`)."""
     least: float = 0.0

@@ -18,7 +18,7 @@ class CpuOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GraphPart:
     """Operators that follow each other in the lowered graph, in one delegate or on the CPU."""
 
     where: str

@@ -20,7 +20,7 @@ from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_plain_words
 from ci.diagnose.explain import with_names_of_data_types
 from ci.models.model_lines import source_of
-from ci.operators.partition import CpuOperator, Part
+from ci.operators.partition import CpuOperator, GraphPart
 
 DELEGATE = "executorch_call_delegate"
 
@@ -184,7 +184,7 @@ def module_of(node: Any) -> str:
     return module_path(stack[-1][0]) if stack else ""
 
 
-def partition_of(program: Any, backend: str = "htp") -> list[Part]:
+def partition_of(program: Any, backend: str = "htp") -> list[GraphPart]:
     """The lowered graph as runs of operators, in order: in a delegate or on the CPU, and which operators."""
     parts: list[tuple[str, Counter[str]]] = []
     delegates = itertools.count()
@@ -197,7 +197,7 @@ def partition_of(program: Any, backend: str = "htp") -> list[Part]:
         if not parts or parts[-1][0] != "cpu":
             parts.append(("cpu", Counter()))
         parts[-1][1][operator_name(node)] += 1
-    return [Part(where, row.total(), dict(row)) for where, row in parts]
+    return [GraphPart(where, row.total(), dict(row)) for where, row in parts]
 
 
 def _operators_of(graph: Any) -> Iterator[Any]:
