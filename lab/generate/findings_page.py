@@ -131,12 +131,15 @@ def _upstream() -> Iterator[str]:
 def _suites() -> Iterator[str]:
     """Hundreds of tests are accepted as they fail, so this has their numbers."""
     suites = "[all suites](building.md#executorchs-own-tests)"
-    yield f"The same for {suites} on {DEFAULT_SOC}; each file has the causes:"
+    yield f"How many tests of {suites} do not pass on {DEFAULT_SOC}? Each name leads to the causes:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
     for suite in (*upstream_suites(), "zoo"):
         if tests := load_tests(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
             counts = Counter(row.outcome for row in tests.values() if row.outcome != "passed")
-            words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.most_common())
+            words = ", ".join(
+                f"{count} {name.replace('_', ' ')}"
+                for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            )
             place = accepted_file(suite, DEFAULT_PROFILE).relative_to(ROOT)
             yield f"| [{suite}](../{place}) | {len(tests)} | {words or 'none'} |"
     yield from ("", "In a clone, `nox -s lab -- upstream_reports` prints them as issues.", "")
