@@ -171,7 +171,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             # What is likely is said where nothing is measured.
             causes = replace(causes, losses="", known=())
         where = self.command("quantize", program.soc, "--where")
-        judged = HowJudged(program.run.kind, inputs_used(facts))
+        judged = HowJudged(program.run.kind, inputs_used(facts), bool(suspects))
         wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
         shown = shown_by_inputs(facts, program.run.precision, program.soc, plan.basis.build_id)
         warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
