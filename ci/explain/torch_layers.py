@@ -172,7 +172,8 @@ def _for_each(value: Any, count: int) -> list[int]:
 
 @each("pool-as-convolution", *AVERAGES)
 def pool_as_convolution(model: Exported, node: Node) -> NodeMatch | None:
-    """Of windows that reach over the edge. Those that move by one are right."""
+    """Of windows that reach over the edge. Those that move by one are right, unless what is padded does not
+    count."""
     given, rest, pool = shape_of(model, node.args[0]), [*node.args[2:]], callable_of(node)
     count, convolve = AVERAGES[pool]
     if len(given) != count + 2:
@@ -183,7 +184,8 @@ def pool_as_convolution(model: Exported, node: Node) -> NodeMatch | None:
     padding = _for_each(rest[1], count) if len(rest) > 1 else [0] * count
     steps = zip(shape_of(model, node)[2:], stride, kernel, given[2:], padding, strict=True)
     beyond = [(out - 1) * step + wide - old - pad for out, step, wide, old, pad in steps]
-    if max(stride) == 1 or not (any(padding) or max(beyond) > 0):
+    counts = rest[3] if len(rest) > 3 else True
+    if (max(stride) == 1 and counts) or not (any(padding) or max(beyond) > 0):
         return None
     ends = [end for pad, more in zip(padding, beyond, strict=True) for end in (max(more, 0), pad)]
     pads = ends[::-1]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ci.explain.tune import (
+from ci.explain.tune_units import (
     COSTS,
     SQNR,
     Point,

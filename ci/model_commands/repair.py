@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
-    from ci.explain.repair import repair_suites
+    from ci.explain.repair_report import repair_suites
     from ci.explain.rewriting import RewriteChoice
     from ci.suite.model_report import ModelReport, reported
     from provisioning.base.commands import Fix
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
     from ci.explain.lane import explainer
-    from ci.explain.repair import repair_model
+    from ci.explain.repair_report import repair_model
     from ci.suite.lane_model import lane_model
     from ci.suite.model_report import reported
     from ci.suite.options import Compiling

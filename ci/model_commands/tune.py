@@ -22,7 +22,7 @@ from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
     from ci.explain.lane import Explains
-    from ci.explain.tune import Goal, Tuned
+    from ci.explain.tune_units import Goal, Tuned
     from ci.suite.lane_model import LaneModel
     from ci.suite.model_report import ModelReport
     from provisioning.base.accepted import Values
@@ -166,7 +166,7 @@ def budget(text: str) -> tuple[str, float]:
 
 
 def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
-    from ci.explain.tune import SQNR, Goal
+    from ci.explain.tune_units import SQNR, Goal
     from ci.suite.metric import METRIC
 
     floors: dict[str, float] = {}
@@ -190,8 +190,8 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
 
 def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
-    from ci.explain.tune import settings_of
     from ci.explain.tune_report import as_text, document, wrong
+    from ci.explain.tune_units import settings_of
     from ci.suite.lane_model import ELSEWHERE, lane_model
     from ci.suite.output import keep_origins, require_own, writing_into
     from ci.suite.precision_file import SUFFIX, written
@@ -238,7 +238,8 @@ def tune_suites(
 ) -> int:
     """Tune each program of suites, repaired first as `repair` does it, and keep what it costs beside both
     precisions if that is accepted. Writes no precision file: the command for one does that."""
-    from ci.explain.repair import repair_of, replaced
+    from ci.explain.repair import repair_of
+    from ci.explain.repair_report import replaced
     from ci.explain.rewriting import RewriteChoice
     from ci.explain.tune_report import as_accepted, as_text, wrong
     from ci.suite.suite_file import accepted_path

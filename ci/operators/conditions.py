@@ -87,7 +87,7 @@ def resizes_aligned_to_an_even_multiple(node: Traits) -> bool:
 
 
 def pools_over_the_edge(node: Traits) -> bool:
-    """Windows that move by one are right."""
+    """Windows that move by one are right, unless what is padded does not count."""
     given, made = _sizes(node)
     count = len(_each(_argument(node, "kernel_size", ()), 1))
     kernel = _each(_argument(node, "kernel_size", ()), len(given[2:]))
@@ -97,7 +97,8 @@ def pools_over_the_edge(node: Traits) -> bool:
     padding = _each(_argument(node, "padding", 0), len(kernel))
     rows = zip(made[-len(kernel) :], stride, kernel, given[-len(kernel) :], padding, strict=True)
     beyond = any((new - 1) * step + wide - old - pad > 0 for new, step, wide, old, pad in rows)
-    return max(stride) > 1 and (any(padding) or beyond)
+    counts = _argument(node, "count_include_pad", True)
+    return (max(stride) > 1 or not counts) and (any(padding) or beyond)
 
 
 def pools_by_four(node: Traits) -> bool:

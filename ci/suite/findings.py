@@ -240,6 +240,9 @@ def accuracy_of_one_model(
     low, severity = accuracy.missed(Thresholds(), figures, judged.kind), Severity.ERROR
     if not (misses := low or below_usual(judged.kind, figures)):
         return []
+    if judged.suspected and chip_differs(misses, figures):
+        # With 8 bits right programs may be as far from the quantized model: not those with a fault.
+        low = misses
     message = accuracy_message(misses, figures, causes)
     fix = accuracy_fix(misses, figures, divergence, where, causes=causes)
     if not low:
@@ -276,6 +279,8 @@ class HowJudged:
 
     kind: str
     used: InputsUsed
+    suspected: bool = False
+    """Whether a node can have a known fault."""
 
     def provisional(self, figures: Mapping[str, float]) -> bool:
         """Whether noise may be all that is wrong: the chip computes what it was given."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,6 +247,7 @@ class TestAudit:
 FORMS = """
 import json, sys
 from pathlib import Path
+from typing import Any
 from ci.lanes.onnx import provider, steps
 from ci.child import output_to
 
@@ -401,6 +403,24 @@ def make():
 def with_inputs():
     return make(), (torch.randn(1, 3, 8, 8),)
 """
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted", "compared"),
+    [({}, {}, 8), ({"inferences": 3}, {}, 3), ({}, {"drawn": True}, 8), ({}, {"verify": False}, 0)],
+)
+def test_of_a_light_model_without_samples_eight_drawn_inputs_are_compared(
+    model: Path, tmp_path: Path, case: dict[str, Any], wanted: dict[str, Any], compared: int
+) -> None:
+    run = {"precision": "8a8w", "socs": ["SM8650"]}
+    case = {"model": str(model), **case, "run": [run]}
+    order = {"case": case, "run": run, "soc": "SM8650", "search_path": "/", "into": str(tmp_path), **wanted}
+    facts = steps.order_prepare(order)
+    samples, calibrating = (saved(tmp_path / name) for name in (steps.SAMPLES, steps.CALIBRATION))
+    assert len(samples) == compared and facts["used"]["compared"] == compared
+    # Each is another one, and none calibrates.
+    contents = [array.tobytes() for sample in (*samples, *calibrating) for array in sample.values()]
+    assert len({*contents}) == len(contents)
 
 
 @pytest.mark.whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,20 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
 
 
 QUANTIZED = HowJudged("8a8w", InputsUsed(2, 32))
+
+
+@pytest.mark.parametrize(
+    ("reference_sqnr_db", "suspected", "severity"),
+    [(15.1, True, Severity.ERROR), (15.1, False, Severity.WARNING), (33.0, True, None)],
+)
+def test_a_chip_that_differs_is_no_rounding_where_a_known_fault_can_be_met(
+    reference_sqnr_db: float, suspected: bool, severity: Severity | None
+) -> None:
+    """Right programs of 8 bits have 14 dB."""
+    judged = replace(QUANTIZED, suspected=suspected)
+    figures = {"sqnr_db": 15.1, "reference_sqnr_db": reference_sqnr_db}
+    found = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), judged)
+    assert [row.severity for row in found] == ([severity] if severity else [])
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,9 @@ def pad(*pads: int, readers: tuple[str, ...] = (), **more: Any) -> dict[str, Any
     return {**node, **more}
 
 
+SAME: dict[str, Any] = {"kernel_size": [3, 3], "stride": [1, 1], "padding": [1, 1]}
+
+
 def pool(operator: str, size: int, to: int, **arguments: Any) -> dict[str, Any]:
     shapes = {"input": [1, 8, size, size], "output": [1, 8, to, to]}
     return {"operator": f"aten.{operator}.default", **shapes, "arguments": arguments}
@@ -230,6 +233,13 @@ CONVOLVED = ("aten.convolution.default",)
             False,
         ),
         (pool("avg_pool2d", 8, 4, kernel_size=[2, 2]), "fp16", "avg-pool-over-the-edge", False),
+        (pool("avg_pool2d", 8, 8, **SAME), "fp16", "avg-pool-over-the-edge", False),
+        (
+            pool("avg_pool2d", 8, 8, **SAME, count_include_pad=False),
+            "fp16",
+            "avg-pool-over-the-edge",
+            True,
+        ),
         (pool("avg_pool2d", 8, 2, kernel_size=[4, 4]), "8a8w", "avg-pool-by-four", True),
         (pool("avg_pool2d", 8, 4, kernel_size=[2, 2]), "8a8w", "avg-pool-by-four", False),
         (norm(1e-3, 0.01), "fp16", "batch-norm-epsilon", True),

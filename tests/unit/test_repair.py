@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ci.explain import repair
+from ci.explain import repair, repair_report
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.model_commands import repair as verb
 from ci.model_commands.compile_one import compile_model
@@ -62,7 +62,7 @@ def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(t
         taken.samples.mkdir()
         (taken.samples / name).touch()
         report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
-        return repair.repair_model(taken, taken, RewriteChoice(), report)
+        return repair_report.repair_model(taken, taken, RewriteChoice(), report)
 
     own.mkdir(parents=True)
     (own / "recorded.pt").touch()
@@ -142,7 +142,7 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
 ) -> None:
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
     taken: Any = Taken(tmp_path, gives=lambda model: figures[Path(model.typed).stem])
-    assert repair.repair_model(taken, taken, RewriteChoice(), report) == code
+    assert repair_report.repair_model(taken, taken, RewriteChoice(), report) == code
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
     refused = {"helps", "harms"}.difference(kept)
@@ -170,7 +170,7 @@ def test_the_next_command_is_for_what_is_still_red(
     if not made:
         taken.rewritten = lambda _taken, asked: Rewritten((replace(HELPS, refused="it differs"),), None)
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
-    repair.repair_model(taken, taken, RewriteChoice(), report)
+    repair_report.repair_model(taken, taken, RewriteChoice(), report)
     model = tmp_path / "out" / "net-repaired.pt2" if made else "net.py:make"
     printed = f"next: nox -s {command.format(model=model)}"
     assert (printed in capsys.readouterr().out) is (made or after is RED)
@@ -187,7 +187,7 @@ def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
     taken: Any = Taken(tmp_path)
     taken.rewritten = lambda _taken, asked: Rewritten((), None)
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
-    assert repair.repair_model(taken, taken, RewriteChoice(), report) == 1
+    assert repair_report.repair_model(taken, taken, RewriteChoice(), report) == 1
     assert "net.py:7" in capsys.readouterr().out
 
 
@@ -231,11 +231,11 @@ def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_onc
     report = ModelReport("suite", StageRun.as_typed("repair", "wheels", "host"))
     asked = RewriteChoice()
     some = [program("good/8a8w/SM8650"), program("bad/8a8w/SM8650")]
-    assert repair.repair_suites(some[:1], some[0], asked, report, accepts=False) == 0
+    assert repair_report.repair_suites(some[:1], some[0], asked, report, accepts=False) == 0
     assert not load_accepted(accepted_path(suite, "repaired")).subjects
-    assert repair.repair_suites(some, some[0], asked, report, accepts=True) == 1
+    assert repair_report.repair_suites(some, some[0], asked, report, accepts=True) == 1
     with pytest.raises(KeyboardInterrupt):
-        repair.repair_suites(
+        repair_report.repair_suites(
             [program("good/fp16/SM8650"), program("interrupted")], some[0], asked, report, accepts=True
         )
     accepted = load_accepted(accepted_path(suite, "repaired")).subjects

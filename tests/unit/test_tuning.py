@@ -13,16 +13,9 @@ from typing import Any
 
 import pytest
 
-from ci.explain.tune import (
-    MOST_PROGRAMS,
-    Goal,
-    Point,
-    Tuned,
-    TuneSearch,
-    Unit,
-    settings_of,
-)
+from ci.explain.tune import MOST_PROGRAMS, TuneSearch
 from ci.explain.tune_report import as_text, wrong
+from ci.explain.tune_units import Goal, Point, Tuned, Unit, settings_of
 from ci.model_commands import tune as verb
 from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
 from ci.suite.compile_flags import ONNX

@@ -177,7 +177,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             # What is likely is said where nothing is measured.
             causes = replace(causes, losses="", known=())
         where = self.command("quantize", program.soc, "--where")
-        judged = HowJudged(program.run.kind, facts.used)
+        judged = HowJudged(program.run.kind, facts.used, bool(suspects))
         wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
         scheme, soc = program.run.precision, program.soc
         shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.basis.build_id)

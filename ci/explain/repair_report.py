@@ -1,0 +1,212 @@
+"""What `repair` writes and says: of one model, and of the programs of suites."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ci.explain.cause import cause_of
+from ci.explain.lane import Explains
+from ci.explain.repair import LOSSY_DB, Repair, repair_of
+from ci.explain.rewriting import RewriteChoice, RewrittenPlace
+from ci.suite.lane_model import ELSEWHERE, LaneModel
+from ci.suite.model_report import DIES, ModelReport
+from ci.suite.offers import words_of
+from ci.suite.options import OneModel
+from ci.suite.output import keep_origins, require_own, writing_into
+from ci.suite.suite_file import accepted_path
+from ci.suite.trial import Outcome, cells_of
+from provisioning.base import answer
+from provisioning.base.accepted import Accepted, Values, accept
+from provisioning.base.commands import session
+from provisioning.base.disk import disk_errors
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
+from provisioning.base.rendering.text import plural
+from provisioning.base.units import aligned, in_decibels
+from provisioning.fixes import fix_at
+
+FILES = (".py", ".pt2", ".onnx")
+"""What a model is in; else it is named as a module."""
+FLOOR = f"{LOSSY_DB:g}dB"
+REPAIRED = "repaired"
+"""In the name of the file of what was accepted of a suite's repairs."""
+
+
+def repair_model(
+    subject: LaneModel[Any, Any], lane: Explains, choice: RewriteChoice, report: ModelReport
+) -> int:
+    """Write the rewritten model and what to change in its source, if it is no worse for it."""
+    repair = repair_of(subject, lane, choice)
+    now, after, rewritten = repair.now, repair.after, repair.rewritten
+    print("\n".join(_as_text(repair)))
+    if not (after or repair.refused) and (cause := cause_of(subject, subject.programs[0], now)):
+        print(cause.in_words())
+    files = _write(repair, report) if after else []
+    answer.add(
+        model=subject.name,
+        soc=subject.model.selection.soc,
+        changes=[asdict(change) for change in rewritten.made],
+        refused=[asdict(change) for change in repair.refused],
+        before=_answered(repair.before),
+        after=_answered(after) if after else None,
+        by_channel=_answered(repair.by_channel) if repair.by_channel else None,
+        files=[str(path) for path in files],
+    )
+    if not after and (repair.by_channel or now.wrong):
+        by_channel = subject.model.per_channel or bool(repair.by_channel)
+        _next(repair, replace(subject.model, per_channel=by_channel))
+    _report(repair, report)
+    return 0 if now.green else CheckFailed.exit_code
+
+
+def _report(repair: Repair, report: ModelReport) -> None:
+    now = repair.now
+    if not now.green:
+        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.subject.name}, which"
+        report.fail(f"{whose}: {now.says}", now.fix, now.wrong[0].rule if now.wrong else DIES)
+
+
+def repair_suites(
+    every: Sequence[LaneModel[Any, Any]],
+    lane: Explains,
+    choice: RewriteChoice,
+    report: ModelReport,
+    *,
+    accepts: bool,
+) -> int:
+    """Repair each program of suites, say in a table what it was and became, and keep that if it is accepted.
+    Writes no model: the command for one does."""
+    rows, code, repairs = [("program", "before", "repaired by", "after")], 0, dict[str, Values]()
+    for subject in every:
+        repair = repair_of(subject, lane, choice)
+        _report(repair, report)
+        code = code if repair.now.green else CheckFailed.exit_code
+        words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
+        rows.append((subject.name, *words))
+        name = f"{subject.lane.suites.lane}/{subject.name}"
+        repairs[name] = as_accepted(repair)
+        if accepts and subject.given:
+            # At once: a run that is interrupted has then lost nothing.
+            of_it = {name: repairs[name]}
+            accept(accepted_path(subject.given.suite, REPAIRED), partial(replaced, of_it=of_it))
+    print("\n".join(aligned(rows)))
+    answer.add(repairs=repairs)
+    return code
+
+
+def replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
+    return accepted.only(lambda name: name not in of_it).updated(of_it)
+
+
+def _in_short(result: Outcome) -> str:
+    ddr = f", {result.costs['ddr']:,.0f} bytes of DDR" if "ddr" in result.costs else ""
+    return result.verdict if result.error else f"{result.verdict}, {in_decibels(result.sqnr_db)}{ddr}"
+
+
+def as_accepted(repair: Repair) -> dict[str, Metric]:
+    """What the site's page is made from."""
+    values: dict[str, Metric] = {"rewrites": " ".join(repair.rewrites)}
+    for when, result in (("before", repair.before), ("after", repair.now)):
+        figures: dict[str, Metric] = {
+            "verdict": result.verdict,
+            "says": result.says or None,
+            "ddr": result.costs.get("ddr"),
+        }
+        figures |= {} if result.error else {"sqnr_db": round(result.sqnr_db, 1)}
+        values |= {f"{when}.{name}": value for name, value in figures.items() if value is not None}
+    return values
+
+
+def _as_text(repair: Repair) -> Iterator[str]:
+    changes, refused, rows = repair.rewritten.made, repair.refused, repair.rows
+    if changes:
+        yield "rewritten, and proved the same on the CPU:"
+        yield from _of_changes(changes)
+    elif not refused:
+        yield "no part of the model has a known fault that a rewrite repairs"
+    if refused:
+        yield "not rewritten:"
+        for change in refused:
+            yield f"  {change.place}: {change.rewrite}: {change.refused}"
+    cells = {name: cells_of(row) for name, row in rows.items() if not row.error}
+    if titles := dict.fromkeys(title for row in cells.values() for title in row):
+        table = [(title, *(cells.get(name, {}).get(title, "-") for name in rows)) for title in titles]
+        yield from aligned([("", *rows), *table])
+    for name, row in rows.items():
+        if row.error:
+            yield f"{name}: gives no program: {row.error}"
+        yield from (f"{name}: {finding.message}" for finding in row.wrong)
+
+
+def _of_changes(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
+    """Each rewrite with its places, and what to write there."""
+    by_words: dict[tuple[str, tuple[str, ...], str], list[RewrittenPlace]] = {}
+    for change in rewritten_places:
+        words = str(fix_at(change.rules[0], change.code, change.source)) if change.source else change.words
+        by_words.setdefault((change.rewrite, change.rules, words), []).append(change)
+    for (rewrite, rules, words), changes in by_words.items():
+        places = list(dict.fromkeys(change.place for change in changes))
+        count = f"{plural(len(changes), 'time')} " if len(changes) > 1 else ""
+        yield f"  {rewrite} {count}({', '.join(rules)})"
+        yield from (f"    {place}" for place in places)
+        yield f"    → {words}"
+
+
+def _write(repair: Repair, report: ModelReport) -> list[Path]:
+    """The model, the samples that it draws itself, and what to change in its source."""
+    subject, rewritten = repair.subject, repair.rewritten
+    assert rewritten.model is not None
+    output, model = subject.how.output, subject.model
+    name = Path(model.typed.partition(":")[0])
+    stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
+    path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
+    inferences = model.inferences
+    with disk_errors(ELSEWHERE), writing_into(output.absolute(), model.selection.store) as (new, publish):
+        require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
+        shutil.copyfile(rewritten.model, new / path.name)
+        (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")
+        if rewritten.samples and not samples:
+            samples, inferences = str(output / f"{stem}-samples"), rewritten.compared or inferences
+            shutil.copytree(rewritten.samples, new / f"{stem}-samples")
+            shutil.rmtree(samples, ignore_errors=True)
+        written = publish([*new.iterdir()])
+        keep_origins(written, model.typed)
+    files = [path for path in written if path.is_file()]
+    report.wrote(files)
+    for file in files:
+        print(f"{file.stat().st_size:>12,}  {output / file.name}")
+    next_model = replace(
+        model,
+        typed=str(path),
+        calibrate=samples,
+        inferences=inferences,
+        dimensions=(),
+        per_channel=model.per_channel or bool(repair.by_channel),
+    )
+    _next(repair, next_model)
+    return files
+
+
+def _next(repair: Repair, model: OneModel) -> None:
+    """The command for what is red still; else the one that writes the program."""
+    words = model.words(model.selection.soc)
+    output = ("-o", str(repair.subject.how.output))
+    if repair.of_interface:
+        command = session("repair", *words, "--may-change-interface", *output)
+    elif repair.now.error:
+        command = session("audit", *words)
+    elif repair.now.wrong and (tuned := words_of(words)["tuned_model"]):
+        command = session("tune", *tuned, "--floor", FLOOR, *output)
+    else:
+        command = session("compile", *words, *output)
+    print(f"next: {command}")
+    answer.add(next=command.installed)
+
+
+def _answered(row: Outcome) -> dict[str, Any]:
+    return {"error": row.error, "fix": row.fix, "accuracy": dict(row.figures), **cells_of(row)}
