@@ -163,7 +163,7 @@ class Result:
     cached: bool = False
     seconds: float = 0.0
     why: str = ""
-    """Why the work was done; empty if the result was remembered."""
+    """Why the work was done; empty if the result was cached."""
     not_remembered: str = ""
     """Why it was not cached."""
     export_seconds: float = 0.0

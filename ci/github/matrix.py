@@ -16,7 +16,7 @@ from ci.jobs import Job
 from ci.lanes.executorch.verb import SUITE
 from ci.suite.flags import add_choice, check
 from ci.suite.shards import shard
-from provisioning.base.command_line import count, switch, valued
+from provisioning.base.command_line import Parser, count, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.files import write_named
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
         words=args.words or (),
         cases=args.case or (),
     )
-    # As typed, for the jobs.
-    choice = [*_each("--suite", args.suite), *_each("--tag", args.tag), *_each("-k", args.words)]
+    # For jobs on other machines, which begin in a folder of their own.
+    choice = [*_each("--suite", map(from_here, suites)), *_each("--tag", args.tag), *_each("-k", args.words)]
     choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
     flags = [*choice, *_each("--case", args.case)]
     matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
@@ -77,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(message, fix=leave_out("--github", "; the JSON is on stdout"))
         append("GITHUB_OUTPUT", f"matrix={text}\nempty={str(not matrix['include']).lower()}\n", os.environ)
     return 0
+
+
+def from_here(path: Path) -> str:
+    """From the folder in which the command was typed."""
+    return os.path.relpath(path, Parser.user_folder().absolute())
 
 
 def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[str, list[dict[str, object]]]:

@@ -98,6 +98,8 @@ def module_file(name: str, roots: Sequence[Path]) -> Path | None:
 
 
 def modules_in(folder: Path) -> list[str]:
-    """The files of modules below it that this process has imported."""
+    """The files of modules below it that this process has imported. What is installed into a virtual
+    environment there, such as this toolkit, is not the user's."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return sorted({file for file in files if file and Path(file).is_relative_to(folder)})
+    below = {file for file in files if file and Path(file).is_relative_to(folder)}
+    return sorted(file for file in below if "site-packages" not in Path(file).relative_to(folder).parts)

@@ -11,15 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ci.child import cpu_seconds
 from ci.diagnose.explain import causes
 from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
-
-if TYPE_CHECKING:
-    from provisioning.base.findings import Metric
 
 
 @dataclass(frozen=True, slots=True)

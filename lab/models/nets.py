@@ -56,12 +56,20 @@ def segmenter(width: int = 16, size: int = 64, classes: int = 21) -> tuple[nn.Mo
     return settled(Segmenter(width, classes), inputs), inputs
 
 
+class PostNormLayer(EncoderLayer):
+    """BERT's order."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.norm1(x + self.attention(x, mask))
+        return self.norm2(x + self.mlp(x))
+
+
 class Bert(nn.Module):
     def __init__(self, words: int, length: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
         self.words, self.positions = nn.Embedding(words, width), nn.Embedding(length, width)
         self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(EncoderLayer(width, heads, post_norm=True) for _ in range(layers))
+        self.layers = nn.ModuleList(PostNormLayer(width, heads) for _ in range(layers))
         self.pooler = nn.Linear(width, width)
         self.register_buffer("place", torch.arange(length, dtype=torch.int32)[None], persistent=False)
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,6 +15,57 @@ from torch.nn import functional
 from ci.models.shipped.language import GroupedAttention, rotate, rotation
 from ci.models.shipped.operators import LENGTH, WIDTH, Calls, around, spread
 from ci.models.shipped.vision import Inputs
+
+
+class CallsTwo(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(x, y)
+
+
+class CallsWithIndices(nn.Module):
+    indices: Tensor
+
+    def __init__(self, function: Callable[..., Any], indices: Sequence[int]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("indices", torch.tensor(indices))
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs, self.indices)
+
+
+class ResultOf(nn.Module):
+    """One of several outputs of a module: `ResultOf(torch.nn.LSTM(16, 8), 1, 0)` is the last hidden state."""
+
+    def __init__(self, module: nn.Module, *place: int) -> None:
+        super().__init__()
+        self.module, self.place = module, place
+
+    def forward(self, x: Tensor) -> Any:
+        return functools.reduce(operator.getitem, self.place, self.module(x))
+
+
+def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ()) -> tuple[nn.Module, int]:
+    """An operator alone, of manifests/upstream/values.toml, and how many inputs it has.
+
+    Fresh norms multiply by 1 and add 0, which hides faults; their weights and biases are drawn around these.
+    """
+    if is_module:
+        model = eval(expression, {"torch": torch, "ResultOf": ResultOf}).eval()  # noqa: S307
+        for weights in model.parameters():
+            if (fresh := weights.unique().tolist()) in ([0.0], [1.0]):
+                nn.init.uniform_(weights, fresh[0] - 0.5, fresh[0] + 0.5)
+        return model, 1
+    two = re.search(r"\by\b", expression) is not None
+    names = ["x", *(["y"] if two else []), *(["i"] if indices else [])]
+    function = eval(f"lambda {', '.join(names)}: {expression}", {"torch": torch})  # noqa: S307
+    if indices:
+        return CallsWithIndices(function, indices).eval(), 1 + two
+    return (CallsTwo if two else Calls)(function).eval(), 1 + two
 
 
 def cumprod_as_sum() -> tuple[nn.Module, Inputs]:

@@ -23,7 +23,7 @@ class Extra(Model):
     """A case that is no operator of its own, and stays in the suite as the proof of a fault."""
 
     factory: str
-    arguments: Mapping[str, Scalar]
+    arguments: Mapping[str, Scalar] = {}
 
 
 class Rules(Model):
@@ -75,4 +75,5 @@ def _case(name: str, factory: str, arguments: Mapping[str, Scalar]) -> str:
         for precision in ONNX_PRECISIONS
     )
     head = f"{name} = {{ factory = {json.dumps(factory)}, recorded = true, inferences = {DRAWS}"
-    return f"{head}, arguments = {{ {pairs} }}, run = [{runs}] }}\n"
+    settings = f", arguments = {{ {pairs} }}" if arguments else ""
+    return f"{head}{settings}, run = [{runs}] }}\n"

@@ -16,7 +16,7 @@ from lab.operators.suites import NEWER
 from lab.operators.value_cases import CHAIN, cases, chains
 
 TABLED = ("operators", "values", "chains")
-"""The suites that are compared with the table, and not with a ledger."""
+"""The suites that are compared with the table."""
 
 
 @dataclass(frozen=True)

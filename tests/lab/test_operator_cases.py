@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ci.models.shipped.operators import alone
 from lab.models.chained import Chained
+from lab.models.operators import alone
 from lab.operators import values
 from lab.operators.adapters import ValuesAdapter, built_otherwise
 from lab.operators.value_cases import DRAWS, cases, chains

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ci.github import matrix
 from ci.github.matrix import matrix_of
 from ci.github.plan import changed_files
 from ci.jobs import Job
 from tests.support.repositories import IDENTITY, repository, write
+from tests.support.typed import run_here
 
 
 def _jobs(*seconds: float) -> list[Job]:
@@ -28,6 +32,18 @@ class TestShards:
     def test_work_that_does_not_pay_for_a_second_machine_is_one_job(self) -> None:
         assert len(matrix_of(_jobs(*[8.0] * 9), 4, [])["include"]) == 1
         assert len(matrix_of(_jobs(*[80.0] * 9), 4, [])["include"]) == 4
+
+
+def test_a_job_on_another_machine_finds_the_suite_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (suite := tmp_path / "repository/ci/models.toml").parent.mkdir(parents=True)
+    run = '[[case.net.run]]\nlane = "executorch"\nprecision = "fp16"\nsocs = ["SM8650"]\n'
+    suite.write_text(f'schema = 2\n[case.net]\nfactory = "m:f"\n{run}')
+    monkeypatch.chdir(tmp_path / "repository")
+    run_here(matrix, "--suite", "ci/models.toml")
+    (job,) = json.loads(capsys.readouterr().out)["include"]
+    assert job["arguments"] == "--suite ci/models.toml --shard 1/1"
 
 
 def test_committed_changed_and_new_files_all_count_from_where_a_branch_left(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.lanes.executorch.user_program import program_of
+from ci.models.imports import modules_in
 from ci.models.user_model import user_model, where_paths_begin
 from ci.suite.compile_flags import PYTORCH
 from ci.suite.options import OneModel, WorkOptions
@@ -136,3 +139,15 @@ def test_a_file_of_torch_is_named_with_the_function_that_makes_a_model_of_it(
     assert code in (CheckFailed.exit_code, UsageError.exit_code)
     errors = capsys.readouterr().err
     assert name in errors and "def make_net():" in errors and line in errors and "DLC" not in errors
+
+
+def test_what_is_installed_in_the_users_folder_is_no_module_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / ".venv/lib/python3/site-packages"
+    installed.mkdir(parents=True)
+    for folder, name in ((tmp_path, "a_model_of_the_user"), (installed, "a_package_of_the_user")):
+        (folder / f"{name}.py").write_text("")
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    assert modules_in(tmp_path) == [str(tmp_path / "a_model_of_the_user.py")]

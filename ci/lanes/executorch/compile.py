@@ -1,4 +1,4 @@
-"""Programs compiled in parallel by workers, and remembered by everything that they depend on."""
+"""Programs compiled in parallel by workers, and cached by all that decides them."""
 
 from __future__ import annotations
 

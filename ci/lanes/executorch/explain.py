@@ -1,4 +1,4 @@
-"""What explains a program of a PyTorch model: orders to the worker that lowers, remembered as any other."""
+"""What explains a program of a PyTorch model: orders to the worker that lowers, cached as any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`test_llm`: every chosen program compiled, run and judged, unless it is remembered."""
+"""`test_llm`: every chosen program compiled, run and judged, unless it is cached."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Models trained and programs compiled and run by workers, and remembered by everything that they
-depend on."""
+"""Models trained and programs compiled and run by workers, and cached by all that decides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs compiled, run and reloaded by workers, and remembered by everything that they depend on."""
+"""Programs compiled, run and reloaded by workers, and cached by all that decides them."""
 
 from __future__ import annotations
 

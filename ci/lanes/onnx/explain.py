@@ -1,4 +1,4 @@
-"""What explains a program of an .onnx: orders to a worker, remembered as any other."""
+"""What explains a program of an .onnx: orders to a worker, cached as any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`test_onnx`: every chosen program compiled, run, reloaded and judged, unless it is remembered."""
+"""`test_onnx`: every chosen program compiled, run, reloaded and judged, unless it is cached."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,70 +33,6 @@ class Calls(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.function(x)
-
-
-class CallsTwo(nn.Module):
-    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return self.function(x, y)
-
-
-class CallsWithIndices(nn.Module):
-    indices: Tensor
-
-    def __init__(self, function: Callable[..., Any], indices: Sequence[int]) -> None:
-        super().__init__()
-        self.function = function
-        self.register_buffer("indices", torch.tensor(indices))
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs, self.indices)
-
-
-class ResultOf(nn.Module):
-    """One of several outputs of a module: `ResultOf(torch.nn.LSTM(16, 8), 1, 0)` is the last hidden state."""
-
-    def __init__(self, module: nn.Module, *place: int) -> None:
-        super().__init__()
-        self.module, self.place = module, place
-
-    def forward(self, x: Tensor) -> Any:
-        return functools.reduce(operator.getitem, self.place, self.module(x))
-
-
-def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ()) -> tuple[nn.Module, int]:
-    """An operator alone, of manifests/upstream/values.toml, and how many inputs it has.
-
-    Fresh norms multiply by 1 and add 0, which hides faults; their weights and biases are drawn around these.
-    """
-    if is_module:
-        model = eval(expression, {"torch": torch, "ResultOf": ResultOf}).eval()  # noqa: S307
-        for weights in model.parameters():
-            if (fresh := weights.unique().tolist()) in ([0.0], [1.0]):
-                nn.init.uniform_(weights, fresh[0] - 0.5, fresh[0] + 0.5)
-        return model, 1
-    two = re.search(r"\by\b", expression) is not None
-    names = ["x", *(["y"] if two else []), *(["i"] if indices else [])]
-    function = eval(f"lambda {', '.join(names)}: {expression}", {"torch": torch})  # noqa: S307
-    if indices:
-        return CallsWithIndices(function, indices).eval(), 1 + two
-    return (CallsTwo if two else Calls)(function).eval(), 1 + two
-
-
-def drawn(
-    expression: str, shape: str, low: float, high: float, is_module: bool = False
-) -> tuple[nn.Module, Inputs]:
-    """With inputs of a shape such as `2x3x7`, uniform between low and high."""
-    model, count = alone(expression, is_module)
-    sizes = [int(size) for size in shape.split("x")]
-
-    def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
-        return tuple(torch.rand(sizes, generator=generator) * (high - low) + low for _ in range(count))
-
-    return model, inputs
 
 
 def spread(*shape: int) -> Inputs:
@@ -143,6 +76,12 @@ class Convolution(nn.Module):
 
 def convolution() -> tuple[nn.Module, Inputs]:
     return Convolution().eval(), spread(1, 32, 16, 16)
+
+
+def depthwise() -> tuple[nn.Module, Inputs]:
+    """A depthwise 1x1 convolution before a ReLU, which QNN computes wrongly at 16 bits."""
+    model = nn.Sequential(nn.Conv2d(32, 32, 1, groups=32), nn.ReLU()).eval()
+    return model, lambda generator: (torch.rand(1, 32, 8, 8, generator=generator) * 2 - 1,)
 
 
 class Residual(nn.Module):

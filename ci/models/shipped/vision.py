@@ -179,11 +179,11 @@ def resnet(width: int = 64, stages: int = 4, depth: int = 2, size: int = 96) -> 
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm transformer layer; `post_norm` is BERT's order."""
+    """Pre-norm transformer layer."""
 
-    def __init__(self, width: int, heads: int, *, post_norm: bool = False, gelu: str = "none") -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.post_norm, self.gelu = heads, post_norm, gelu
+        self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
@@ -197,12 +197,9 @@ class EncoderLayer(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
     def mlp(self, x: Tensor) -> Tensor:
-        return self.down(functional.gelu(self.up(x), approximate=self.gelu))
+        return self.down(functional.gelu(self.up(x)))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.post_norm:
-            x = self.norm1(x + self.attention(x, mask))
-            return self.norm2(x + self.mlp(x))
         x = x + self.attention(self.norm1(x), mask)
         return x + self.mlp(self.norm2(x))
 
