@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ci.trouble import how_it_ended
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, dist_path
-from provisioning.dist import MANIFEST, runner_of
+from provisioning.dist import LIBRARIES, MANIFEST, runner_of
 
 DIST = dist_path() / DEFAULT_TARGET
 VARIABLE = "QNN_EXECUTOR_RUNNER"
@@ -136,6 +136,11 @@ class Runner:
     def ordered(cls, order: Mapping[str, str]) -> Runner:
         (dialect,) = (dialect for dialect in (OURS, EXECUTORCHS) if dialect.whose == order["whose"])
         return cls(Path(order["path"]), dialect)
+
+    def digests(self, digest: Callable[[Path], str]) -> dict[str, str]:
+        """Of the program, and of the libraries that were built with it: it loads them from beside it."""
+        libraries = sorted((self.path.parent.parent / LIBRARIES).glob("*.so*"))
+        return {path.name: digest(path) for path in (self.path, *libraries)}
 
     def write_inputs(self, listed: Path, inferences: Iterable[Iterable[Path]]) -> Path:
         """The list of inputs: one line for each inference."""

@@ -96,7 +96,7 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
     code, report = both(suite, "-k", chosen, "--timeout", "3", "--accept")
     accepted = load_tests("passes", "wheels", "SM8650")
     assert {test: row.outcome for test, row in accepted.tests.items()} == {"test_hangs": "timeout"}
-    assert accepted.cause("test_hangs") == "no result after 3 s"
+    assert accepted.cause("test_hangs").startswith("no result after 3 s")
     errors = {
         finding.subject: finding.rule for finding in report.findings if finding.severity is Severity.ERROR
     }

@@ -227,12 +227,16 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
     """Its program and files by their bytes, wherever they lie; what is judged later is in no key."""
     program = make_program(tmp_path)
 
-    def key(what: str = "", **facts: Any) -> Any:
+    def key(what: str = "", library: str = "", **facts: Any) -> Any:
+        (backend := tmp_path / "dist/lib/libexecutorch_backend_qnn.so").parent.mkdir(
+            parents=True, exist_ok=True
+        )
+        backend.write_text(library)
         compiled = tmp_path / f"compiled-{what}"
         compiled.mkdir(exist_ok=True)
         (compiled / "input_0_0.raw").write_text(what)
         plan = _lower(program, tmp_path).plan
-        runner = Runner(script(tmp_path / "runner", "exit 0"))
+        runner = Runner(script(tmp_path / "dist/bin/runner", "exit 0"))
         step = RunOnEmulator(
             plan, runner, {program.name: Result(folder=compiled, record=compiled_as(**facts))}
         )
@@ -241,6 +245,7 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
     first = key()
     assert (
         key("other") != first
+        and key(library="built anew") != first
         and key(without_time="other") != first
         and key(expected=((TensorFile("float", "float32", (1,)),),)) != first
     )

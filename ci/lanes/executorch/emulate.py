@@ -97,7 +97,7 @@ class RunOnEmulator(CachedStep[ExecutorchProgram]):
             # ExecuTorch stamps the time of lowering into a program: an equal one is not run again for that.
             "program": record.without_time,
             "files": files,
-            "runner": {**self.runner.order, "path": results.digest(self.runner.path)},
+            "runner": {"whose": self.runner.dialect.whose, **self.runner.digests(results.digest)},
         }
 
     def cost(self, program: ExecutorchProgram) -> Job:

@@ -16,11 +16,11 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from ci.lanes.upstream.suite import upstream_suites
-
-    names = [f"{name} ({suite.summary})" for name, suite in upstream_suites().items()]
     parser.add_argument(
-        "suites", nargs="*", metavar="SUITE", help=f"one or more of {'; '.join(names)} [all of them]"
+        "suites",
+        nargs="*",
+        metavar="SUITE",
+        help="one or more of the wheel's suites, such as delegate, rework-op and models [all of them]",
     )
     add_tests(parser)
 

@@ -131,7 +131,7 @@ class SuiteKeyContext:
         return {
             "soc": self.soc,
             "QNN": dict(self.qnn),
-            "runner": results.digest(self.runner.path),
+            "runner": {**self.runner.digests(results.digest)},
             "threads": self.environment["OMP_NUM_THREADS"],
             "settings": dict(named),
             "absent": list(self.absent),
