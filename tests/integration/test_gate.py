@@ -20,7 +20,7 @@ from provisioning.base import answer
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import ROOT, Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.stage_run import RUN, StageRun
 from tests.support.gate_stage import MODULE
 from tests.support.typed import parsed
 
@@ -76,6 +76,17 @@ def test_stages_run_in_order_and_what_needs_a_failed_one_does_notrun(reports: Pa
     again = run(reports, *stages, chosen=["passes", "passes-2"])
     assert verdicts(again) == {"passes": "pass", "fails": "skipped", "passes-2": "pass"}
     assert gate.exit_code(again) == 0
+
+
+def test_two_gates_of_one_process_are_two_runs(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what the first one found of a model would be taken for the second one's."""
+    monkeypatch.delenv(RUN, raising=False)
+    runs = []
+    for _ in range(2):
+        assert run_gate(reports, stage("passes")) == 0 and RUN not in os.environ
+        runs.append({Report.read(reports / f"{name}.json").run for name in ("gate", "passes")})
+    first, second = runs
+    assert len(first) == len(second) == 1 and first != second and first != {""}
 
 
 def test_an_older_report_is_never_taken_for_this_runs(reports: Path) -> None:
