@@ -19,11 +19,11 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from lab.operators.suites import SUITES
-
-    names = [f"{name} ({suite.summary})" for name, suite in SUITES.items()]
     parser.add_argument(
-        "suites", nargs="+", metavar="SUITE", choices=SUITES, help=f"one or more of {'; '.join(names)}"
+        "suites",
+        nargs="+",
+        metavar="SUITE",
+        help="operators, zoo, values, chains or rework-op; several run in turn",
     )
     add_tests(parser)
     repeatable(parser, "--flow", "SCHEME", "only this precision", dest="flows", choices=MEASURED_SCHEMES)
