@@ -37,6 +37,7 @@ def ran_alone(script: Path) -> tuple[int, str]:
     return done.returncode, found[-1] if found else done.stderr
 
 
+@pytest.mark.long("compiles the operator alone and in its model")
 def test_an_operator_of_an_onnx_model_is_a_script_that_tells_its_fault_from_none(tmp_path: Path) -> None:
     FILES["ONNX root mean square"](tmp_path / "rms.onnx")
     FILES["small rows"](tmp_path / "samples")

@@ -12,7 +12,11 @@ from torch.nn import functional
 from provisioning.known_faults import Product
 from tests.support.models_of_faults import FAULTS, IMAGES, ROWS, Among, made
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.heavy]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.heavy,
+    pytest.mark.long("compiles a model for each fault"),
+]
 
 VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
 
