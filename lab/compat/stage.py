@@ -16,11 +16,12 @@ from packaging.version import Version
 from ci.diagnose.explain import causes
 from ci.outcome import tail
 from lab.builds import provision, releases, with_sdk
+from lab.generate.shared_tables import with_table
 from lab.stage import stage_run
 from provisioning import compat
 from provisioning.base.commands import Fix, logged
 from provisioning.base.errors import EnvironmentLacking, UnknownName
-from provisioning.base.files import replace_text, with_table
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import MANIFESTS, ROOT, Selection

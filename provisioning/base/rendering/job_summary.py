@@ -21,7 +21,7 @@ from provisioning.base.rendering.text import (
     verdict,
     worst,
 )
-from provisioning.base.site import page_of
+from provisioning.base.rules import page_of
 from provisioning.base.units import in_decibels, size
 
 LIMIT = 1024 * 1024 - 4096

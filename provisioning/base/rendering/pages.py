@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import plural
-from provisioning.base.site import page_of
+from provisioning.base.rules import page_of
 from provisioning.base.units import size
 
 if TYPE_CHECKING:
