@@ -63,7 +63,8 @@ class Place:
         return cls(found["file"], int(found["line"]), int(found["column"] or 0)) if found else None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + f":{self.column}" * bool(self.column)
+        line = f"{self.file}:{self.line}"
+        return f"{line}:{self.column}" if self.column else line
 
 
 @dataclass(frozen=True, slots=True)
