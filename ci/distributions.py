@@ -14,6 +14,7 @@ import json
 import marshal
 import os
 import site
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 
 from ci.digests import Stamp
-from provisioning.base.ahead import Ahead
 from provisioning.base.files import hash_file, replace_text
 
 OF_INSTALLERS = (
@@ -138,6 +138,38 @@ class FolderFiles:
                     others[name] = hash_file(Path(folder, name))
         started = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTED)))
         return Sweep(distributions, others, started, self.time)
+
+
+class Ahead:
+    """Computes something in a process of its own while this one goes on, for example with its imports.
+
+    Begins at once. Where no process can be forked, nothing is computed: threads may hold locks, which a
+    fork would wait for."""
+
+    def __init__(self, compute: Callable[[], str]) -> None:
+        self._process = 0
+        if threading.active_count() > 1:
+            return
+        self._receive, send = os.pipe()
+        with contextlib.suppress(OSError):
+            self._process = os.fork()
+            if not self._process:
+                with contextlib.suppress(BaseException):
+                    os.write(send, compute().encode())
+                os._exit(0)
+        os.close(send)
+        if not self._process:
+            os.close(self._receive)
+
+    def result(self) -> str:
+        """What it computed, which is given once; empty if that failed."""
+        if not self._process:
+            return ""
+        with os.fdopen(self._receive) as stream:
+            text = stream.read()
+        os.waitpid(self._process, 0)
+        self._process = 0
+        return text
 
 
 _ahead: dict[str, Ahead] = {}

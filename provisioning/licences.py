@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted, UnknownName
-from provisioning.base.files import replace_text
-from provisioning.base.mutex import mutex
+from provisioning.base.files import mutex, replace_text
 from provisioning.base.units import utc_now
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ci.bill_of_materials import Item, document, package_url
 from ci.builds.file_api import CMakeTarget, files_read, linked_into
 from ci.builds.loadable import LoadableFile
 from ci.builds.output_folders import BILL_OF_MATERIALS, LICENCES
@@ -18,7 +19,6 @@ from ci.builds.recipes import Kind
 from ci.builds.source_plan import SourcePlan
 from ci.builds.tree import Submodule, submodules
 from provisioning import elf
-from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact

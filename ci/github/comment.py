@@ -31,11 +31,11 @@ from ci.report.changes import (
     in_words,
     rank,
 )
+from ci.report.job_summary import cell, code
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line
-from provisioning.base.rendering.job_summary import cell, code
 from provisioning.base.rendering.text import plural
 from provisioning.base.rendering.workflow_commands import command
 

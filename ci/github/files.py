@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ci.report.job_summary import markdown
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
-from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.variables import github
 from provisioning.base.rendering.workflow_commands import github_annotations
 

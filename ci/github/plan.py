@@ -19,13 +19,13 @@ from ci.__main__ import VERBS
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.files import set_outputs, summarise
 from ci.github.setup import SetupInputs, may_be_cached
+from ci.report.job_summary import cell
 from ci.suite.stage_names import GATE_TABLE
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import STARTED_IN
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.foreign import in_line, visible
-from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
 OCCASIONS = ("gate", "nightly")

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.bill_of_materials import Item, document, package_url
 from ci.image.shell import CACHE
 from provisioning.base import units
-from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError

@@ -19,9 +19,8 @@ from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
-from provisioning.base.rules import explained, rules
+from provisioning.base.rules import ERRORS, FAULTS, RULES, explained, page_of, rules
 from provisioning.base.settings import user_path
-from provisioning.base.site import ERRORS, FAULTS, RULES, page_of
 
 if TYPE_CHECKING:
     from provisioning.known_faults import Fault

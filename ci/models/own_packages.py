@@ -34,9 +34,8 @@ from provisioning.base.errors import (
     UpstreamError,
     UsageError,
 )
-from provisioning.base.files import replace_text
+from provisioning.base.files import mutex, replace_text
 from provisioning.base.findings import Artifact, Metric, Severity
-from provisioning.base.mutex import mutex
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.python_environments import uv_program
@@ -123,7 +122,7 @@ NO_PACKAGES = OwnPackages()
 
 def record(stage: StageRun, suites: Mapping[Needs, Path], selection: Selection) -> None:
     """Put the packages of each suite into the report, and into a bill of materials beside it."""
-    from provisioning.base.bill_of_materials import Item, document, package_url
+    from ci.bill_of_materials import Item, document, package_url
 
     recorded: dict[str, Metric] = {}
     for needs, suite in suites.items():

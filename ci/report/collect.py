@@ -12,9 +12,7 @@ from typing import Any
 from ci.report.programs import of_one_model
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import joined, quoted, session
-from provisioning.base.errors import UsageError
 from provisioning.base.findings import (
-    AbsurdNumber,
     Artifact,
     Finding,
     Metric,
@@ -127,8 +125,6 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
             reports[report.stage] = cleaned(report, Parser.user_folder().absolute())
         except (OSError, ValueError) as error:
             fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
-            if isinstance(error, AbsurdNumber):
-                raise UsageError(str(error), fix=fix) from error
             problems.append(Finding("report-unreadable", Severity.ERROR, path.name, str(error), fix))
     return reports, problems
 

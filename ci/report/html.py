@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from ci.report.job_summary import markdown
+from ci.report.junit_xml import junit
 from ci.report.onnx import onnx_of
+from ci.report.pages import render
 from ci.report.programs import ProgramView, models_of, programs_of
 from ci.report.speakers import FIGURES, SpeakerView, speakers_of
 from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Report, Severity
-from provisioning.base.rendering.job_summary import markdown
-from provisioning.base.rendering.junit_xml import junit
-from provisioning.base.rendering.pages import render
 from provisioning.base.rendering.text import (
     LOG,
     NO_MATTER,
@@ -34,8 +34,6 @@ from provisioning.base.rendering.text import (
 FIX = "choose another with -o or --reports"
 SHOWN_ERRORS = 8
 """At the top; the others are in the table of findings."""
-
-TEMPLATES = Path(__file__).with_name("templates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     ]
     every = (finding for _, finding in findings)
     return render(
-        TEMPLATES / "report.html.j2",
+        "report.html.j2",
         style="page.css",
         script="page.js",
         title=f"{outcome.upper()}: {head}",

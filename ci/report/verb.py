@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ci.report.code_scanning import code_quality, sarif
+from ci.report.job_summary import markdown
+from ci.report.junit_xml import junit
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import SCHEMA, Outcome, Report
-from provisioning.base.rendering.code_scanning import code_quality, sarif
-from provisioning.base.rendering.job_summary import markdown
-from provisioning.base.rendering.junit_xml import junit
 from provisioning.base.rendering.terminal import console, overview, terminal_width, wants_colour, write
 from provisioning.base.rendering.text import NO_MATTER, verdict, worst
 from provisioning.base.rendering.workflow_commands import github_annotations

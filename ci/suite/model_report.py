@@ -11,9 +11,8 @@ from pathlib import Path
 from ci.suite.options import OneModel
 from provisioning.base import answer
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
-from provisioning.base.files import replace_text
+from provisioning.base.files import mutex, replace_text
 from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Report, Severity
-from provisioning.base.mutex import mutex
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import StageRun
 

@@ -13,9 +13,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, St
 from ci.models.wheels import PinnedWheel
 from ci.suite.precision_file import with_file
 from provisioning.base.commands import session
-from provisioning.base.documents import Model, Place, load, parse, read
+from provisioning.base.documents import Model, load, parse, read
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
+from provisioning.base.toml import Place
 
 CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from packaging.version import Version
@@ -16,13 +15,13 @@ from packaging.version import Version
 from ci.diagnose.explain import causes
 from ci.outcome import tail
 from lab.builds import provision, releases, with_sdk
+from lab.generate.shared_tables import with_table
 from lab.stage import stage_run
 from provisioning import compat
 from provisioning.base.commands import Fix, logged
 from provisioning.base.errors import EnvironmentLacking, UnknownName
-from provisioning.base.files import replace_text, with_table
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
-from provisioning.base.rendering import terminal
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.compat import PASSED, STEPS, Build, Pair
@@ -74,7 +73,7 @@ def measure_all(tools: PairMeasure, only: Sequence[str], executorch: Sequence[st
         table = compat.load_builds()
         for version in dict.fromkeys(executorch or releases.versions(table)):
             report_builds(stage, tools, only, releases.release_named(version, table))
-    return stage.close(selection.reports, show=partial(terminal.show, verdict_first=True))
+    return stage.close(selection.reports)
 
 
 def report_builds(

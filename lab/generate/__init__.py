@@ -149,7 +149,9 @@ def text_of(name: str) -> str:
     if name in PAGES:
         return str(_named(PAGES[name])())
     if name == REPORT:
-        return _schema(_report(), "What a stage writes to reports/<stage>.json", mode="serialization")
+        from provisioning.base.findings import Report
+
+        return _schema(Report, "What a stage writes to reports/<stage>.json", mode="serialization")
     model, title = SCHEMAS[Path(name).stem]
     return _schema(_named(model), title, mode="validation")
 
@@ -157,24 +159,6 @@ def text_of(name: str) -> str:
 def _named(text: str) -> Any:
     module, _, name = text.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _report() -> Any:
-    from dataclasses import fields
-    from typing import get_type_hints
-
-    from pydantic import ConfigDict, Field, JsonValue, create_model
-
-    from provisioning.base import findings
-
-    # pydantic follows recursive aliases only under its own name.
-    names = {**vars(findings), "Metric": JsonValue}
-    hints: dict[str, Any] = get_type_hints(findings.Report, globalns=names)
-    hints["schema"] = Literal[findings.SCHEMA]
-    definitions: dict[str, Any] = {
-        f"{field.name}_": (hints[field.name], Field(alias=field.name)) for field in fields(findings.Report)
-    }
-    return create_model("Report", __config__=ConfigDict(extra="forbid"), **definitions)
 
 
 def _schema(model: Any, title: str, *, mode: Literal["validation", "serialization"]) -> str:

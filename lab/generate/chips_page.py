@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from provisioning.base.files import with_table
+from lab.generate.shared_tables import with_table
 from provisioning.base.settings import ROOT
 from provisioning.manifest import Soc, load_refused, load_socs
 

@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from provisioning.base import toml
 from provisioning.base.accepted import load_accepted
-from provisioning.base.files import with_table
+from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
 
 README = ROOT / "README.md"
@@ -97,3 +97,13 @@ def _measured() -> dict[str, list[tuple[float, str]]]:
             if chip and not case.startswith("op_") and "sqnr_db" in values:
                 measured[run].append((float(str(values["sqnr_db"])), case))
     return measured
+
+
+def with_table(page: Path, name: str, table: str, text: str | None = None) -> str:
+    """This table between `<!-- NAME -->` and `<!-- end of NAME -->` of the page, or of its `text` to be."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    before, first, rest = (page.read_text(encoding="utf-8") if text is None else text).partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise ManifestError(page, name, expected=f"the lines {begin.strip()} and {end.strip()}", found="none")
+    return f"{before}{begin}\n{table}\n{end}{after}"

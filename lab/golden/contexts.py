@@ -21,11 +21,12 @@ from ci.diagnose.explain import nearest
 from ci.suite.accuracy import Pair, Unusable, compare
 from ci.suite.ran import outputs_in
 from lab.builds import builds_named, environment_of
+from lab.generate.shared_tables import with_table
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import Fix, logged, session
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.files import hash_file, replace_text, with_table
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from functools import partial
 from pathlib import Path
 
 from ci.suite.flags import add_accept
@@ -45,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.accepted import load_accepted
     from provisioning.base.documents import load
     from provisioning.base.findings import Severity
-    from provisioning.base.rendering import terminal
 
     wrong = args.qnn if args.lane == "executorch" else args.executorch
     if wrong:
@@ -69,4 +67,4 @@ def run(args: argparse.Namespace) -> int:
         contexts.judge(run, args.lane, results, before)
         if args.accept and not any(finding.severity is Severity.ERROR for finding in run.findings):
             contexts.write(args.lane, results)
-    return run.close(selection.reports, show=partial(terminal.show, verdict_first=True))
+    return run.close(selection.reports)

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from ci.bill_of_materials import Item, document, package_url
 from ci.image.image_plan import edited
-from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.project import PLACEHOLDER, project

@@ -49,18 +49,12 @@ class Accepted:
 
     def as_text(self) -> str:
         """One line a value, sorted: a diff says what changed from which value to which."""
-        rows = (
+        rows = ",\n".join(
             f"    {json.dumps(f'{subject} {name}', ensure_ascii=False)}: {_json(values[name])}"
             for subject, values in sorted(self.subjects.items())
             for name in sorted(values)
         )
-        return f'{{\n  "schema": {SCHEMA},\n  "accepted": {{\n{",".join(_lines(rows))}\n  }}\n}}\n'
-
-
-def _lines(rows: Iterator[str]) -> Iterator[str]:
-    """Each but the first begins on a new line."""
-    for number, row in enumerate(rows):
-        yield f"\n{row}" if number else row
+        return f'{{\n  "schema": {SCHEMA},\n  "accepted": {{\n{rows}\n  }}\n}}\n'
 
 
 def _json(value: Metric) -> str:

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from provisioning.base.commands import Fix, leave_out
-from provisioning.base.errors import ToolkitError, UnknownName, UsageError
+from provisioning.base.errors import (
+    INTERNAL,
+    INTERRUPTED,
+    CheckFailed,
+    EnvironmentLacking,
+    ToolkitError,
+    UnknownName,
+    UpstreamError,
+    UsageError,
+)
 from provisioning.base.findings import Edit, Place
 from provisioning.base.foreign import visible
 
@@ -31,12 +40,12 @@ FLAG = "--json"
 HELP = "the answer as one JSON document: to FILE.json [standard output, instead of text]"
 OUTCOMES: dict[int, Any] = {
     0: "pass",
-    1: "fail",
-    2: "usage",
-    3: "lacking",
-    4: "upstream",
-    70: "internal",
-    130: "interrupted",
+    CheckFailed.exit_code: "fail",
+    UsageError.exit_code: "usage",
+    EnvironmentLacking.exit_code: "lacking",
+    UpstreamError.exit_code: "upstream",
+    INTERNAL: "internal",
+    INTERRUPTED: "interrupted",
 }
 """By exit code."""
 
@@ -123,27 +132,17 @@ def add_report(report: Report) -> None:
 
 def add_error(error: ToolkitError) -> None:
     """What ended the command. A report may have it already."""
-    from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError
     from provisioning.base.findings import Finding, Severity
 
     if _open is None or any(
         error.message in finding.message or finding.message in error.message for finding in _open.findings
     ):
         return
-    rule = "command-error"
-    if isinstance(error, CheckFailed):
-        rule = "command-check"
-    elif isinstance(error, UsageError):
-        rule = "command-usage"
-    elif isinstance(error, EnvironmentLacking):
-        rule = "command-environment"
-    elif isinstance(error, UpstreamError):
-        rule = "command-network"
     if isinstance(error, UnknownName) and error.near:
         whole = re.compile(rf"(?<![^:=/]){re.escape(error.name)}(?![^:=/])")
         words = [_open.verb, *_open.words]
         _open.corrected[error.message] = [whole.sub(lambda _: error.near, word, count=1) for word in words]
-    _open.others.append(Finding(rule, Severity.ERROR, _open.verb, error.message, error.fix))
+    _open.others.append(Finding(error.rule, Severity.ERROR, _open.verb, error.message, error.fix))
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:

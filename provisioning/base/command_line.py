@@ -332,7 +332,9 @@ def show_error(error: ToolkitError) -> None:
     # Late: a command that goes well shows none.
     from provisioning.base.rendering.terminal import readable
 
-    text = f"error: {error.message}\n" + f"  try: {error.fix}\n" * bool(error.fix)
+    text = f"error: {error.message}\n"
+    if error.fix:
+        text += f"  try: {error.fix}\n"
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, V
 
 from provisioning.base import toml
 from provisioning.base.errors import ManifestError
+from provisioning.base.toml import Place
 
 
 class Model(BaseModel):
@@ -69,9 +70,6 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
-Place = tuple[int | str, ...]
-
-
 def parse(
     data: dict[str, Any], model: type[M], path: Path, place: Callable[[Place], Place] = lambda place: place
 ) -> M:
@@ -94,7 +92,7 @@ def parse(
         key, expected, value = first
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
         fix = f"correct {path}" if others else ""
-        line = line_of(place(wrong[0]["loc"]), path)
+        line = toml.line_of(place(wrong[0]["loc"]), path)
         if name := meant.get(wrong[0]["loc"], ("",))[-1]:
             fix = f"did you mean {name}? Correct {path}:{line}"
         raise ManifestError(path, key, expected=expected, found=value + more, fix=fix, line=line) from error
@@ -113,41 +111,6 @@ def _meant(errors: list[Any], model: type[BaseModel]) -> dict[Place, Place]:
         if error["type"] == "extra_forbidden" and (near := get_close_matches(str(loc[-1]), known, n=1)):
             meant[loc] = (*loc[:-1], near[0])
     return meant
-
-
-_TABLE = re.compile(r"\s*(\[\[?)\s*([^\]#]+?)\s*\]")
-_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
-_NAME = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
-
-
-def line_of(place: Place, path: Path) -> int:
-    """The line of a TOML file in which a key stands, or the table begins that it is in; 0 if none does."""
-    table: Place = ()
-    items: dict[Place, int] = {}
-    line, nearest = 0, 0
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return 0
-    for number, text in enumerate(lines, 1):
-        here: Place
-        if head := _TABLE.match(text):
-            table = _names(head[2])
-            if head[1] == "[[":
-                items[table] = items.get(table, -1) + 1
-                table = (*table, items[table])
-            here = table
-        elif key := _KEY.match(text):
-            here = (*table, *_names(key[1]))
-        else:
-            continue
-        if nearest < len(here) and here == place[: len(here)]:
-            line, nearest = number, len(here)
-    return line
-
-
-def _names(dotted: str) -> Place:
-    return tuple(name.strip("\"'") for name in _NAME.findall(dotted))
 
 
 def _has_wrong_items(place: Place, errors: list[Any]) -> bool:

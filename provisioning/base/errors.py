@@ -19,6 +19,8 @@ class ToolkitError(Exception):
     """
 
     exit_code = 1
+    rule = "command-error"
+    """The rule of the finding that an answer has of it."""
 
     def __init__(
         self, message: str, *, fix: str = "", output: str = "", exit_code: int | None = None
@@ -34,11 +36,14 @@ class ToolkitError(Exception):
 class CheckFailed(ToolkitError):
     """The checked thing is bad."""
 
+    rule = "command-check"
+
 
 class UsageError(ToolkitError):
     """The command was used wrongly: its arguments, its variables or a manifest."""
 
     exit_code = 2
+    rule = "command-usage"
 
 
 class UnknownName(UsageError):
@@ -77,6 +82,7 @@ class EnvironmentLacking(ToolkitError):
     """Something that must be there first is not; the fix is the command that puts it there."""
 
     exit_code = 3
+    rule = "command-environment"
 
 
 class LicenceNotAccepted(EnvironmentLacking):
@@ -91,6 +97,7 @@ class UpstreamError(ToolkitError):
     """The network or a server failed us."""
 
     exit_code = 4
+    rule = "command-network"
 
 
 class IntegrityError(UpstreamError):

@@ -1,4 +1,4 @@
-"""Writing files atomically and hashing them."""
+"""Writing files atomically, hashing them, and keeping processes apart."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
     import hashlib
+
+    from provisioning.base.progress import Progress
 
 
 @contextmanager
@@ -78,16 +80,6 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def with_table(page: Path, name: str, table: str, text: str | None = None) -> str:
-    """This table between `<!-- NAME -->` and `<!-- end of NAME -->` of the page, or of its `text` to be."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-    before, first, rest = (page.read_text(encoding="utf-8") if text is None else text).partition(begin)
-    _, last, after = rest.partition(end)
-    if not first or not last:
-        raise ManifestError(page, name, expected=f"the lines {begin.strip()} and {end.strip()}", found="none")
-    return f"{before}{begin}\n{table}\n{end}{after}"
-
-
 def write_named(path: Path, text: str, *, append: bool = False, fix: str = "") -> None:
     """Write a file that the user, or GitHub, has named. Bytes in paths that are no text stay as they are."""
     try:
@@ -113,3 +105,21 @@ def digest_of(path: Path) -> hashlib._Hash:
 
 def hash_file(path: Path) -> str:
     return digest_of(path).hexdigest()
+
+
+@contextmanager
+def mutex(path: Path, progress: Progress | None = None, waiting: str = "") -> Iterator[None]:
+    """Hold the mutex at `path`, a file in an existing folder; `waiting` is shown where another holds it."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0.2)
+    except Timeout:
+        if progress:
+            progress.note(waiting)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

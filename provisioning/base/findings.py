@@ -8,17 +8,20 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from provisioning.base.commands import Fix
 from provisioning.base.disk import OF_MACHINE, disk_error
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
 
-SCHEMA = 2
+SCHEMA: Literal[2] = 2
 
-T = TypeVar("T")
-Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
+if TYPE_CHECKING:
+    Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
+else:
+    # pydantic, which reads reports, follows no recursive alias; JSON has nothing else anyway.
+    Metric = Any
 
 
 class Severity(str, enum.Enum):
@@ -60,7 +63,8 @@ class Place:
         return cls(found["file"], int(found["line"]), int(found["column"] or 0)) if found else None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + f":{self.column}" * bool(self.column)
+        line = f"{self.file}:{self.line}"
+        return f"{line}:{self.column}" if self.column else line
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,12 @@ class Artifact:
 class Report:
     """One stage's result. Console, JUnit, SARIF and HTML are renderings of it."""
 
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "strict": True,
+        "extra": "forbid",
+        "allow_inf_nan": False,
+        "json_schema_serialization_defaults_required": True,
+    }
     stage: str
     profile: str
     target: str
@@ -125,7 +135,7 @@ class Report:
     artifacts: tuple[Artifact, ...]
     metrics: dict[str, Metric]
     command: str
-    schema: int = SCHEMA
+    schema: Literal[2] = SCHEMA
     run: str = ""
     """The same in all reports of one run (QNN_CI_RUN); empty if it is not known."""
 
@@ -146,35 +156,17 @@ class Report:
     @classmethod
     def read(cls, path: Path) -> Report:
         """Raises ValueError with the reason for anything that is not a report."""
-        import json
+        from pydantic import TypeAdapter, ValidationError
 
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            _require_numbers(data)
-            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-                schema = data.get("schema") if isinstance(data, dict) else data
-                raise ValueError(f"expected schema {SCHEMA}, found {schema!r}")
-            data["outcome"] = Outcome(data["outcome"])
-            data["findings"] = tuple(
-                _typed(
-                    Finding,
-                    {
-                        **finding,
-                        "severity": Severity(finding["severity"]),
-                        "place": _typed(Place, place) if (place := finding.get("place")) else None,
-                        "edit": _typed(Edit, edit) if (edit := finding.get("edit")) else None,
-                        "command": tuple(map(str, finding.get("command", ()))),
-                    },
-                )
-                for finding in data["findings"]
-            )
-            data["artifacts"] = tuple(_typed(Artifact, artifact) for artifact in data["artifacts"])
-            return _typed(cls, data)
-        except AbsurdNumber as error:
-            raise AbsurdNumber(f"{path}: not a report: {error}") from error
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            what = f"no {error}" if isinstance(error, KeyError) else error
-            raise ValueError(f"{path}: not a report: {what}") from error
+            report = TypeAdapter(cls).validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{path}: not a report: {key}: {first['msg']}") from error
+        if (number := _absurd_number(asdict(report))) is not None:
+            raise ValueError(f"{path}: not a report: the number {str(number)[:20]}")
+        return report
 
 
 def _finite(value: Any) -> Any:
@@ -186,16 +178,12 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class AbsurdNumber(ValueError):
-    """A report has a number that nothing measures: not finite, or beyond 64 bits."""
-
-
-def _require_numbers(value: object) -> None:
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _require_numbers(inner)
-    elif isinstance(value, int | float) and not abs(value) < 1 << 64:
-        raise AbsurdNumber(f"the number {str(value)[:20]}")
+def _absurd_number(value: object) -> int | float | None:
+    """The first number of a report that nothing measures: one beyond 64 bits."""
+    if isinstance(value, dict | list | tuple):
+        inner = value.values() if isinstance(value, dict) else value
+        return next((number for number in map(_absurd_number, inner) if number is not None), None)
+    return value if isinstance(value, int | float) and not abs(value) < 1 << 64 else None
 
 
 def unwritable(path: Path, error: OSError) -> ToolkitError:
@@ -206,29 +194,6 @@ def unwritable(path: Path, error: OSError) -> ToolkitError:
     ):
         return EnvironmentLacking(message, fix=known.fix)
     return UsageError(message, fix=f"name a directory that you may write with {elsewhere}")
-
-
-def _typed(kind: type[T], data: dict[str, object]) -> T:
-    """The dataclass of these values. Their types are checked, because renderings trust them."""
-    typed = kind(**data)
-    expected = {
-        "seconds": (int, float),
-        "size": (int,),
-        "schema": (int,),
-        "line": (int,),
-        "column": (int,),
-        "metrics": (dict,),
-        "place": (Place, type(None)),
-        "edit": (Edit, type(None)),
-        "command": (str, tuple),
-    }
-    for name, value in data.items():
-        if name in ("findings", "artifacts"):
-            continue
-        types = expected.get(name, (str,))
-        if not isinstance(value, types) or isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}")
-    return typed
 
 
 def outcome_of(findings: Iterable[Finding], *, strict: bool = False) -> Outcome:

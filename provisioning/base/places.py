@@ -7,15 +7,14 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioning.base.command_line import Parser
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Finding, Place
-
-_CASE = re.compile(r"""\s*\[+\s*case\s*\.\s*(?:"([^"]*)"|'([^']*)'|([\w-]+))\s*[.\]]""")
+from provisioning.base.toml import line_of
 
 _SAID = re.compile(r"(?:(?<=\()|(?<![^\s(]))[^\s()]+:[1-9]\d*(?=\)|: )")
 """`(ci/net.py:5)`, or `ci/models.toml:7: …`, in a message."""
@@ -29,8 +28,7 @@ class Places:
     """Those that a path may be relative to."""
     tops: Sequence[Path]
     """The user's repositories: of the folder where they typed, of the suites, of ExecuTorch's tree."""
-    suites: Mapping[Path, Mapping[str, int]]
-    """With the line at which each case begins."""
+    suites: Sequence[Path]
 
     @classmethod
     def of(cls, command: str = "") -> Places:
@@ -41,11 +39,7 @@ class Places:
         inside = (*suites, *(tree / "file" for tree in trees), folder / "file")
         tops = list(dict.fromkeys(map(repository_of, inside)))
         # A model's line is relative to its repository.
-        return cls(
-            [*tops, folder, *(suite.parent for suite in suites)],
-            tops,
-            {suite: _cases(suite) for suite in suites},
-        )
+        return cls([*tops, folder, *(suite.parent for suite in suites)], tops, suites)
 
     def located(self, finding: Finding) -> Finding:
         """The finding with a place that is in the user's repository, or without any."""
@@ -57,8 +51,8 @@ class Places:
             for folder in self.folders if place else ():
                 yield place and self._in_repository(folder / place.file, place)
         case = finding.subject.partition("/")[0]
-        for suite, cases in self.suites.items():
-            if line := cases.get(case):
+        for suite in self.suites:
+            if line := line_of(("case", case), suite):
                 yield self._in_repository(suite, Place("", line))
         for suite in self.suites:
             yield self._in_repository(suite, Place(""))
@@ -78,12 +72,3 @@ def _named(flag: str, command: str) -> Iterator[Path]:
         for word, after in itertools.pairwise(shlex.split(command)):
             if word == flag:
                 yield Path(os.path.normpath(Parser.user_folder() / after))
-
-
-def _cases(suite: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError):
-        for number, line in enumerate(suite.read_text(encoding="utf-8").splitlines(), 1):
-            if match := _CASE.match(line):
-                found.setdefault(next(filter(None, match.groups()), ""), number)
-    return found

@@ -1,11 +1,14 @@
-"""The rules that findings have: what each means, and what to type."""
+"""The rules that findings have: what each means, what to type, and its page."""
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from string import Formatter
+from urllib.parse import quote
 
 from provisioning.base.commands import Fix, fix_of
 from provisioning.base.settings import MANIFESTS
@@ -13,6 +16,13 @@ from provisioning.base.settings import MANIFESTS
 TABLE = MANIFESTS / "rules.toml"
 OTHERS = {"checks.toml": "docs/checks.md", "parity_checks.toml": "docs/building.md"}
 """Tables that have more than this for each rule and check it themselves; by file the page of their rules."""
+
+RULES = "rules.html"
+"""The page, in the site that the user named, with an anchor for each rule of a finding, by its name."""
+ERRORS = "errors.html"
+"""The page of failures that `diagnose` knows, likewise."""
+FAULTS = "findings.html"
+"""The page of known faults, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +72,10 @@ def rules() -> dict[str, Rule]:
             names = {name: name.upper() for _, name, _, _ in Formatter().parse(row["fix"]) if name}
             found[name] = Rule(name, row["summary"], Fix(fix.format(**names)) if names else fix, page)
     return found
+
+
+def page_of(name: str, page: str = RULES) -> str:
+    """Where the site that the user named explains a rule or a failure; empty if there is none."""
+    site = os.environ.get("QNN_CI_SITE", "").rstrip("/")
+    known = re.fullmatch(r"https?://[^\s<>\"'()\[\]]+", site) is not None
+    return f"{site}/{page}#{quote(name)}" if known else ""

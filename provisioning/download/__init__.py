@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from provisioning.base.mutex import mutex
+from provisioning.base.files import mutex
 from provisioning.base.progress import SILENT, Progress
 from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact, redact_text
 from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, Patience

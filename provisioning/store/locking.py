@@ -17,7 +17,7 @@ import time
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-from provisioning.base.mutex import mutex
+from provisioning.base.files import mutex
 from provisioning.base.progress import Progress
 
 

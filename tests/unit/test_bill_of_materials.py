@@ -10,13 +10,13 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from ci.bill_of_materials import Item, document
 from ci.builds.install import submodule_item
 from ci.builds.tree import Submodule
 from ci.image.engine import ContainerCommand, Engine
 from ci.image.image_plan import load_images, plan_of
 from ci.image.verb import installed_items, labels, vendor_items
 from lab.release import files as release
-from provisioning.base.bill_of_materials import Item, document
 from provisioning.base.settings import MANIFESTS
 from tests.support.bills import faults
 

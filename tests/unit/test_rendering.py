@@ -15,12 +15,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ci.report.code_scanning import code_quality, sarif
+from ci.report.job_summary import cell, markdown
+from ci.report.junit_xml import junit
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
 from provisioning.base.places import Places
-from provisioning.base.rendering.code_scanning import code_quality, sarif
-from provisioning.base.rendering.job_summary import cell, markdown
-from provisioning.base.rendering.junit_xml import junit
 from provisioning.base.rendering.terminal import console
 from provisioning.base.rendering.text import DID_NOT_RUN, worst
 from provisioning.base.rendering.workflow_commands import command, github_annotations

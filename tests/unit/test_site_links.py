@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ci.inspect import diagnose
+from ci.report.job_summary import markdown
 from provisioning.base.findings import Severity
-from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.workflow_commands import github_annotations
+from provisioning.base.rules import ERRORS, FAULTS, RULES
 from provisioning.base.settings import ROOT
-from provisioning.base.site import ERRORS, FAULTS, RULES
 from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here
 

@@ -48,7 +48,7 @@ VERDICTS = {
 }
 
 
-def console(report: Report, *, colour: bool = False, width: int = 100, verdict_first: bool = False) -> str:
+def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
     """The report as text of `width` columns, ending in a verdict that is one line however long."""
     from rich.console import Group
     from rich.text import Text
@@ -64,9 +64,7 @@ def console(report: Report, *, colour: bool = False, width: int = 100, verdict_f
         parts += [_artifacts(artifacts), Text()]
     if metrics := scalar_metrics(report):
         parts += [_metrics(metrics, width), Text()]
-    verdict_line = _verdict(report)
-    ordered = [verdict_line, Text(), *parts] if verdict_first else [*parts, verdict_line]
-    return rendered(Group(*ordered), colour=colour, width=width)
+    return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
 
 
 def stage_line(report: Report, names: int, *, colour: bool = False) -> str:
@@ -134,17 +132,11 @@ def _of_all(reports: Sequence[Report]) -> Text:
     return Text.assemble((word, style), f"  {headline(reports)}, {total}", no_wrap=True, overflow="ignore")
 
 
-def show(
-    report: Report,
-    stream: TextIO | None = None,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    verdict_first: bool = False,
-) -> None:
+def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
     """Print the report in the way this terminal supports."""
     stream = stream or sys.stdout
     colour, width = wants_colour(stream, environ), terminal_width(environ)
-    write(console(report, colour=colour, width=width, verdict_first=verdict_first), stream)
+    write(console(report, colour=colour, width=width), stream)
 
 
 def write(text: str, stream: TextIO) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 
 from provisioning.base.errors import UsageError
@@ -17,7 +18,7 @@ DOCKER_LINE_LIMIT = 64 * 1024
 
 def sh(variables: Mapping[str, str]) -> str:
     """Lines for `eval "$(…)"` in any POSIX shell. They can carry any value."""
-    return "".join(f"export {name}={_single_quoted(value)}\n" for name, value in variables.items())
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
 def as_json(variables: Mapping[str, str]) -> str:
@@ -64,23 +65,13 @@ FORMATS: dict[str, Callable[[Mapping[str, str]], str]] = {
 }
 
 
-def _single_quoted(value: str) -> str:
-    return "'" + value.replace("'", "'\\''") + "'"
-
-
 def _dotenv_value(name: str, value: str) -> str:
     _text("dotenv", name, value)
     if "${" in value:
         raise _cannot("dotenv", name, "holds ${, which python-dotenv would expand even in quotes")
-    if not value.endswith("\\"):
-        if "\r" not in value:
-            return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-        # Reading a file turns carriage returns into newlines; only double quotes have an escape for them.
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "\\r") + '"'
-    # python-dotenv would take a backslash before the closing quote for an escape, doubled or not.
-    if re.search(r"[\r\n]|\s#", value) or re.match(r"[\s'\"]", value):
-        raise _cannot("dotenv", name, "ends in a backslash and needs quotes, which is more than it can say")
-    return value
+    if "\r" in value or value.endswith("\\"):
+        raise _cannot("dotenv", name, "has a carriage return, or ends in a backslash")
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _delimiter(value: str) -> str:

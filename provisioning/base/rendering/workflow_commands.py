@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import plural
-from provisioning.base.site import page_of
+from provisioning.base.rules import page_of
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 

@@ -14,38 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import plural
-from provisioning.base.site import page_of
+from provisioning.base.rules import page_of
 from provisioning.base.units import size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-LAYOUT = Path(__file__).with_name("templates")
+TEMPLATES = Path(__file__).with_name("templates")
 
 
-def render(template: Path, style: str, script: str = "", **values: Any) -> str:
+def render(template: str, style: str, script: str, **values: Any) -> str:
     """The page of a template, which extends page.html.j2; its style and its script are files beside it."""
-    files = {"style": style, "script": script}
     assets = {
-        kind: template.with_name(name).read_text(encoding="utf-8") if name else ""
-        for kind, name in files.items()
+        kind: (TEMPLATES / name).read_text(encoding="utf-8")
+        for kind, name in (("style", style), ("script", script))
     }
-    return fill(template, **assets, **values)
-
-
-def fill(template: Path, **values: Any) -> str:
-    """The text of a template that stands alone."""
-    return _environment(template.parent).get_template(template.name).render(**values)
+    return _environment().get_template(template).render(**assets, **values)
 
 
 @cache
-def _environment(folder: Path) -> Environment:
+def _environment() -> Environment:
     # Late, because it takes 0.1 s, which a stage that writes no page should not wait for.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader([folder, LAYOUT]),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,

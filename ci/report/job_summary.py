@@ -6,7 +6,8 @@ import html
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from provisioning.base.findings import Metric, Report, Severity
+from ci.report.values import Row, mapping, number, rows_of
+from provisioning.base.findings import Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import (
     NO_MATTER,
@@ -21,7 +22,7 @@ from provisioning.base.rendering.text import (
     verdict,
     worst,
 )
-from provisioning.base.site import page_of
+from provisioning.base.rules import page_of
 from provisioning.base.units import in_decibels, size
 
 LIMIT = 1024 * 1024 - 4096
@@ -94,37 +95,27 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 def _models(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
     """The models that failed first, each with its figures."""
     passed = models_in(reports)
-    rows: dict[str, list[Mapping[str, Metric]]] = {name: [] for name in passed}
+    rows: dict[str, list[Row]] = {name: [] for name in passed}
     for report in reports:
         for table in ("programs", "models"):
-            named = report.metrics.get(table)
-            for name, row in named.items() if isinstance(named, dict) else ():
-                rows[name] += [row] if isinstance(row, dict) else []
+            for name, row in rows_of(report, table).items():
+                rows[name].append(row)
     if not rows:
         return
     yield "| | model | figures |", False
     yield "| --- | --- | --- |", False
     for name in sorted(rows, key=lambda name: passed[name]):
         figures = {key: value for row in rows[name] for key, value in _numbers(row).items()}
-        shown = [f"{FIGURES[key][0]} {_in_unit(key, figures[key])}" for key in FIGURES if key in figures]
+        shown = [f"{FIGURES[key][0]} {FIGURES[key][1](figures[key])}" for key in FIGURES if key in figures]
         cells = (MARKS["pass" if passed[name] else "fail"], cell(name), cell(", ".join(shown)))
         yield f"| {' | '.join(cells)} |", True
     yield "", False
 
 
-def _numbers(row: Mapping[str, Metric]) -> dict[str, float]:
+def _numbers(row: Row) -> dict[str, float]:
     """The figures of a program's row, which may have any form."""
-    tables = (row, row.get("figures"), row.get("costs"))
-    return {
-        key: value
-        for table in tables
-        for key, value in (table.items() if isinstance(table, dict) else ())
-        if key in FIGURES and isinstance(value, int | float) and abs(value) < 1e18
-    }
-
-
-def _in_unit(key: str, value: float) -> str:
-    return FIGURES[key][1](value)
+    tables = (row, mapping(row.get("figures")), mapping(row.get("costs")))
+    return {key: value for table in tables for key in FIGURES if (value := number(table, key)) is not None}
 
 
 def _details(report: Report) -> Iterator[tuple[str, bool]]:

@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
-from provisioning.base.rules import explained
-from provisioning.base.site import page_of
+from provisioning.base.rules import explained, page_of
 
 QUALITY = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.NOTE: "info"}
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
