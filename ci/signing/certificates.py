@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +23,6 @@ PADDING = b"\xff"
 ALIGN = 16
 MOST_CERTIFICATES = 16
 
-_OU = re.compile(r"(?P<index>[0-9A-Fa-f]{2}) (?P<value>[0-9A-Fa-f]+) (?P<name>[A-Z0-9_]+)")
-
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
@@ -34,8 +31,6 @@ class Certificate:
     subject: str
     issuer: str
     organisational_units: tuple[str, ...]
-    identities: Mapping[str, int]
-    """The OU fields of the form `01 0000000000000004 SW_ID`, by name."""
     not_before: str
     not_after: str
     key: str
@@ -52,15 +47,6 @@ def certificate_of(der: bytes) -> x509.Certificate:
     _ = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
     _ = (certificate.subject.rfc4514_string(), certificate.issuer.rfc4514_string())
     return certificate
-
-
-def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except Exception:
-        # Damaged keys raise many kinds of exception: any means that this is not proven.
-        return False
-    return True
 
 
 def split(area: bytes) -> list[bytes]:
@@ -129,7 +115,6 @@ def describe(certificate: x509.Certificate) -> Certificate:
         str(attribute.value)
         for attribute in certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
     )
-    matches = [match for unit in units if (match := _OU.fullmatch(unit))]
     try:
         algorithm = certificate.signature_hash_algorithm
         signature_hash = algorithm.name if algorithm else "none"
@@ -139,7 +124,6 @@ def describe(certificate: x509.Certificate) -> Certificate:
         subject=printable(certificate.subject.rfc4514_string()),
         issuer=printable(certificate.issuer.rfc4514_string()),
         organisational_units=tuple(map(printable, units)),
-        identities={match["name"]: int(match["value"], 16) for match in matches},
         not_before=certificate.not_valid_before_utc.isoformat(),
         not_after=certificate.not_valid_after_utc.isoformat(),
         key=key_type(certificate.public_key()),
@@ -161,46 +145,24 @@ def name_of(certificate: x509.Certificate) -> str:
     return f"<{printable(certificate.subject.rfc4514_string())}>"
 
 
-def check(
-    certificates: Sequence[x509.Certificate], root: x509.Certificate | None, at: dt.datetime
-) -> dict[str, list[str]]:
-    """Everything wrong with a chain of at least one certificate, by part; what the certificates allow (usage)
-    is judged only of a chain that holds and is valid.
-
-    It must end in `root`; without a root, in a certificate that signs itself."""
-    full = list(certificates)
-    if root is not None and full[-1].subject != full[-1].issuer and full[-1] != root:
-        full.append(root)
-    problems: dict[str, list[str]] = {"chain": [], "validity": [], "root": []}
-    # The last certificate signs itself, so a changed root is noticed even if no root is named.
-    for certificate, issuer in zip(full, [*full[1:], full[-1]], strict=True):
-        name = f"the certificate {name_of(certificate)}"
-        if not is_issued_by(certificate, issuer):
-            problems["chain"].append(f"{name} is not signed by {name_of(issuer)}")
-        if at < certificate.not_valid_before_utc:
-            begins = certificate.not_valid_before_utc.isoformat()
-            problems["validity"].append(f"{name} is not valid before {begins}")
-        if at > certificate.not_valid_after_utc:
-            problems["validity"].append(f"{name} expired on {certificate.not_valid_after_utc.isoformat()}")
-    if root is not None and full[-1] != root:
-        problems["root"].append(
-            f"the chain ends in {name_of(full[-1])} (sha256 {_fingerprint(full[-1])}), "
-            f"not in the given root {name_of(root)} (sha256 {_fingerprint(root)})"
-        )
-    if not problems["chain"] and not problems["validity"]:
-        problems["usage"] = _usage_problems(full, at)
-    return problems
+def chain_with(chain: Sequence[x509.Certificate], root: x509.Certificate | None) -> list[x509.Certificate]:
+    """The chain up to its root: many leave the root out."""
+    last = chain[-1]
+    left_out = root is not None and last != root and last.subject != last.issuer
+    return [*chain, root] if root is not None and left_out else list(chain)
 
 
-def _usage_problems(chain: Sequence[x509.Certificate], at: dt.datetime) -> list[str]:
-    """What cryptography's verifier refuses: CAs, path lengths, key usage, critical extensions, algorithms."""
+def problem(chain: Sequence[x509.Certificate], at: dt.datetime) -> str:
+    """What cryptography's verifier refuses if the last certificate is trusted; empty for a chain that holds.
+
+    It judges issuers, signatures, validity, CAs, path lengths, key usage, critical extensions, algorithms."""
     agnostic = verification.Criticality.AGNOSTIC
-    every = verification.ExtensionPolicy.permit_all()
-    authority = every.require_present(x509.BasicConstraints, agnostic, None).may_be_present(
+    permissive = verification.ExtensionPolicy.permit_all()
+    authority = permissive.require_present(x509.BasicConstraints, agnostic, None).may_be_present(
         x509.KeyUsage, agnostic, _signs_certificates
     )
     attestation = (
-        every.may_be_present(x509.BasicConstraints, agnostic, _is_no_authority)
+        permissive.may_be_present(x509.BasicConstraints, agnostic, _is_no_authority)
         .may_be_present(x509.KeyUsage, agnostic, _signs)
         .may_be_present(x509.ExtendedKeyUsage, agnostic, _signs_code)
     )
@@ -209,8 +171,8 @@ def _usage_problems(chain: Sequence[x509.Certificate], at: dt.datetime) -> list[
     try:
         policy.build_client_verifier().verify(chain[0], list(chain[1:-1]))
     except verification.VerificationError as error:
-        return [printable(str(error))]
-    return []
+        return printable(str(error))
+    return ""
 
 
 def _is_no_authority(_: object, __: object, constraints: x509.BasicConstraints | None) -> None:
@@ -236,17 +198,10 @@ def _signs_certificates(_: object, __: object, usage: x509.KeyUsage | None) -> N
 
 def _der_length(area: bytes, at: int) -> int | None:
     """The length of the SEQUENCE that begins at `at`; None if none begins there."""
-    head = area[at : at + 4]
-    if len(head) < 4 or head[0] != 0x30:
+    head = area[at : at + 2]
+    if len(head) < 2 or head[0] != 0x30:
         return None
     if head[1] < 0x80:
         return 2 + head[1]
-    if head[1] == 0x81:
-        return 3 + head[2]
-    if head[1] == 0x82:
-        return 4 + int.from_bytes(head[2:4], "big")
-    return None
-
-
-def _fingerprint(certificate: x509.Certificate) -> str:
-    return certificate.fingerprint(hashes.SHA256()).hex()[:16] + "…"
+    count = head[1] - 0x80
+    return 2 + count + int.from_bytes(area[at + 2 : at + 2 + count], "big")

@@ -39,11 +39,6 @@ class Format:
     segment_fields: tuple[str, ...]
     """The fields of ElfSegment, in the file's order."""
 
-    @property
-    def most(self) -> int:
-        """The largest address or offset."""
-        return (1 << self.bits) - 1
-
 
 def _format(bits: int) -> Format:
     word, segment, section, fields = {
@@ -56,7 +51,6 @@ def _format(bits: int) -> Format:
 
 _FORMATS = {bytes((bits // 32, 1)): _format(bits) for bits in (32, 64)}
 """By class and byte order."""
-ELF32 = _FORMATS[b"\1\1"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,9 +12,6 @@ from ci.signing.certificates import Certificate
 from ci.signing.headers import BadLibrary
 from ci.signing.verification import SignedBy
 from provisioning.base.units import aligned
-
-UNSIGNED = SignedBy.UNSIGNED.value
-DAMAGED = SignedBy.DAMAGED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +44,9 @@ def inspect(path: Path) -> Inspection:
         try:
             parsed, signed = signed_library.parse(data)
         except BadLibrary as error:
-            return Inspection(str(path), DAMAGED, problems=(error.message,))
+            return Inspection(str(path), SignedBy.DAMAGED.value, problems=(error.message,))
         plain = Inspection(
-            str(path), UNSIGNED, parsed.format.bits, parsed.arch, segments=len(parsed.segments)
+            str(path), SignedBy.UNSIGNED.value, parsed.format.bits, parsed.arch, segments=len(parsed.segments)
         )
         return plain if signed is None else _signed(str(path), signed)
 
@@ -72,7 +70,6 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
     if note or verification.is_rehearsal(verification.chain_of(signed)[0]):
         kind = SignedBy.REHEARSAL
     digest = signed.container.digest
-    size = {"sha256": 32, "sha384": 48}.get(digest or "", 0)
     return Inspection(
         file=file,
         kind=kind.value,
@@ -82,7 +79,7 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
         - (1 if signed.head_index is None else signed_library.SIGNING_HEADERS),
         mbn_version=signed.container.version,
         hash_algorithm=digest,
-        hashes=signed.container.part(mbn.HASHES).size // size if size else None,
+        hashes=signed.container.part(mbn.HASHES).size // hashlib.new(digest).digest_size if digest else None,
         **asdict(bindings),
         signature_size=signed.container.part(mbn.SIGNATURE).size,
         qti_signature_size=signed.container.part(mbn.QTI_SIGNATURE).size,
@@ -113,13 +110,9 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield "signature size", f"{inspection.signature_size} bytes"
         if inspection.qti_signature_size:
             yield "QTI signature size", f"{inspection.qti_signature_size} bytes"
-    for name, value in (
-        ("software id", inspection.software_id),
-        ("hardware id", inspection.hardware_id),
-        ("OEM id", inspection.oem_id),
-        ("model id", inspection.model_id),
-    ):
-        yield name, "" if value is None else f"{value:#x}"
+    for name in ("software_id", "hardware_id", "oem_id", "model_id"):
+        value = getattr(inspection, name)
+        yield name.replace("_", " "), "" if value is None else f"{value:#x}"
     if inspection.serials is not None:
         yield "serials", ", ".join(f"0x{serial:08x}" for serial in inspection.serials) or "bound to none"
     yield "anti-rollback", "" if inspection.anti_rollback is None else str(inspection.anti_rollback)

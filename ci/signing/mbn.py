@@ -1,5 +1,6 @@
-"""MBN containers, the content of a signed ELF's hash segment: versions 3, 5, 6 and 7 are read, 6 is written.
+"""MBN containers, the content of a signed ELF's hash segment: versions 6 and 7 are read, 6 is written.
 
+Older ones are of chips before Hexagon V68, which QNN's HTP does not run on.
 All numbers are little-endian u32. Layout: docs/signing.md.
 """
 
@@ -26,38 +27,25 @@ SIGNATURE = "signature"
 CERTIFICATES = "certificates"
 TRAILING = "trailing bytes"
 
-_V3_FIELDS = (
-    "image_id version flash_address load_address total_size hashes_size "
-    "signature_address signature_size certificates_address certificates_size"
-)
-_V5_FIELDS = (
-    "image_id version qti_signature_size qti_certificates_size total_size hashes_size "
-    "signature_address signature_size certificates_address certificates_size"
+_V6_FIELDS = (
+    "image_id version qti_signature_size qti_certificates_size total_size hashes_size signature_address "
+    "signature_size certificates_address certificates_size qti_metadata_size metadata_size"
 )
 _V7_FIELDS = (
     "image_id version common_size qti_metadata_size metadata_size hashes_size "
     "qti_signature_size qti_certificates_size signature_size certificates_size"
 )
-_FIELDS: Mapping[int, tuple[str, ...]] = {
-    3: tuple(_V3_FIELDS.split()),
-    5: tuple(_V5_FIELDS.split()),
-    6: (*_V5_FIELDS.split(), "qti_metadata_size", "metadata_size"),
-    7: tuple(_V7_FIELDS.split()),
-}
-_OWN_SIGNATURE = ((SIGNATURE, "signature_size"), (CERTIFICATES, "certificates_size"))
-_V5_BODY = (
+_FIELDS: Mapping[int, tuple[str, ...]] = {6: tuple(_V6_FIELDS.split()), 7: tuple(_V7_FIELDS.split())}
+_V6_PARTS = (
+    (QTI_METADATA, "qti_metadata_size"),
+    (METADATA, "metadata_size"),
     (HASHES, "hashes_size"),
     (QTI_SIGNATURE, "qti_signature_size"),
     (QTI_CERTIFICATES, "qti_certificates_size"),
-    *_OWN_SIGNATURE,
+    (SIGNATURE, "signature_size"),
+    (CERTIFICATES, "certificates_size"),
 )
-_V6_BODY = ((QTI_METADATA, "qti_metadata_size"), (METADATA, "metadata_size"), *_V5_BODY)
-_LAYOUT: Mapping[int, tuple[tuple[str, str], ...]] = {
-    3: ((HASHES, "hashes_size"), *_OWN_SIGNATURE),
-    5: _V5_BODY,
-    6: _V6_BODY,
-    7: ((COMMON, "common_size"), *_V6_BODY),
-}
+_PARTS: Mapping[int, tuple[tuple[str, str], ...]] = {6: _V6_PARTS, 7: ((COMMON, "common_size"), *_V6_PARTS)}
 _COMMON_FIELDS = ("major", "minor", "software_id", "secondary_id", "hash_algorithm", "measurement_register")
 _V7_DIGESTS = {3: "sha384"}
 
@@ -122,7 +110,7 @@ class Container:
         """hashlib's name for the hash table's algorithm; None if the public format does not define it."""
         if self.version == 7:
             return _V7_DIGESTS.get(self.common.get("hash_algorithm", 0))
-        return "sha384" if self.version == 6 else "sha256"
+        return "sha384"
 
     @property
     def signed_end(self) -> int:
@@ -136,7 +124,7 @@ def parse(segment: bytes) -> Container:
         raise BadLibrary(HEADER, f"the hash segment has only {len(segment)} bytes")
     version = struct.unpack_from("<I", segment, 4)[0]
     if version not in _FIELDS:
-        raise BadLibrary(HEADER, f"version: expected 3, 5, 6 or 7, found {version}")
+        raise BadLibrary(HEADER, f"version: expected 6 or 7, found {version}")
     names = _FIELDS[version]
     start = 4 * len(names)
     if len(segment) < start:
@@ -146,7 +134,7 @@ def parse(segment: bytes) -> Container:
     fields = dict(zip(names, struct.unpack_from(f"<{len(names)}I", segment), strict=True))
     parts = [MbnPart(HEADER, 0, start)]
     at = start
-    for name, size in _LAYOUT[version]:
+    for name, size in _PARTS[version]:
         end = at + fields[size]
         if end > len(segment):
             raise BadLibrary(name, f"ends at byte {end} of a hash segment of {len(segment)} bytes")

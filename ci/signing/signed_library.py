@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import mmap
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from ci.signing import mbn
 from ci.signing.headers import PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegment, Layout, layout
 from provisioning.base.errors import UsageError
+from provisioning.base.files import open_regular
 from provisioning.elf import MOST_SEGMENTS
 
 TYPE_MASK = 7 << 24
@@ -78,21 +78,15 @@ class Signed:
 def mapped(path: Path) -> Iterator[memoryview]:
     """Map the file's bytes. Raises UsageError unless it is a regular file."""
     try:
-        # Not blocking: opening a named pipe would wait for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        stream = open_regular(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", fix="name a library file") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path}: not a regular file", fix="name a library file")
-        if status.st_size == 0:
+    with stream:
+        if os.fstat(stream.fileno()).st_size == 0:
             yield memoryview(b"")
             return
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
             yield view
-    finally:
-        os.close(descriptor)
 
 
 def is_hash_segment(segment: ElfSegment) -> bool:

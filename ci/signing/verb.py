@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -69,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
 
 def inspect(files: Sequence[Path]) -> int:
     from ci.signing import inspection
+    from ci.signing.verification import SignedBy
 
     inspections = [inspection.inspect(path) for path in files]
     answer.add(files=[asdict(file) for file in inspections])
     sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
-    return 1 if any(result.kind == inspection.DAMAGED for result in inspections) else 0
+    return 1 if any(file.kind == SignedBy.DAMAGED.value for file in inspections) else 0
 
 
 def verify(
@@ -81,31 +83,45 @@ def verify(
 ) -> int:
     from ci.signing import verification
 
-    results: list[tuple[Path, Verification]] = []
+    files: list[dict[str, object]] = []
+    texts: list[str] = []
     for path in paths:
         result = verification.verify_file(path, expected)
-        results.append((path, result))
+        verdict = result.verdict(allowed)
         stage.findings += verification.findings_of(path, result, allowed=allowed)
-        stage.metrics[str(path)] = result.verdict(allowed)
-    answer.add(files=[_facts(path, result, allowed) for path, result in results])
-    sys.stdout.write("\n".join(_as_text(path, result, allowed) for path, result in results))
-    return 0 if all(result.verdict(allowed) == "verified" for _, result in results) else 1
+        stage.metrics[str(path)] = verdict
+        signer = result.signer.name.lower()
+        files.append({"file": str(path), "verdict": verdict, "signer": signer, **asdict(result)})
+        texts.append(_as_text(path, result, allowed))
+    answer.add(files=files)
+    sys.stdout.write("\n".join(texts))
+    return 0 if all(file["verdict"] == "verified" for file in files) else 1
 
 
 def _expected(
     root: Path | None, software: str | None, hardware: str | None, serial: str | None, at: str | None
 ) -> ExpectedSignature:
     from ci.signing.certificates import read_root
-    from ci.signing.lpai.sign import parse_serial
     from ci.signing.verification import ExpectedSignature
 
     return ExpectedSignature(
         root=read_root(root) if root else None,
         software_id=SOFTWARE_IDS.get(software or "") or _number("--sw-id", software),
         hardware_id=_number("--hw-id", hardware),
-        serial=parse_serial(serial) if serial is not None else None,
+        serial=_serial(serial) if serial is not None else None,
         at=_moment(at) if at else None,
     )
+
+
+def _serial(text: str) -> int:
+    """As signing tools write it: without 0x, 12345678 could be either notation."""
+    serial = int(text, 16) if re.fullmatch("0[xX][0-9a-fA-F]+", text) else 0
+    if not 0 < serial <= 0xFFFFFFFF:
+        raise UsageError(
+            f"--serial {text}: expected 32 bits in hex, not 0, as 0x1a2b3c4d",
+            fix="`adb shell cat /sys/devices/soc0/serial_number` prints it, in decimal",
+        )
+    return serial
 
 
 def _number(flag: str, text: str | None) -> int | None:
@@ -143,12 +159,3 @@ def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
     if result.rehearsal:
         lines.append(f"  {STATEMENT}")
     return "\n".join(lines) + "\n"
-
-
-def _facts(path: Path, result: Verification, allowed: Sequence[str]) -> dict[str, object]:
-    return {
-        "file": str(path),
-        "verdict": result.verdict(allowed),
-        "signer": result.signer.name.lower(),
-        **asdict(result),
-    }

@@ -1,7 +1,6 @@
 """Whether a signature holds: each check has a name, and passed, failed or could not be made.
 
-Two signatures can be checked: a rehearsal's of this project, and the public one of MBN v3 and v5. What
-Qualcomm's own signatures of MBN v6 and v7 cover, and how they are encoded, is not public.
+Only a rehearsal's signature can be checked: what Qualcomm's own cover, and in which encoding, is not public.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import hashlib
-import hmac
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,12 +16,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-from cryptography.hazmat.primitives.asymmetric.utils import (
-    Prehashed,
-    decode_dss_signature,
-    encode_dss_signature,
-)
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.x509.oid import NameOID
 
 from ci.signing import certificates, mbn, signed_library
@@ -53,9 +46,9 @@ SEGMENTS = "segments"
 SIGNATURE = "signature"
 CHAIN = "chain"
 ROOT = "root"
-INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE, CHAIN)
+INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE)
 """If one of these fails, the bytes are not those that were signed."""
-ESSENTIAL = (*INTEGRITY, ROOT)
+ESSENTIAL = (*INTEGRITY, CHAIN, ROOT)
 """A file counts as verified only if each of these passed, as far as its kind of signature has them."""
 
 
@@ -263,7 +256,7 @@ def chain_of(signed: Signed) -> tuple[list[x509.Certificate], str]:
 def _authority(
     signed: Signed, chain: list[x509.Certificate], error: str, rehearsal: bool, expected: ExpectedSignature
 ) -> Iterator[SignatureCheck]:
-    """Signature, chain, validity, usage, root."""
+    """Signature, chain, root."""
     at = expected.at or dt.datetime.now(dt.timezone.utc)
     if not chain:
         yield SignatureCheck(CHAIN, Status.FAILED, error)
@@ -274,26 +267,23 @@ def _authority(
         yield SignatureCheck(
             "QTI signature", Status.UNCHECKED, "what Qualcomm's own signature covers is not public"
         )
-    problems = certificates.check(chain, expected.root, at)
-    yield from _verdict(CHAIN, problems["chain"], f"{len(chain)} certificates, each signed by the next")
-    if "usage" in problems:
-        yield from _verdict("usage", problems["usage"], "attestation may sign code, the others certificates")
+    full = certificates.chain_with(chain, expected.root)
+    problem = certificates.problem(full, at)
+    moment = at.isoformat(timespec="seconds")
+    if problem:
+        yield SignatureCheck(CHAIN, Status.FAILED, f"it does not hold at {moment}: {problem}")
     else:
-        yield SignatureCheck("usage", Status.UNCHECKED, "the chain does not hold, or not at that time")
-    yield from _verdict("validity", problems["validity"], f"all valid at {at.isoformat(timespec='seconds')}")
+        message = f"{len(chain)} certificates, which sign one another and hold at {moment}"
+        yield SignatureCheck(CHAIN, Status.PASSED, message)
+    end = certificates.name_of(full[-1])
     if expected.root is None:
-        yield SignatureCheck(
-            ROOT,
-            Status.UNCHECKED,
-            "no root certificate was given, and anybody can make a chain that ends in "
-            f"{certificates.name_of(chain[-1])}",
-        )
+        message = f"no root certificate was given, and anybody can make a chain that ends in {end}"
+        yield SignatureCheck(ROOT, Status.UNCHECKED, message)
+    elif full[-1] == expected.root:
+        yield SignatureCheck(ROOT, Status.PASSED, f"ends in the given root {end}")
     else:
-        yield from _verdict(
-            ROOT,
-            problems[ROOT],
-            f"ends in the given root {certificates.name_of(expected.root)}",
-        )
+        message = f"the chain ends in {end}, not in the given root {certificates.name_of(expected.root)}"
+        yield SignatureCheck(ROOT, Status.FAILED, message)
 
 
 def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -> SignatureCheck:
@@ -302,38 +292,16 @@ def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -
         # No scheme has a signature of zeros: r and s of ECDSA are at least 1, and RSA's is padded.
         return SignatureCheck(SIGNATURE, Status.FAILED, "it is all zeros" if signature else "there is none")
     if rehearsal:
-        good = verify_rehearsal(attestation.public_key(), signature, signed.signed_part)
-        return _signature_check(good, "by the attestation key over MBN header, metadata and hash table")
-    if signed.container.version in (3, 5):
-        return _legacy_signature(signed, attestation)
+        message = "by the attestation key over MBN header, metadata and hash table"
+        if verify_rehearsal(attestation.public_key(), signature, signed.signed_part):
+            return SignatureCheck(SIGNATURE, Status.PASSED, message)
+        return SignatureCheck(SIGNATURE, Status.FAILED, f"is not one {message}")
     return SignatureCheck(
         SIGNATURE,
         Status.UNCHECKED,
         f"the range and encoding of MBN v{signed.container.version} signatures are not public, so another "
         "library with the same chain would not be noticed",
     )
-
-
-def _signature_check(good: bool, what: str) -> SignatureCheck:
-    return SignatureCheck(
-        SIGNATURE, Status.PASSED if good else Status.FAILED, what if good else f"is not one {what}"
-    )
-
-
-def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> SignatureCheck:
-    ids = certificates.describe(attestation).identities
-    public = attestation.public_key()
-    if not isinstance(public, rsa.RSAPublicKey) or not {"SW_ID", "HW_ID"} <= ids.keys():
-        return SignatureCheck(
-            SIGNATURE,
-            Status.UNCHECKED,
-            f"MBN v{signed.container.version} is public for RSA with SW_ID and HW_ID in the subject",
-        )
-    if max(ids["SW_ID"], ids["HW_ID"]) >= 1 << 64:
-        return SignatureCheck(SIGNATURE, Status.FAILED, "SW_ID or HW_ID has more than 64 bits")
-    digest = legacy_digest(signed.signed_part, ids["SW_ID"], ids["HW_ID"])
-    good = verify_legacy(public, signed.part(mbn.SIGNATURE), digest)
-    return _signature_check(good, "by the attestation key over MBN header and hash table")
 
 
 def _bindings(signed: Signed, expected: ExpectedSignature) -> Iterator[SignatureCheck]:
@@ -343,29 +311,26 @@ def _bindings(signed: Signed, expected: ExpectedSignature) -> Iterator[Signature
         yield SignatureCheck("metadata", Status.FAILED, error.message)
         return
     for part, wanted, actual in (
-        ("software id", expected.software_id, facts.software_id),
-        ("hardware id", expected.hardware_id, facts.hardware_id),
+        ("software id", expected.software_id, _single(facts.software_id)),
+        ("hardware id", expected.hardware_id, _single(facts.hardware_id)),
+        ("serial", expected.serial, facts.serials),
     ):
+        values = ", ".join(map(hex, actual or ())) or "none"
         if wanted is None:
-            continue
-        if actual is None:
-            message = f"MBN v{signed.container.version} does not show its {part}"
+            if part == "serial" and actual:
+                message = f"bound to {values}; no device was named"
+                yield SignatureCheck(part, Status.UNCHECKED, message)
+        elif actual is None:
+            message = f"where MBN v{signed.container.version} keeps it is not public"
             yield SignatureCheck(part, Status.UNCHECKED, message, asked=True)
+        elif wanted in actual:
+            yield SignatureCheck(part, Status.PASSED, values)
         else:
-            same = actual == wanted
-            message = f"{actual:#x}" if same else f"expected {wanted:#x}, found {actual:#x}"
-            yield SignatureCheck(part, Status.PASSED if same else Status.FAILED, message)
-    if facts.serials is None:
-        if expected.serial is not None:
-            message = f"where MBN v{signed.container.version} keeps serials is not public"
-            yield SignatureCheck("serial", Status.UNCHECKED, message, asked=True)
-    elif expected.serial is not None:
-        bound = ", ".join(f"0x{s:08x}" for s in facts.serials) or "no device"
-        good = expected.serial in facts.serials
-        yield SignatureCheck("serial", Status.PASSED if good else Status.FAILED, f"bound to {bound}")
-    elif facts.serials:
-        bound = ", ".join(f"0x{s:08x}" for s in facts.serials)
-        yield SignatureCheck("serial", Status.UNCHECKED, f"bound to {bound}; no device was named")
+            yield SignatureCheck(part, Status.FAILED, f"expected {wanted:#x}, found {values}")
+
+
+def _single(value: int | None) -> tuple[int, ...] | None:
+    return None if value is None else (value,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,25 +346,13 @@ class Bindings:
 
 
 def bindings(signed: Signed) -> Bindings:
-    """Read from metadata (v6), common metadata (v7) or the attestation certificate's OU fields (v3, v5)."""
-    if signed.container.version == 6:
-        metadata = signed.metadata
-        if metadata is None:
-            return Bindings()
-        return Bindings(*(getattr(metadata, name) for name in Bindings.__slots__))
+    """Read from the metadata of version 6, or the common metadata of version 7."""
     if signed.container.version == 7:
         return Bindings(software_id=signed.container.common["software_id"])
-    chain, _ = chain_of(signed)
-    ids = certificates.describe(chain[0]).identities if chain else {}
-    software = ids.get("SW_ID")
-    return Bindings(
-        # The upper half is the anti-rollback version, the lower one the kind of software.
-        software_id=None if software is None else software & 0xFFFFFFFF,
-        hardware_id=ids.get("HW_ID"),
-        oem_id=ids.get("OEM_ID"),
-        model_id=ids.get("MODEL_ID"),
-        anti_rollback=None if software is None else software >> 32,
-    )
+    metadata = signed.metadata
+    if metadata is None:
+        return Bindings()
+    return Bindings(*(getattr(metadata, name) for name in Bindings.__slots__))
 
 
 def _verdict(part: str, problems: list[str], good: str) -> Iterator[SignatureCheck]:
@@ -421,8 +374,7 @@ def is_rehearsal(certificates: list[x509.Certificate]) -> bool:
 
 
 def sign_rehearsal(private: ec.EllipticCurvePrivateKey, signed: bytes) -> bytes:
-    digest = hashlib.new(DIGEST, signed).digest()
-    r, s = decode_dss_signature(private.sign(digest, ec.ECDSA(Prehashed(hashes.SHA384()))))
+    r, s = decode_dss_signature(private.sign(signed, ec.ECDSA(hashes.SHA384())))
     return r.to_bytes(_HALF, "big") + s.to_bytes(_HALF, "big")
 
 
@@ -431,28 +383,10 @@ def verify_rehearsal(public: object, signature: bytes, signed: bytes) -> bool:
         return False
     r, s = (int.from_bytes(half, "big") for half in (signature[:_HALF], signature[_HALF:]))
     try:
-        digest = hashlib.new(DIGEST, signed).digest()
-        public.verify(encode_dss_signature(r, s), digest, ec.ECDSA(Prehashed(hashes.SHA384())))
+        public.verify(encode_dss_signature(r, s), signed, ec.ECDSA(hashes.SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError):
         return False
     return True
-
-
-def legacy_digest(signed: bytes, software_id: int, hardware_id: int) -> bytes:
-    """MBN v3 and v5 bind both ids into what is signed, in the manner of an HMAC."""
-    inner = struct.pack(">Q", software_id ^ 0x3636363636363636) + hashlib.sha256(signed).digest()
-    outer = struct.pack(">Q", hardware_id ^ 0x5C5C5C5C5C5C5C5C) + hashlib.sha256(inner).digest()
-    return hashlib.sha256(outer).digest()
-
-
-def verify_legacy(public: rsa.RSAPublicKey, signature: bytes, digest: bytes) -> bool:
-    """PKCS#1 v1.5 around the bare digest, without the algorithm's name."""
-    try:
-        return hmac.compare_digest(
-            public.recover_data_from_signature(signature, padding.PKCS1v15(), None), digest
-        )
-    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
-        return False
 
 
 def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()) -> Iterator[Finding]:

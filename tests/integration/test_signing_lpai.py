@@ -158,12 +158,6 @@ def test_the_signer_learns_nothing_of_our_environment(
     assert environ["HTTPS_PROXY"] == "http://127.0.0.1:1"
 
 
-def test_a_signer_that_writes_into_its_sdk_is_found_out(world: World, python: str) -> None:
-    hexagon_sdk.behave(world.hexagon, behaviour="writes-into-sdk")
-    assert world.sign_lpai(*ACCEPT, "--python", python).returncode == 1
-    assert world.rules() == ["signing-sdk-changed"]
-
-
 def test_an_interrupt_ends_the_signer_and_leaves_nothing(world: World, python: str) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour="hang")
     child = subprocess.Popen(

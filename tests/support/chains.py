@@ -9,7 +9,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ci.signing.lpai import rehearsal
@@ -99,21 +99,8 @@ def bent(*, root: dict[str, Any] | None = None, attestation: dict[str, Any] | No
     return KeyAndChain((certificate(key=key, issuer_key=root_key, **below), top), key)
 
 
-@cache
-def legacy(
-    software_id: int = 4, hardware_id: int = 0x1234
-) -> tuple[rsa.RSAPrivateKey, list[x509.Certificate]]:
-    """An RSA chain whose attestation certificate states its ids as MBN v3 and v5 want them."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    units = (
-        f"01 {software_id:016X} SW_ID",
-        f"02 {hardware_id:016X} HW_ID",
-        "04 0001 OEM_ID",
-        "07 0001 SHA256",
-    )
-    attestation = certificate(name("att", *units), key, name("root"), key, ca=False)
-    root = certificate(name("root"), key, name("root"), key, ca=True)
-    return key, [attestation, root]
+def root_pem(signer: KeyAndChain) -> bytes:
+    return signer.root.public_bytes(serialization.Encoding.PEM)
 
 
 def everything_written(*directories: Path) -> bytes:

@@ -29,7 +29,6 @@ def main() -> int:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-i", dest="infile", type=Path)
     source.add_argument("-r", dest="directory", type=Path)
-    source.add_argument("-t", dest="testsig")
     parser.add_argument("-o", dest="outdir", type=Path, default=Path("output"))
     parser.add_argument("--no_disclaimer", action="store_true")
     args = parser.parse_args()
@@ -60,8 +59,6 @@ def main() -> int:
     if behaviour == "no-output":
         print("Done.")
         return 0
-    if behaviour == "writes-into-sdk":
-        (HERE / "left-behind.txt").write_text("x", encoding="utf-8")
     sys.path.insert(0, settings["repository"])
     sign(args, behaviour)
     print("Done.")
@@ -73,11 +70,6 @@ def sign(args: argparse.Namespace, behaviour: str) -> None:
 
     signer = rehearsal.new_signer()
     args.outdir.mkdir(parents=True, exist_ok=True)
-    if args.testsig:
-        serial = int(args.testsig, 16)
-        content = rehearsal.sign(rehearsal.carrier_library(81, (serial,)), signer, (serial,))
-        (args.outdir / f"testsig-0x{serial:08x}.so").write_bytes(content)
-        return
     for path in [args.infile] if args.infile else sorted(args.directory.glob("*.so")):
         library = path.read_bytes()
         if behaviour == "other-program":

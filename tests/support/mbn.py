@@ -82,14 +82,6 @@ def container(version: int, **parts: bytes) -> bytes:
     own = (len(signature), len(certificates))
     tail = hashes + qti_signature + qti_certificates + signature + certificates
     body = qti_metadata + metadata + tail
-    if version == 3:
-        total = len(hashes) + sum(own)
-        return (
-            struct.pack("<10I", 0, 3, 0, 0, total, len(hashes), 0, own[0], 0, own[1])
-            + hashes
-            + signature
-            + certificates
-        )
     if version == 7:
         common = struct.pack("<6I", 0, 0, 0x17, 0, 3, 0)
         sizes = (
@@ -104,10 +96,8 @@ def container(version: int, **parts: bytes) -> bytes:
         return struct.pack("<10I", 0, 7, *sizes) + common + body
     none = 0xFFFFFFFF
     numbers = [0, version, len(qti_signature), len(qti_certificates), len(body), len(hashes)]
-    numbers += [none, own[0], none, own[1]]
-    if version == 6:
-        return struct.pack("<12I", *numbers, len(qti_metadata), len(metadata)) + body
-    return struct.pack("<10I", *numbers) + tail
+    numbers += [none, own[0], none, own[1], len(qti_metadata), len(metadata)]
+    return struct.pack("<12I", *numbers) + body
 
 
 def signed_file(library: bytes, version: int, *, digest: str, **parts: bytes) -> bytes:

@@ -379,7 +379,7 @@ def signing_rules(maker: Maker, overlay: Path, *flags: str | Path) -> tuple[int,
 
 def test_who_signed_the_skel_is_reported(maker: Maker, overlay: Path) -> None:
     for name, signer in (("root.pem", chains.signer()), ("other.pem", chains.other_signer())):
-        (maker.root / name).write_bytes(signer.root_pem)
+        (maker.root / name).write_bytes(chains.root_pem(signer))
     assert signing_rules(maker, overlay) == (0, ["signing-development-only", "signing-signer-unknown"])
     assert signing_rules(maker, overlay, "--root", maker.root / "root.pem") == (
         0,

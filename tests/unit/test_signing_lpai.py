@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ci.signing import verification
-from ci.signing.certificates import read_root
 from ci.signing.lpai import libraries, verb
-from ci.signing.lpai.sign import ROOT_NAME, parse_serial, read_serial
+from ci.signing.lpai.elfsigner import interpreter
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.environment import Environment, Root
+from provisioning.manifest import load_socs
+from provisioning.validation import tables
 from tests.support import chains, hexagon_sdk
 from tests.support.elves import AARCH64, X86_64, Library
-from tests.support.scripts import script
 from tests.support.skels import Skel
 from tests.support.typed import parsed
 
@@ -212,36 +212,19 @@ def test_an_overlay_inside_an_sdk_or_the_store_is_refused(
     assert "nothing may write to" in capsys.readouterr().err
 
 
-def test_a_test_signature_is_made_for_a_serial(tmp_path: Path) -> None:
-    assert (
-        sign_lpai("--soc", "SM8850", "--signer", "dev", "--serial", "0x1A2B3C4D", "-o", tmp_path / "o") == 0
-    )
-    signature = tmp_path / "o" / "lib" / "lpai-v6" / "signed" / "testsig-0x1a2b3c4d.so"
-    expected = verification.ExpectedSignature(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
-    assert verification.verify_file(signature, expected).verdict() == "verified"
+def test_the_python_for_elfsigner_is_an_older_one() -> None:
+    command = [str(interpreter(None, "3.14")), "-c", "import sys; print(sys.version_info < (3, 14))"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
+    with pytest.raises(EnvironmentLacking, match="uv finds none"):
+        interpreter(None, "3.6.1")
+    with pytest.raises(UsageError, match="--python"):
+        interpreter("no-such-python", "3.12")
 
 
-def test_a_library_that_is_none_fails_and_the_others_are_signed(tmp_path: Path) -> None:
-    good = Skel(arch=81).write(tmp_path / "good.so")
-    (bad := tmp_path / "bad.so").write_bytes(b"\x7fELF not really")
-    assert (
-        sign_lpai("--soc", "SM8850", "--signer", "dev", "--library", bad, good, "-o", tmp_path / "overlay")
-        == 1
-    )
-    written = report(tmp_path)
-    assert [Path(a["path"]).name for a in written["artifacts"]] == ["good.so"]
-    assert [(f["rule"], f["subject"]) for f in written["findings"] if f["severity"] == "error"] == [
-        ("signing-failed", "bad.so")
-    ]
+def test_every_lpai_has_a_first_qnn() -> None:
+    versions = {str(soc.lpai) for soc in load_socs().values() if soc.lpai is not None}
+    assert versions <= tables.libraries().lpai.keys()
 
 
-@pytest.mark.parametrize("text", ["1", "0x0", "0x100000000", "0xg"])
-def test_what_is_no_serial_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--serial"):
-        parse_serial(text)
-
-
-def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '[ "$*" = "shell cat /sys/devices/soc0/serial_number" ] && echo 4660'
-    monkeypatch.setenv("PATH", f"{script(tmp_path / 'tools' / 'adb', text).parent}:/usr/bin:/bin")
-    assert read_serial() == 0x1234
+def test_chips_that_load_the_same_libraries_are_one() -> None:
+    assert libraries.chip_of(["SM8850", "SAR2230P"]) == CHIP

@@ -36,7 +36,7 @@ def signed(tmp_path: Path) -> Path:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     path = tmp_path / "root.pem"
-    path.write_bytes(chains.signer().root_pem)
+    path.write_bytes(chains.root_pem(chains.signer()))
     return path
 
 
@@ -45,7 +45,7 @@ def root(tmp_path: Path) -> Path:
     [
         (("--root", "root.pem", "--sw-id", "adsp", "--serial", "0xb"), 0, "VERIFIED, development rehearsal"),
         (("--root", "root.pem", "--serial", "0xc"), 1, "FAILED"),
-        (("--root", "root.pem", "--serial", "12"), 2, ""),
+        *((("--root", "root.pem", "--serial", text), 2, "") for text in ("12", "0x0", "0x100000000", "0xg")),
         (("--root", "root.pem", "--sw-id", "cdsp"), 1, "FAILED"),
         ((), 1, "NOT PROVEN, development rehearsal"),
         (("--allow-unchecked", "root"), 0, "VERIFIED, development rehearsal"),
@@ -70,7 +70,7 @@ def test_verifying(
 def test_a_file_of_several_certificates_does_not_say_which_to_trust(
     signed: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root.write_bytes(root.read_bytes() + chains.other_signer().root_pem)
+    root.write_bytes(root.read_bytes() + chains.root_pem(chains.other_signer()))
     assert signing("verify", signed, "--root", root) == 2
     assert "found 2 certificates" in capsys.readouterr().err
 

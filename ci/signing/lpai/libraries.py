@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.build_id import build_ids, version_in
 from provisioning.environment import Environment, Root
-from provisioning.manifest import Soc, load_profile, load_socs, soc_named
+from provisioning.manifest import load_profile, load_socs, soc_named
 from provisioning.sources import Version
 from provisioning.symbol_versions import version_key
 from provisioning.validation import tables
@@ -39,12 +39,10 @@ class NeededLibrary(Model):
 
 
 class ElfsignerTable(Model):
-    """What is assumed of elfsigner. Words may hold {library}, {library_name}, {folder} and {serial}."""
+    """What is assumed of elfsigner. Words may hold {library}, {library_name} and {folder}."""
 
     sign: Annotated[tuple[str, ...], Field(min_length=1)]
-    test_signature: Annotated[tuple[str, ...], Field(min_length=1)]
     signed_name: str
-    test_signature_name: str
     answer: str
     """The answer to a question that the user accepted."""
     source: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -78,16 +76,18 @@ def load_table() -> LpaiTable:
     return load(MANIFESTS / "lpai.toml", LpaiTable)
 
 
-def chips(socs: Sequence[str], arch: str | None) -> list[Chip]:
-    """The chips with these names, or of `--arch`: v81 (a Hexagon arch) or v6 (an LPAI version)."""
-    table = load_socs()
-    named = [(name, soc_named(name)) for name in socs] if arch is None else _by_arch(arch, table)
-    for name, soc in named:
+def chip_of(socs: Sequence[str]) -> Chip:
+    """The chip to sign for. Several names are one chip if their LPAI and Hexagon arch are the same."""
+    chips = []
+    for name in socs:
+        soc = soc_named(name)
         if soc.lpai is None:
-            with_lpai = sorted(n for n, s in table.items() if s.lpai is not None)
+            with_lpai = sorted(n for n, s in load_socs().items() if s.lpai is not None)
             raise UsageError(f"{name} has no LPAI", fix=f"use --soc with one of: {', '.join(with_lpai)}")
-    distinct = {(soc.lpai, soc.arch): Chip(name, soc.lpai or 0, soc.arch) for name, soc in reversed(named)}
-    return sorted(distinct.values(), key=lambda chip: chip.name)
+        chips.append(Chip(name, soc.lpai, soc.arch))
+    if len({(chip.lpai, chip.arch) for chip in chips}) > 1:
+        raise UsageError(f"{' and '.join(socs)} load different libraries", fix="sign for one at a time")
+    return chips[0]
 
 
 def to_sign(
@@ -127,12 +127,7 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
     """The QNN version; empty if it is not known. Raises if it is too old for the chip's LPAI."""
     builds = {build.lstrip("v") for path in files for build in build_ids(path)}
     version = (version_of("qnn-sdk", root) if root else "") or min(builds, key=_numbers, default="")
-    known = tables.libraries().lpai.get(str(chip.lpai))
-    if known is None:
-        raise UsageError(
-            f"LPAI v{chip.lpai} is not in manifests/libraries.toml",
-            fix="add its [lpai] entry there",
-        )
+    known = tables.libraries().lpai[str(chip.lpai)]
     if version and _older(version, known.since):
         where = f" in {root.path}" if root else ""
         raise EnvironmentLacking(
@@ -163,7 +158,7 @@ def require_fit(chip: Chip, root: Root | None, files: Sequence[Path]) -> None:
         if arch > chip.arch or (builds and arch != chip.arch):
             raise UsageError(
                 f"{path} is for Hexagon v{arch}, and {chip.name} has v{chip.arch}",
-                fix=f"name the file of lib/hexagon-v{chip.arch}, or sign for its chips: --arch v{arch}",
+                fix=f"name the file of lib/hexagon-v{chip.arch}, or sign for one of its chips with --soc",
             )
         for build in builds:
             of_build.setdefault(build, path)
@@ -209,23 +204,6 @@ def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip
                 f"{_profiles_with('hexagon-sdk', limit)}",
             )
     return script
-
-
-def _by_arch(text: str, table: Mapping[str, Soc]) -> list[tuple[str, Soc]]:
-    match = re.fullmatch(r"v?(\d{1,3})", text)
-    number = int(match.group(1)) if match else -1
-    matches = [
-        (name, soc) for name, soc in table.items() if soc.lpai is not None and number in (soc.lpai, soc.arch)
-    ]
-    if not matches:
-        known = sorted({f"v{n}" for soc in table.values() if soc.lpai for n in (soc.lpai, soc.arch)})
-        raise UsageError(f"no chip with LPAI has arch {text}", fix=f"use one of: {', '.join(known)}")
-    if len({(soc.lpai, soc.arch) for _, soc in matches}) > 1:
-        raise UsageError(
-            f"--arch {text} fits different chips: {', '.join(name for name, _ in matches)}",
-            fix="name one with --soc",
-        )
-    return matches
 
 
 def _distinct(paths: Iterable[Path]) -> list[Path]:

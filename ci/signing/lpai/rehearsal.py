@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ci.signing import certificates, mbn, signed_library, verification
 from ci.signing.headers import (
-    ELF32,
-    EM_HEXAGON,
     PT_LOAD,
     PT_NULL,
     BadLibrary,
@@ -51,10 +49,6 @@ class KeyAndChain:
     @property
     def root(self) -> x509.Certificate:
         return self.chain[-1]
-
-    @property
-    def root_pem(self) -> bytes:
-        return self.root.public_bytes(serialization.Encoding.PEM)
 
 
 def new_signer() -> KeyAndChain:
@@ -91,7 +85,13 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
     digest_size = hashlib.new(verification.DIGEST).digest_size
     hashes_size = (len(parsed.segments) + signed_library.SIGNING_HEADERS) * digest_size
     blob_size = 4 * 12 + len(metadata) + hashes_size + verification.REHEARSAL_SIZE + len(chain)
-    head, shift, start = _new_head(parsed, blob_size)
+    body = bytearray(data)
+    try:
+        head, shift, start = _new_head(parsed, blob_size)
+        _shift_sections(body, parsed, shift)
+    except struct.error as error:
+        message = f"a number does not fit {parsed.format.bits} bits once the library is moved"
+        raise BadLibrary("headers", message) from error
     digests = [
         hashlib.new(verification.DIGEST, head).digest(),
         bytes(digest_size),
@@ -99,34 +99,7 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
     ]
     covered = mbn.v6_signed_part(metadata, b"".join(digests), verification.REHEARSAL_SIZE, len(chain))
     blob = covered + verification.sign_rehearsal(signer.key, covered) + chain
-    body = bytearray(data)
-    _shift_sections(body, parsed, shift)
     return b"".join((head, bytes(start - len(head)), blob, bytes(shift - start - len(blob)), bytes(body)))
-
-
-def carrier_library(arch: int, serials: Sequence[int]) -> bytes:
-    """The smallest Hexagon library, to carry a signature that is bound to a device and nothing else."""
-    head = ELF32.header.size + ELF32.segment.size
-    content = "".join(f"testsig 0x{serial:08x}\n" for serial in serials).encode()
-    header = Header(
-        ident=b"\x7fELF\x01\x01\x01".ljust(16, b"\0"),
-        type=3,
-        machine=EM_HEXAGON,
-        version=1,
-        entry=0,
-        phoff=ELF32.header.size,
-        shoff=0,
-        flags=int(str(arch), 16),
-        ehsize=ELF32.header.size,
-        phentsize=ELF32.segment.size,
-        phnum=1,
-        shentsize=0,
-        shnum=0,
-        shstrndx=0,
-    )
-    size = head + len(content)
-    load = ElfSegment(PT_LOAD, 0, 0, 0, size, size, 4, signed_library.HASH_ALIGN)
-    return _packed(ELF32, header, (load,)) + content
 
 
 def _new_head(parsed: Layout, blob_size: int) -> tuple[bytes, int, int]:
@@ -157,21 +130,15 @@ def _new_head(parsed: Layout, blob_size: int) -> tuple[bytes, int, int]:
         phnum=count,
         shoff=parsed.header.shoff + shift if parsed.header.shoff else 0,
     )
-    if header.shoff > form.most:
-        raise BadLibrary("ELF header", "e_shoff becomes too large for its class")
     return _packed(form, header, (*signing, *(s.moved(shift) for s in parsed.segments))), shift, start
 
 
 def _packed(form: Format, header: Header, segments: Sequence[ElfSegment]) -> bytes:
     """ELF header and program headers, as at the start of a file."""
     head = form.header.pack(*(getattr(header, name) for name in Header.__slots__))
-    try:
-        return head + b"".join(
-            form.segment.pack(*(getattr(segment, name) for name in form.segment_fields))
-            for segment in segments
-        )
-    except struct.error as error:
-        raise BadLibrary("program headers", f"a number does not fit {form.bits} bits") from error
+    return head + b"".join(
+        form.segment.pack(*(getattr(segment, name) for name in form.segment_fields)) for segment in segments
+    )
 
 
 def _shift_sections(data: bytearray, parsed: Layout, by: int) -> None:
@@ -182,8 +149,6 @@ def _shift_sections(data: bytearray, parsed: Layout, by: int) -> None:
         if fields[1] == SHT_NULL:
             continue
         fields[4] += by
-        if fields[4] > form.most:
-            raise BadLibrary("section headers", f"an offset becomes {fields[4]:#x}")
         form.section.pack_into(data, at, *fields)
 
 

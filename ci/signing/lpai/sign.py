@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from ci.signing import signed_library, verification
 from ci.signing.lpai import libraries, rehearsal
@@ -22,8 +20,6 @@ from ci.signing.lpai.elfsigner import Consent, Elfsigner, Unexpected, interprete
 from ci.signing.lpai.libraries import Chip
 from ci.signing.verification import STATEMENT
 from provisioning import licences
-from provisioning.base.command_line import confirmed
-from provisioning.base.commands import Fix, captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import replace_bytes
 from provisioning.base.findings import Artifact, Finding, Severity
@@ -32,19 +28,14 @@ from provisioning.base.stage_run import StageRun
 from provisioning.environment import Environment, resolve
 
 ROOT_NAME = "development-root.pem"
-SERIAL_FILE = "/sys/devices/soc0/serial_number"
-ADB_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class SignOptions:
     """What `sign_lpai` was asked for; None where the user left the choice to us."""
 
-    arch: str | None
     direct: bool
     library: Sequence[Path]
-    serial: str | None
-    from_device: bool
     signer: str
     output: Path
     accept_disclaimer: Sequence[str]
@@ -54,103 +45,43 @@ class SignOptions:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Writes a signed file into a fresh directory: elfsigner, or a rehearsal."""
+    """Writes a signed library into a fresh directory: elfsigner, or a rehearsal."""
 
     name: str
     library: Callable[[Path, Path], Path]
-    test_signature: Callable[[int, Path], Path]
     root: x509.Certificate | None = None
     """A rehearsal's root: every signature must end in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileToSign:
-    """One file to make: a signed `source`, or a test signature for the device `serial`."""
-
-    source: Path | None
-    serial: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.source.name if self.source else f"testsig-0x{self.serial:08x}.so"
-
-
-@dataclass(frozen=True, slots=True)
-class ChipWork:
-    """What is to be signed for one chip."""
-
-    chip: Chip
-    qnn: str
-    jobs: tuple[FileToSign, ...]
-    signer: Signer
-
-
 def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
-    """Sign for every chip. Whatever can be refused is refused before anything is signed."""
-    chips = libraries.chips(selection.socs, options.arch)
-    if options.serial is not None:
-        serial = parse_serial(options.serial)
-    else:
-        serial = read_serial() if options.from_device else 0
+    """Whatever can be refused is refused before anything is signed."""
+    chip = libraries.chip_of(selection.socs)
     environment = _environment(options, selection)
     overlay = _overlay(options.output, environment, selection)
-    chain = rehearsal.new_signer() if options.signer == "dev" else None
-    planned = [_plan(options, chip, serial, environment, selection, chain) for chip in chips]
-    _announce(planned, environment)
-    for work in planned:
-        stage.metrics[f"lpai-v{work.chip.lpai}"] = {
-            "soc": work.chip.name,
-            "arch": work.chip.arch,
-            "qnn": work.qnn,
-            "signer": work.signer.name,
-            "libraries": [job.name for job in work.jobs],
-            "overlay": str(overlay),
-        }
-        watched = _watched(environment, work.chip)
-        before = _inventory(watched)
-        try:
-            _sign_jobs(work, overlay, stage, Path(selection.reports) / "sign_lpai")
-        finally:
-            for changed in sorted({path for path, _ in before.items() ^ _inventory(watched).items()}):
-                message = f"changed while {work.signer.name} ran, and nothing may write to an SDK"
-                fix = Fix("provision it again, or repair it: {}", ("store", "repair"))
-                stage.add("signing-sdk-changed", Severity.ERROR, changed, message, fix)
-    if chain is not None:
-        with _writing(overlay / ROOT_NAME):
-            replace_bytes(overlay / ROOT_NAME, chain.root_pem)
-
-
-def _plan(
-    options: SignOptions,
-    chip: Chip,
-    serial: int,
-    environment: Environment | None,
-    selection: Selection,
-    chain: rehearsal.KeyAndChain | None,
-) -> ChipWork:
-    files = [] if serial else libraries.to_sign(chip, environment, options.library, direct=options.direct)
-    sdk = environment.roots.get("qnn-sdk") if environment else None
-    qnn = libraries.check_qnn(chip, sdk, files)
-    libraries.require_fit(chip, sdk, files)
-    if chain is not None:
-        signer = _rehearsal(chain, chip)
+    files = libraries.to_sign(chip, environment, options.library, direct=options.direct)
+    roots = environment.roots if environment else {}
+    qnn = libraries.check_qnn(chip, roots.get("qnn-sdk"), files)
+    libraries.require_fit(chip, roots.get("qnn-sdk"), files)
+    if options.signer == "dev":
+        signer = _rehearsal(rehearsal.new_signer())
+        sys.stdout.write(f"{STATEMENT}\n")
     else:
         assert environment is not None
         signer = _elfsigner(options, environment, selection, chip, files)
-    jobs = (FileToSign(None, serial),) if serial else tuple(FileToSign(path) for path in files)
-    return ChipWork(chip, qnn, jobs, signer)
-
-
-def _announce(planned: Sequence[ChipWork], environment: Environment | None) -> None:
-    lines = [STATEMENT] if any(work.signer.root for work in planned) else []
-    for work in planned:
-        chip = work.chip
-        what = f"LPAI v{chip.lpai}, Hexagon v{chip.arch}, QNN {work.qnn or 'unknown'}"
-        lines.append(f"{chip.name}: {what}: {len(work.jobs)} to sign with {work.signer.name}")
-    for component, root in (environment.roots if environment else {}).items():
-        if root.origin == "directory":
-            lines.append(f"  {component}: {root.path} ({root.variable})")
-    sys.stdout.write("\n".join(lines) + "\n")
+    what = f"LPAI v{chip.lpai}, Hexagon v{chip.arch}, QNN {qnn or 'unknown'}"
+    sys.stdout.write(f"{chip.name}: {what}: {len(files)} to sign with {signer.name}\n")
+    stage.metrics[f"lpai-v{chip.lpai}"] = {
+        "soc": chip.name,
+        "arch": chip.arch,
+        "qnn": qnn,
+        "signer": signer.name,
+        "libraries": [path.name for path in files],
+        "overlay": str(overlay),
+    }
+    _sign_files(files, signer, overlay, overlay / chip.directory, stage, selection.reports / "sign_lpai")
+    if signer.root is not None:
+        with _writing(overlay / ROOT_NAME):
+            replace_bytes(overlay / ROOT_NAME, signer.root.public_bytes(serialization.Encoding.PEM))
 
 
 @contextmanager
@@ -161,37 +92,35 @@ def _writing(path: Path) -> Iterator[None]:
         raise EnvironmentLacking(f"{path}: {error.strerror}", fix="-o names another directory") from error
 
 
-def _sign_jobs(planned: ChipWork, overlay: Path, stage: StageRun, kept: Path) -> None:
+def _sign_files(
+    files: Sequence[Path], signer: Signer, overlay: Path, into: Path, stage: StageRun, kept: Path
+) -> None:
     """Sign one after the other. One that fails does not stop the others. Unexpected files go to `kept`."""
-    into = overlay / planned.chip.directory
     with _writing(into):
         into.mkdir(parents=True, exist_ok=True)
         # Beside the overlay's files, so that each can be put in place in one step.
         work = tempfile.TemporaryDirectory(prefix=".signing-", dir=overlay)
     with work:
-        for index, job in enumerate(planned.jobs):
+        for index, source in enumerate(files):
             folder = Path(work.name) / str(index)
             try:
-                path, findings = _sign_one(job, planned.signer, folder, into)
+                path, findings = _sign_one(source, signer, folder, into)
             except CheckFailed as error:
-                stage.add("signing-failed", Severity.ERROR, job.name, error.message, error.fix)
+                stage.add("signing-failed", Severity.ERROR, source.name, error.message, error.fix)
                 if isinstance(error, Unexpected):
-                    stage.artifacts += _keep(folder, kept / job.name)
+                    stage.artifacts += _keep(folder, kept / source.name)
                 continue
             stage.findings += findings
             stage.artifacts.append(Artifact.of("signed-library", path))
             sys.stdout.write(f"  signed {path}\n")
 
 
-def _sign_one(job: FileToSign, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
+def _sign_one(source: Path, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
     """Sign, verify the result like any foreign file, and only then put it in place."""
     work.mkdir()
-    result = signer.library(job.source, work) if job.source else signer.test_signature(job.serial, work)
-    place = into / job.name
-    expected = verification.ExpectedSignature()
-    if signer.root is not None:
-        expected = verification.ExpectedSignature(root=signer.root, serial=job.serial or None)
-    verified = verification.verify_file(result, expected)
+    result = signer.library(source, work)
+    place = into / source.name
+    verified = verification.verify_file(result, verification.ExpectedSignature(root=signer.root))
     allowed = (verification.SIGNATURE, verification.ROOT)
     findings = [
         finding
@@ -200,11 +129,11 @@ def _sign_one(job: FileToSign, signer: Signer, work: Path, into: Path) -> tuple[
         if finding.rule not in (verification.SIGNER_KNOWN, verification.SIGNER_UNKNOWN)
     ]
     errors = [finding.message for finding in findings if finding.severity is Severity.ERROR]
-    if job.source and not errors:
-        with signed_library.mapped(job.source) as before, signed_library.mapped(result) as after:
+    if not errors:
+        with signed_library.mapped(source) as before, signed_library.mapped(result) as after:
             errors += signed_library.differences(before, after)
     if errors:
-        message = f"{signer.name} wrote a file that is not {job.name} signed: {'; '.join(errors)}"
+        message = f"{signer.name} wrote a file that is not {source.name} signed: {'; '.join(errors)}"
         if signer.root is None:
             raise Unexpected(message)
         raise CheckFailed(message, fix="nothing was put into the overlay; run it again")
@@ -222,20 +151,18 @@ def _keep(folder: Path, into: Path) -> list[Artifact]:
     return [Artifact.of("unexpected", path) for path in sorted(into.rglob("*")) if path.is_file()]
 
 
-def _rehearsal(chain: rehearsal.KeyAndChain, chip: Chip) -> Signer:
+def _rehearsal(chain: rehearsal.KeyAndChain) -> Signer:
     def library(source: Path, into: Path) -> Path:
         with signed_library.mapped(source) as data:
             try:
                 signed = rehearsal.sign(data, chain)
             except UsageError as error:
                 raise UsageError(f"{source}: {error.message}", fix=error.fix) from error
-        return _written(into / source.name, signed)
+        path = into / source.name
+        path.write_bytes(signed)
+        return path
 
-    def test_signature(serial: int, into: Path) -> Path:
-        signed = rehearsal.sign(rehearsal.carrier_library(chip.arch, (serial,)), chain, (serial,))
-        return _written(into / FileToSign(None, serial).name, signed)
-
-    return Signer("the rehearsal signer", library, test_signature, chain.root)
+    return Signer("the rehearsal signer", library, chain.root)
 
 
 def _elfsigner(
@@ -247,8 +174,7 @@ def _elfsigner(
 ) -> Signer:
     table = libraries.load_table()
     script = libraries.elfsigner_script(environment, files, chip)
-    below = tuple(map(int, table.python_below.split(".")))
-    python = interpreter(options.python, below)
+    python = interpreter(options.python, table.python_below)
     accepted = {
         licence.removeprefix(f"{Consent.LICENCE}-"): licences.VARIABLE
         for licence in licences.named((), os.environ)
@@ -258,18 +184,15 @@ def _elfsigner(
         store=selection.store,
         version=libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
         accepted=accepted | dict.fromkeys(options.accept_disclaimer, "--accept-disclaimer"),
-        ask=confirmed if sys.stdin is not None and sys.stdin.isatty() else None,
-        show=functools.partial(print, file=sys.stderr),
     )
     seconds = table.time_limit_seconds if options.time_limit is None else options.time_limit
     driver = Elfsigner(script, python, seconds, consent, table.elfsigner)
-    return Signer("elfsigner", driver.sign, driver.test_signature)
+    return Signer("elfsigner", driver.sign)
 
 
 def _environment(options: SignOptions, selection: Selection) -> Environment | None:
     """None where it is not needed: a rehearsal with libraries that the user names."""
-    named = options.library or options.serial or options.from_device
-    if options.signer == "dev" and not options.direct and named:
+    if options.signer == "dev" and not options.direct and options.library:
         return None
     environment = resolve(selection, os.environ)
     environment.explain()
@@ -285,64 +208,3 @@ def _overlay(output: Path, environment: Environment | None, selection: Selection
                 f"{overlay} is inside {root}, which nothing may write to", fix="-o names another directory"
             )
     return overlay
-
-
-def _watched(environment: Environment | None, chip: Chip) -> list[Path]:
-    """Folders of the SDKs that a signer might write to, and must not."""
-    roots = environment.roots if environment else {}
-    folders = {"qnn-sdk": f"lib/lpai-v{chip.lpai}", "hexagon-sdk": "tools/elfsigner"}
-    return [roots[name].path / folder for name, folder in folders.items() if name in roots]
-
-
-def _inventory(directories: Sequence[Path]) -> Mapping[str, tuple[int, int]]:
-    stamps = {}
-    for directory in directories:
-        for path in directory.rglob("*"):
-            status = path.lstat()
-            stamps[str(path)] = (status.st_size, status.st_mtime_ns)
-    return stamps
-
-
-def _written(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-def parse_serial(text: str) -> int:
-    """`0x1a2b3c4d` as signing tools write it. UsageError for anything but 1 to 0xffffffff in hex."""
-    serial = int(text, 16) if re.fullmatch("0[xX][0-9a-fA-F]+", text) else 0
-    if not 0 < serial <= 0xFFFFFFFF:
-        raise UsageError(
-            f"--serial {text}: expected 32 bits in hex, not 0, as 0x1a2b3c4d",
-            fix=f"`adb shell cat {SERIAL_FILE}` prints it, in decimal",
-        )
-    return serial
-
-
-def read_serial() -> int:
-    """Ask the one device that adb sees, or the one that ANDROID_SERIAL names."""
-    adb = shutil.which("adb")
-    if adb is None:
-        raise EnvironmentLacking(
-            "there is no adb on PATH", fix="install Android's platform-tools, or use --serial"
-        )
-    try:
-        done = captured([adb, "shell", "cat", SERIAL_FILE], timeout=ADB_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentLacking(
-            f"the device did not answer within {ADB_SECONDS:g} s", fix="see `adb devices`"
-        ) from error
-    answer = done.stdout.strip()
-    if done.returncode != 0 or not answer.isdecimal():
-        message = (done.stderr.strip() or answer or "no answer").splitlines()[-1]
-        raise EnvironmentLacking(
-            f"the device's serial number could not be read: {message}",
-            fix="see `adb devices`; name one of several in ANDROID_SERIAL, or give the number with --serial",
-        )
-    serial = int(answer)
-    if not 0 < serial <= 0xFFFFFFFF:
-        raise EnvironmentLacking(
-            f"the device gives {answer} as its serial number, expected 32 bits and not 0",
-            fix="give the number with --serial",
-        )
-    return serial

@@ -14,9 +14,7 @@ from provisioning.dist import SIGNED
 EXAMPLES = """\
   nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850
   python -m ci sign_lpai --profile qnn-2.48 --soc SM8850 --direct
-  python -m ci sign_lpai --profile qnn-2.48 --soc SM8850 --from-device
   python -m ci sign_lpai --soc SM8850 --signer dev --library build/libmine_skel.so
-  python -m ci sign_lpai --soc SM8850 --signer dev --serial 0x1a2b3c4d
 """
 
 TARGET = "aarch64-linux"
@@ -26,7 +24,6 @@ TARGET = "aarch64-linux"
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     what = parser.add_argument_group("what to sign")
-    what.add_argument("--arch", help="instead of --soc: Hexagon arch (v81) or LPAI version (v6)")
     switch(what, "--direct", "all libraries that ExecuTorch on the DSP loads")
     what.add_argument(
         "--library",
@@ -37,9 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="these files; with --direct, instead of those of the same name",
     )
-    serial = what.add_mutually_exclusive_group()
-    serial.add_argument("--serial", help="make a test signature for this device (0x…) and sign no libraries")
-    switch(serial, "--from-device", "the same, for the device that adb finds")
     how = parser.add_argument_group("how")
     how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
     how.add_argument("-o", "--output", type=Path, default=SIGNED, help="the overlay [%(default)s]")
@@ -75,11 +69,8 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.stage_run import StageRun
 
     options = SignOptions(
-        arch=args.arch,
         direct=args.direct,
         library=args.library,
-        serial=args.serial,
-        from_device=args.from_device,
         signer=args.signer,
         output=args.output,
         accept_disclaimer=args.accept_disclaimer,
