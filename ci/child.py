@@ -119,13 +119,18 @@ def reporting(work: Answer, error_of: Callable[[Exception, dict[str, Any]], dict
         except Exception as error:
             traceback.print_exc()
             blame(error, order)
-            reply = {"fix": "", "exit_code": 1, **error_of(error, order)}
-            # JSON knows text alone: the commands in it go beside it.
-            parts = {"parts": fix.parts} if isinstance(fix := reply["fix"], Fix) else {}
-            return {"error": {**reply, **parts}}
+            return {"error": error_reply(**error_of(error, order))}
         return {**reply, **meter.read()}
 
     return answer
+
+
+def error_reply(kind: str, message: str, **more: Any) -> dict[str, Any]:
+    """What Refused is made of. `more` may have a fix, an exit code, and details."""
+    reply = {"kind": kind, "message": message, "fix": "", "exit_code": 1, **more}
+    # JSON knows text alone: the commands in it go beside it.
+    parts = {"parts": fix.parts} if isinstance(fix := reply["fix"], Fix) else {}
+    return {**reply, **parts}
 
 
 class Meter:

@@ -210,3 +210,19 @@ def test_compile_says_it(folder: Path) -> None:
     ended = typed("compile", "net.py:alone", "-o", "out", cwd=folder)
     assert ended.returncode == 1
     assert "return model, (text, mask)" in ended.stderr and "--calibrate" in ended.stderr
+
+
+@pytest.mark.heavy
+@pytest.mark.long("starts the process that compiles, which imports executorch")
+@pytest.mark.parametrize("wrong", ["another shape", "other names"])
+def test_compile_says_what_is_wrong_with_samples(folder: Path, wrong: str) -> None:
+    function, arrays, named = SAMPLES[wrong]
+    (folder / "net.py").write_text(OF_SAMPLES)
+    (folder / "samples").mkdir()
+    if "" in arrays:
+        np.save(folder / "samples" / "0.npy", arrays[""])
+    else:
+        np.savez(folder / "samples" / "0.npz", **arrays)
+    ended = typed("compile", f"net.py:{function}", "--calibrate", "samples", "-o", "out", cwd=folder)
+    assert ended.returncode == 1, ended.stderr
+    assert all(word in ended.stderr for word in named) and "`" in ended.stderr.rpartition("try: ")[2]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ci.child import doing, reporting
+from ci.child import doing, error_reply, reporting
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for, parse_request
 from ci.models.exported_digest import NoDigest, digest_of
 from ci.models.factory import ChosenSamples, ModelWithInputs, copied, find, infer_all, make
@@ -94,7 +94,7 @@ def _export(order: dict[str, Any]) -> dict[str, Any]:
         try:
             runs[name] = _of_run(exported, case, one, search_path, lines)
         except BadFactory as error:
-            runs[name] = {"error": {"kind": "factory", "message": str(error), "fix": error.fix}}
+            runs[name] = {"error": error_reply("factory", str(error), fix=error.fix)}
     assert exported is not None
     held.append(exported)
     return {
