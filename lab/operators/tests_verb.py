@@ -17,13 +17,16 @@ EXAMPLES = """\
   nox -s lab -- operator_tests zoo --sample 1/10 --accept --resume
 """
 
+NAMES = ("operators", "zoo", "values", "chains", "rework-op")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "suites",
         nargs="+",
         metavar="SUITE",
-        help="operators, zoo, values, chains or rework-op; several run in turn",
+        choices=NAMES,
+        help=f"{', '.join(NAMES)}; several run in turn",
     )
     add_tests(parser)
     repeatable(parser, "--flow", "SCHEME", "only this precision", dest="flows", choices=MEASURED_SCHEMES)
@@ -44,11 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from lab.operators.tried import TABLED
     from lab.stage import stage_run
     from provisioning.base.commands import leave_out
-    from provisioning.base.errors import UnknownName, UsageError
+    from provisioning.base.errors import UsageError
 
-    for name in args.suites:
-        if name not in SUITES:
-            raise UnknownName(f"{name} is no suite", name, SUITES)
     options = options_of(args)
     words = in_flows(options.choice.words, args.flows)
     options = replace(options, choice=replace(options.choice, words=words))

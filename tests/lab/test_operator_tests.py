@@ -14,6 +14,8 @@ import pytest
 from ci.operators.names import key_of, names_of
 from ci.operators.table import shipped
 from lab.operators.records import MeasuredTest, load_record
+from lab.operators.suites import SUITES
+from lab.operators.tests_verb import NAMES
 from lab.operators.value_cases import DRAWS, cases, chains
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
@@ -117,3 +119,7 @@ def test_an_operator_is_compared_with_the_float_model_and_with_the_quantized_one
     )
     assert softmax.result == "whole" and (softmax.quantized_db or 0) - (softmax.float_db or 0) > 40
     assert logsigmoid.result == "float"
+
+
+def test_the_command_line_names_every_suite() -> None:
+    assert set(NAMES) == set(SUITES)
