@@ -1,9 +1,8 @@
-"""The page's section on language models: what each says beside float, where it differs, and what it costs."""
+"""The page's section on language models: how near each is to float, where it differs, and what it costs."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ci.report.programs import anchor_of
@@ -34,23 +33,12 @@ FIGURES = {
     "divergence_50": "its median",
     "divergence_99": "99 % of it",
 }
-WHO = {"cpu": "quantized, on the CPU", "htp": "on HTP"}
 WHERE = {
     "htp": "on HTP",
     "cpu": "on the CPU",
     "htp_cpu": "on HTP against the CPU",
     "genie": "by Genie itself",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SaidText:
-    prompt: str
-    expected: str
-    """Float's."""
-    others: Mapping[str, tuple[str, str]]
-    """By who says it: what is float's, and what is not."""
-    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +54,6 @@ class SpeakerView:
     verdict: str
     brief: str
     findings: Sequence[Finding]
-    texts: Sequence[SaidText]
-    speakers: Sequence[str]
-    """Whose texts stand beside float's."""
     figures: Sequence[tuple[str, Sequence[str]]]
     positions: Sequence[PositionLine]
     parts: Sequence[Bar]
@@ -91,16 +76,13 @@ def speakers_of(reports: Iterable[Report]) -> list[SpeakerView]:
 
 
 def _view(name: str, row: Row, findings: Sequence[Finding]) -> SpeakerView:
-    texts = list(_texts(row))
     return SpeakerView(
         name,
         verdict_of(row),
         ", ".join(_brief(row)),
         findings,
-        texts,
-        list(dict.fromkeys(who for text in texts for who in text.others)),
         list(_figures(mapping(row.get("figures")))),
-        list(_positions(mapping(mapping(row.get("figures")).get("positions")))),
+        list(_positions(mapping(row.get("positions")))),
         list(_parts(row)),
         list(_costs(row)),
     )
@@ -110,41 +92,6 @@ def _brief(row: Row) -> Iterator[str]:
     yield from filter(None, (word(row, key) for key in ("through", "precision", "soc")))
     if row.get("cached"):
         yield "cached"
-
-
-def _texts(row: Row) -> Iterator[SaidText]:
-    for text in map(mapping, entries(row.get("texts"))):
-        answers = {who: mapping(answer) for who, answer in mapping(text.get("said")).items()}
-        expected = word(answers.get("float", {}), "text")
-        others = {WHO[who]: _beside(expected, word(answers[who], "text")) for who in WHO if who in answers}
-        notes = [
-            f"{WHO.get(who, who)}: {note}"
-            for who, answer in answers.items()
-            if (note := _note(answer, number(row, "tie") or 0.0))
-        ]
-        yield SaidText(word(text, "prompt"), expected, others, "\n".join(notes) or "equal")
-
-
-def _beside(expected: str, text: str) -> tuple[str, str]:
-    """A text's beginning that is float's, up to a word's end, and the rest."""
-    if text == expected:
-        return text, ""
-    pairs = zip(expected, text, strict=False)
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    same = max(0, text.rfind(" ", 0, same + 1))
-    return text[:same], text[same:]
-
-
-def _note(answer: Row, tie: float) -> str:
-    """What is to be known of it; nothing where all is well."""
-    difference = mapping(answer.get("difference"))
-    if not difference:
-        return ""
-    place, lost = int(number(difference, "place") or 0), number(difference, "lost")
-    if lost is None:
-        return f"it ends otherwise at token {place + 1}"
-    as_good = ", a near tie" if lost <= tie else ""
-    return f"another word at token {place + 1}, by which float loses {lost:.2g} logits{as_good}"
 
 
 def _figures(figures: Row) -> Iterator[tuple[str, Sequence[str]]]:

@@ -16,19 +16,22 @@ from typing import Any
 
 from ci.lanes.llm import tiny, worker
 from ci.lanes.llm.commands import is_wrong_in_genie
+from ci.lanes.llm.orders import CompileOrder, Distance, PartDistances
 from ci.lanes.llm.verdicts import (
     FIGURES,
-    READER_NAMES,
     Bounds,
     Figure,
     Figures,
+    PartRow,
     cause_of,
     culprit,
     figure_problems,
     part_rows,
 )
+from ci.plain import read
+from ci.suite.precision import written_name
 from tests.support.checkpoints import SMALL, write_checkpoint
-from tests.support.planted_decoders import FAULTS, Way, check, compile_with, kept_by_compile
+from tests.support.planted_decoders import FAULTS, check, compile_with, kept_by_compile
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -37,7 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"rope_scaling": None, "sliding_window": None},
     "olmo2": {"rope_scaling": None, "rope_theta": 20000.0},
 }
-PRECISIONS = {"genie": ("u16u8", "16a4w", "fp16"), "executorch": ("16a8w", "16a4w", "fp16")}
+PRECISIONS = ("16a8w", "16a4w", "fp16")
 FLAGS = ("--decode-tokens", "250")
 """Of `check`: decode takes longest by far."""
 KEPT = Path(__file__).parents[1] / "unit" / "drawn_checkpoints.jsonl"
@@ -51,7 +54,7 @@ class Draw:
     """What a seed gives: families, precisions and faults in turn, the rest by chance."""
 
     family: str
-    way: Way
+    precision: str
     fault: str
     steps: int
     """Of training; 0 for random weights."""
@@ -68,7 +71,7 @@ class Draw:
         layers = chance.choice((2, 3 if genie else 2))
         draw = cls(
             family=list(FAMILIES)[seed % 5],
-            way=Way(through, PRECISIONS[through][seed % 3]),
+            precision=PRECISIONS[seed % 3],
             fault=PLANTED[(3 * seed + seed // 5 + 5 * (not genie)) % len(PLANTED)],
             steps=chance.choice((100, 200)) if (seed + genie) % 2 else 0,
             layers=layers,
@@ -77,7 +80,7 @@ class Draw:
             width=chance.choice((64, 96)),
             tied=chance.random() < 0.5,
         )
-        return replace(draw, parts=2) if is_wrong_in_genie(draw.way.precision, draw.parts) else draw
+        return replace(draw, parts=2) if is_wrong_in_genie(draw.precision, draw.parts) else draw
 
     def write(self, folder: Path, seed: int) -> None:
         settings = {
@@ -120,11 +123,16 @@ def cause(line: Mapping[str, Any]) -> str:
     return cause_of(rows, figures, bounds)
 
 
-def _unpacked(line: Mapping[str, Any]) -> tuple[dict[str, Figures], Bounds, list[dict[str, Any]]]:
+def _unpacked(line: Mapping[str, Any]) -> tuple[dict[str, Figures], Bounds, list[PartRow]]:
     """Its figures, limits and parts."""
-    rounding = line["rounding"]
-    bounds = Bounds(line["precision"], _named(rounding["noise"]), rounding["parts"], {})
-    return _named(line["figures"]), bounds, part_rows(line["parts"], bounds)
+    rounding, precision = line["rounding"], str(written_name(line["precision"]))
+    alone = [
+        {kind: Distance(held["db"], "", held["typical"]) for kind, held in kinds.items()}
+        for kinds in rounding["parts"]
+    ]
+    bounds = Bounds(precision, _named(rounding["noise"]), alone, {})
+    parts = [read(PartDistances, {"cpu": None, "number": part.get("part"), **part}) for part in line["parts"]]
+    return _named(line["figures"]), bounds, part_rows(parts, bounds)
 
 
 def _named(readers: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Figures]:
@@ -168,7 +176,7 @@ class Ask:
         do = order["do"]
         if do == "rounding" and self.rounding:
             return self.rounding
-        reply = worker.facts_of({**order, "log": "", "timeout": 900.0})
+        reply = worker.facts_of({**order, "log": ""})
         if do == "rounding":
             self.rounding.update(reply)
         elif do == "parts":
@@ -184,25 +192,34 @@ def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, 
     for seed in seeds:
         draw, model, out = Draw.of(seed, through), folder / f"model-{seed}", folder / "out"
         draw.write(model, seed)
-        kept = kept_by_compile(model, calibration, through, draw.way.precision, draw.context)
+        order = CompileOrder(
+            model=str(model),
+            through=through,
+            soc="SM8650",
+            precision=draw.precision,
+            context=draw.context,
+            prefill=32,
+            parts=draw.parts,
+            calibrate="" if draw.precision == "fp16" else str(calibration),
+            into=str(out),
+        )
+        kept = kept_by_compile(order)
         rounding: dict[str, Any] = {}
         for fault in ("none", draw.fault):
             shutil.rmtree(out, ignore_errors=True)
-            sizes = {"context": draw.context, "parts": draw.parts}
-            compile_with(fault, draw.way, model, calibration, out, kept, **sizes)
+            compile_with(fault, order, kept)
             ask = Ask(rounding)
             found = check(out, folder / "reports", ask, *FLAGS)
             row = found["row"]
-            measured = {name: row["figures"][name] for name in READER_NAMES if name in row["figures"]}
             alone = {"noise": row["rounding"], "tie": rounding["tie"], "parts": rounding["parts"]}
             yield {
                 "through": through,
                 "seed": seed,
                 "fault": fault,
-                "precision": draw.way.precision,
+                "precision": draw.precision,
                 "layers": draw.layers,
                 "code": found["code"],
-                **packed({"rounding": alone, "figures": measured, "parts": ask.parts}),
+                **packed({"rounding": alone, "figures": row["figures"], "parts": ask.parts}),
             }
 
 

@@ -7,19 +7,15 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-CONTEXT, PREFILL, PARTS, LAYER, FIRST = 128, 32, 4, "1", "0"
+from ci.lanes.llm.orders import GENIE, RECORD, CompileOrder, JudgedText, Record, RoundingOrder
 
-
-@dataclass(frozen=True)
-class Way:
-    through: str
-    precision: str
+PARTS, LAYER, FIRST = 4, "1", "0"
 
 
 def backwards(decoder: Any) -> None:
@@ -146,55 +142,28 @@ def planting(fault: str, right: Callable[..., Any]) -> Callable[..., Any]:
     return planted
 
 
-def kept_by_compile(
-    model: Path, calibration: Path, through: str, precision: str, context: int = CONTEXT
-) -> dict[str, Any]:
+def kept_by_compile(order: CompileOrder) -> dict[str, Any]:
     """What `compile` writes to its record of rounding, of which other tokens are judged here: the ranges."""
-    from ci.lanes.llm.genie import ROUNDING
     from ci.lanes.llm.measure import order_rounding
     from ci.lanes.llm.work import float_of
     from provisioning.base.settings import store_path
 
     few = list(range(16))
-    order = {
-        "model": str(model),
-        "adapter": "",
-        "through": through,
-        "precision": precision,
-        "parts": 1,
-        "prefill": 4,
-    }
-    calibrate = "" if precision == "fp16" else str(calibration)
-    order |= {"context": context, "calibrate": calibrate, "texts": [], "rows": [few], "few": few}
-    ranges = order_rounding(order)["ranges"]
-    return {"float": float_of(model, "", store_path()), ROUNDING: {"ranges": ranges, "judged": ""}}
+    text = JudgedText([few], len(few), few, [], "", len(few))
+    rounded = order_rounding(RoundingOrder(compiled=replace(order, parts=1, prefill=4), text=text))
+    return {"source": float_of(Path(order.model), "", store_path()), "rounded": rounded}
 
 
-def compile_with(
-    fault: str,
-    way: Way,
-    model: Path,
-    calibration: Path,
-    out: Path,
-    kept: Mapping[str, Any],
-    *,
-    context: int = CONTEXT,
-    parts: int = PARTS,
-) -> None:
+def compile_with(fault: str, order: CompileOrder, kept: Mapping[str, Any]) -> None:
     from ci.lanes.llm import decoder
-    from ci.lanes.llm.genie import RECORD
 
+    out = Path(order.into)
     out.mkdir(parents=True)
-    order: dict[str, Any] = {"model": str(model), "adapter": "", "soc": "SM8650"}
-    order |= {"precision": way.precision, "context": context, "prefill": PREFILL}
-    order |= {"shared": False, "into": str(out)}
-    order |= {"parts": 1, "calibrate": str(calibration)}
     with pytest.MonkeyPatch.context() as patch:
         planted = planting(fault, decoder.load_decoder)
-        if way.through == "genie":
+        if order.through == GENIE:
             from ci.lanes.llm import checkpoint_compile as compiling
 
-            order["parts"] = parts
             patch.setattr(compiling, "load_decoder", planted)
             compiling.order_compile(order)
         else:
@@ -203,15 +172,8 @@ def compile_with(
             patch.setattr(lowering, "load_decoder", planted)
             patch.setattr(lowering, "resized", functools.partial(planted_copy, fault))
             lowering.order_program(order)
-    record = {
-        **order,
-        "through": way.through,
-        "checkpoint": str(model),
-        "calibrated by": [],
-        "files": {},
-        **kept,
-    }
-    (out / RECORD).write_text(json.dumps(record))
+    costs: dict[str, Any] = {"size": 1, "cpu_seconds": 1.0, "peak": 1, "calibrated_by": [], "files": {}}
+    (out / RECORD).write_text(Record(order=order, **costs, **kept).as_text())
 
 
 def planted_copy(fault: str, whole: Any, count: int) -> Any:

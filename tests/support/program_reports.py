@@ -71,14 +71,6 @@ def _reading(divergence: float) -> dict[str, Metric]:
     return {name: {"value": divergence, "error": divergence / 10} for name in names}
 
 
-def said(prompt: str, floats: str, cpu: str, htp: str, lost: float | None = None) -> dict[str, Metric]:
-    """What three say after a prompt; on HTP the second word is another by which float loses so much."""
-    difference: Metric = lost and {"place": 1, "lost": lost}
-    answers: dict[str, Metric] = {"float": {"text": floats}, "cpu": {"text": cpu, "difference": None}}
-    answers["htp"] = {"text": htp, "difference": difference}
-    return {"prompt": prompt, "said": answers}
-
-
 def speaker() -> Report:
     """A language model of whose two parts one is wrong."""
     row_of_model: dict[str, Metric] = {
@@ -89,10 +81,8 @@ def speaker() -> Report:
         "bytes": 1_260_000,
         "peak": 900_000_000,
         "speed": {"tokens_per_second": 25.5, "read_per_second": 315.0},
-        "figures": {
-            "decode_htp": _reading(0.0012),
-            "positions": {"prefill_htp": [0.001, 0.004, 0.002], "decode_htp": [0.002]},
-        },
+        "figures": {"decode_htp": _reading(0.0012)},
+        "positions": {"prefill_htp": [0.001, 0.004, 0.002], "decode_htp": [0.002]},
         "parts": [
             {"name": "prefill_0, layers 0 to 1", "output": "hidden_2", "db": 40.5, "least_db": 30.0},
             {
@@ -104,10 +94,6 @@ def speaker() -> Report:
             },
         ],
         "tie": 0.05,
-        "texts": [
-            said("The answer", "is a tensor", "is a tensor", "is a tensor"),
-            said("A module", "has names here", "has names here", "has hooks", lost=0.3),
-        ],
     }
     lost = Finding("llm-accuracy", Severity.ERROR, SPEAKER, "a layer is wrong", "raise the precision")
     return _of_programs("test_llm", {SPEAKER: row_of_model}, lost)

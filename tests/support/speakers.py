@@ -10,12 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.config import read_architecture
+from ci.lanes.llm.genie import GeneratedText
 from tests.support.checkpoints import write_checkpoint
 
 TIMEOUT = 300
 PREFILL, DECODE = 32, 1
 LENGTH = 12
+NEAR_TIE = 0.05
+"""In logits: if float's two best tokens are closer than this, fp16 may choose the other one."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +36,25 @@ class Speaker:
 
         return load_reference(self.model)
 
-    def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
-        """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
-        from ci.lanes.llm.beginning import load_tokenizer
+    def lost(self, lengths: Sequence[int] = (5, 33)) -> list[float]:
+        """What float loses in logits by each of the tokens that Genie says after prompts of these lengths."""
         from ci.lanes.llm.genie import generate
-        from ci.lanes.llm.measure import text_row
-        from ci.lanes.llm.reference import ends_of
 
-        shape, texts, tokenizer = read_architecture(self.model), [], load_tokenizer(self.model)
+        losses: list[float] = []
         for length in lengths:
             prompt = [60 + place % 190 for place in range(length)]
-            [text] = generate(config or self.config, [prompt], timeout=TIMEOUT)
-            ends = ends_of(self.reference)
-            texts.append(text_row(self.reference, shape, tokenizer, prompt, text, LENGTH, ends))
-        return texts
+            [text] = generate(self.config, [prompt], timeout=TIMEOUT)
+            losses += lost_by(self.reference, read_architecture(self.model), prompt, text)
+        return losses
+
+
+def lost_by(reference: Any, shape: Architecture, prompt: Sequence[int], text: GeneratedText) -> list[float]:
+    """By each token of a text; infinite where it ends and float would not."""
+    from ci.lanes.llm.reference import logits_of
+
+    tokens = [*text.tokens, *([shape.eos[0]] if text.stopped == "eos" else [])]
+    rows = logits_of(reference, [*shape.beginning, *prompt, *tokens], len(tokens) + 1)
+    return [float(row.max() - row[token]) for row, token in zip(rows, tokens, strict=False)]
 
 
 def make_speaker(folder: Path) -> Speaker:

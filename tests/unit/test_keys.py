@@ -15,15 +15,17 @@ from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.emulate import RunOnEmulator
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, parse_request
+from ci.lanes.llm.orders import CompileOrder, SuiteOrder
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import CompileCheckpoint, Generate, LlmPlan
+from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, ReadPrograms
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.inputs import Input
 from ci.outcome import Result
+from ci.plain import read
 from ci.results import CachedResults
 from ci.suite.accuracy import TensorFile
 from ci.suite.cached_steps import CachedStep
@@ -116,16 +118,13 @@ ONNX_CASE = {
 LLM_RUN = RUN | {
     "precision": "16a8w",
     "through": "executorch",
-    "cache": "uint16",
     "parts": 2,
     "limits": LIMITS,
-    "htp_against_cpu": LIMITS,
-    "prompts": 3,
 }
 LLM_CASE = {"non_finite": True, "perplexity": 5.0}
 
 JUDGED = {
-    *("label", "tags", "thresholds", "socs", "limits", "htp_against_cpu", "perplexity"),
+    *("label", "tags", "thresholds", "socs", "limits", "perplexity"),
     *("cpu_budget", "delegates", "emulator_fault", "executorch", "files", "budget", "precision_file"),
 }
 """Fields whose change does no work again."""
@@ -159,9 +158,9 @@ def _onnx(program: AnyProgram[Any, Any], folder: Path) -> CompileOnnx:
     return CompileOnnx(_plan(OnnxPlan, program, folder))
 
 
-def _generate(program: AnyProgram[Any, Any], folder: Path) -> Generate:
+def _judge(program: AnyProgram[Any, Any], folder: Path) -> ReadPrograms:
     models = {program.name: Result({"weights": "weights"}, folder)}
-    return Generate(_plan(LlmPlan, program, folder, qnn_environment=None), models)
+    return ReadPrograms(_plan(LlmPlan, program, folder, qnn_environment=None), models)
 
 
 def _llm_program(folder: Path) -> AnyProgram[Any, Any]:
@@ -181,7 +180,7 @@ class Lane:
 LANES = {
     "test_lowering": Lane(make_program, _lower, EXECUTORCH_CASE, EXECUTORCH_RUN),
     "test_onnx": Lane(lambda folder: onnx_programs(write_suite(folder))[0], _onnx, ONNX_CASE, ONNX_RUN),
-    "test_llm": Lane(_llm_program, _generate, LLM_CASE, LLM_RUN),
+    "test_llm": Lane(_llm_program, _judge, LLM_CASE, LLM_RUN),
 }
 CHANGES = [
     (name, part, field)
@@ -262,7 +261,8 @@ def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) 
         run = LlmRun.model_construct(precision="fp16", socs=("SM8650",))
         case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
         program = LlmProgram(folder / NO_SUITE, folder.name, case, run, "SM8650")
-        order = {"model": str(folder), "adapter": "", "calibrate": "", "context": 128}
+        sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1}
+        order = CompileOrder(model=str(folder), through="genie", soc="SM8650", precision="fp16", **sizes)
         step = CompileCheckpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), order)
         return step.key(program, CachedResults(tmp_path / "store", "any"))
 
@@ -292,8 +292,10 @@ def _gets_all_of_onnx(program: Any) -> bool:
 
 
 def _gets_all_of_llm(program: Any) -> bool:
-    run = LlmRun.model_construct(**json.loads(json.dumps(program.order))["run"])
-    return _same(run, program.run) and bool(run.quantized == program.run.quantized)
+    request = json.loads(json.dumps(_judge(program, Path("model")).request(program)))
+    order, run = read(SuiteOrder, request).compiled, program.run
+    wanted = (run.through, run.precision, run.parts, program.soc)
+    return (order.through, order.precision, order.parts, order.soc) == wanted
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,10 @@ from ci.child import reporting
 from ci.lanes.llm import check_verb, verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.beginning import load_tokenizer
-from ci.lanes.llm.check import judged_text, read_by_genie
+from ci.lanes.llm.check import longer_windows, read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
 from ci.lanes.llm.config import beginning_warning, read_architecture, upstream_name
 from ci.lanes.llm.genie import (
-    KINDS,
     GeneratedText,
     contradictions,
     generate,
@@ -37,11 +36,31 @@ from ci.lanes.llm.genie import (
     setting,
     write_config,
 )
+from ci.lanes.llm.orders import (
+    EXECUTORCH,
+    GENIE,
+    KINDS,
+    RECORD,
+    CompileOrder,
+    Distance,
+    JudgedText,
+    MeasuredProgram,
+    PartDistances,
+    Parts,
+    Readings,
+    Record,
+    Rounded,
+    Trained,
+    TrainOrder,
+    Window,
+    record_of,
+)
 from ci.lanes.llm.product import CompileNeeds
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
     chat_text,
     hashed_runs,
+    judged_text,
     prefix_lengths,
     prefixes_of,
     read_corpus,
@@ -56,24 +75,21 @@ from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import (
     FIXES,
     FLOORS,
-    READER_NAMES,
     Bounds,
     Figure,
-    Window,
     figure_problems,
     figures_of,
     findings_of,
-    first_difference,
-    lost_by,
     misses,
     model_findings,
+    report_row,
     window_of,
-    windows_from,
 )
 from ci.lanes.llm.weights import INDEX, require_tensors, shards_of
 from ci.lanes.llm.work import float_of
 from ci.model_commands import run as run_command
 from ci.outcome import Failure, Result
+from ci.plain import as_json, read
 from ci.trouble import InTrouble
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
@@ -85,8 +101,6 @@ from tests.support.checkpoints import write_adapter
 from tests.support.drawn_checkpoints import CHOSEN_BY, cause, drawn, layer_named, replayed
 from tests.support.typed import parsed, run_here
 
-EOS = 9
-EXPECTED = (3, 4, 5, 6)
 SCALING: dict[str, Any] = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -111,47 +125,9 @@ CONFIG = {
 }
 
 
-def fill_the_disk(order: dict[str, Any]) -> None:
-    Path("/dev/full").write_text(order["do"])
-
-
-def lost(tokens: Sequence[int], stopped: str = "eos", room: int = 20) -> list[float]:
-    """By a text, where float says EXPECTED, and ends; at its second place 8 is nearly as good as 4."""
-    rows = np.zeros((len(EXPECTED) + 5, 10), np.float32)
-    for place, token in enumerate((*EXPECTED, EOS)):
-        rows[place, token] = 5
-    rows[1, 8] = 4.99
-    return lost_by(tokens, stopped, rows, [EOS], room)
-
-
-class TestTexts:
-    def test_the_same_text_loses_nothing(self) -> None:
-        assert lost(EXPECTED) == [0.0] * 5
-        assert lost(EXPECTED[:3], "length", room=3) == [0.0] * 3
-
-    @pytest.mark.parametrize(
-        ("tokens", "stopped", "place"),
-        [
-            ((3, 7, 5, 6), "eos", 1),
-            ((3, 4, 5), "eos", 3),
-            ((), "eos", 0),
-            ((3, 4, 5, 6, 7), "eos", 4),
-            (EXPECTED, "context", 4),
-            ((3, 4, EOS, 6), "eos", 2),
-        ],
-        ids=["other token", "ends early", "says nothing", "goes on", "other reason", "end as a word"],
-    )
-    def test_what_float_clearly_does_not_say_loses_much(
-        self, tokens: Sequence[int], stopped: str, place: int
-    ) -> None:
-        losses = lost(tokens, stopped)
-        assert not any(losses[:place]) and losses[place] > 1
-        difference = first_difference(losses)
-        assert difference is not None and difference["place"] == place
-
-    def test_a_near_tie_loses_little_and_what_follows_is_still_judged(self) -> None:
-        assert lost((3, 8, 5, 6))[1] == pytest.approx(0.01, abs=1e-3)
-        assert lost((3, 8, 7, 6))[2] > 1
+def fill_the_disk(order: TrainOrder) -> Trained:
+    Path("/dev/full").write_text(f"what is trained in {order.into}")
+    raise AssertionError
 
 
 def read_with(noise: float, size: int = 8) -> list[Window]:
@@ -175,7 +151,7 @@ class TestFigures:
         assert not misses(figures_of(read_with(0)), LIMITS)
 
     def test_noise_misses_every_limit(self) -> None:
-        assert len(misses(figures_of(read_with(3)), LIMITS)) == len(LIMITS)
+        assert len(misses(figures_of(read_with(3, size=64)), LIMITS)) == len(LIMITS)
 
     def test_what_is_not_a_number_misses_every_limit(self) -> None:
         reference = np.random.default_rng(2).standard_normal((40, 16))
@@ -190,11 +166,14 @@ class TestFigures:
         assert figures["first_choice"].value == 0.75 and figures["tied_choice"].value == 1
         assert figures_of([window_of(found, reference, [0] * 40)] * 2)["tied_choice"].value == 0.75
 
-    def test_windows_are_kept_as_they_were_read(self) -> None:
-        windows = read_with(1)
-        kept = windows_from(json.loads(json.dumps([window.as_json() for window in windows])))
-        for name, figure in figures_of(windows, 0.1).items():
-            assert figures_of(kept, 0.1)[name].value == pytest.approx(figure.value, rel=1e-3)
+    def test_windows_are_read_as_they_were_written(self) -> None:
+        readings = Readings({"decode_htp": read_with(1)}, {"decode_htp": 3.0})
+        assert read(Readings, json.loads(json.dumps(as_json(readings)))) == readings
+
+
+ORDER = CompileOrder(
+    model="", through=GENIE, soc="SM8650", precision="16a8w", context=128, prefill=32, parts=1
+)
 
 
 def checkpoint(folder: Path, **changes: Any) -> Path:
@@ -540,13 +519,13 @@ class TestCheckpoint:
             binary.touch()
         shape, soc = read_architecture(whole_checkpoint), soc_named("SM8650")
         write_config(made, shape, binaries, soc, context=128, most=5)
-        costs = {"bytes": 10, "cpu_seconds": 1.0, "peak": 5}
+        costs = {"size": 10, "cpu_seconds": 1.0, "peak": 5}
         kept = {**costs, "read": {}, "tie": 0.1, "parts": [], "ranges": {"layer 0": [-1, 2]}}
-        asked: list[Mapping[str, Any]] = []
+        asked: list[Any] = []
 
         def run_step(step: Any, programs: Sequence[Any]) -> dict[str, Result]:
-            asked.append(step.order)
-            facts = kept if step.order["do"] == "rounding" else {**costs, "binaries": 2}
+            asked.append(step)
+            facts = kept if step.kind == "llm-rounding" else {**costs, "binaries": 2}
             return {program.name: Result(facts, made) for program in programs}
 
         monkeypatch.setattr("ci.lanes.llm.product.run_cached_step", run_step)
@@ -556,21 +535,20 @@ class TestCheckpoint:
         monkeypatch.setattr("provisioning.base.commands.CLONE", False)
         assert self.compiled(["compile"], whole_checkpoint) == 0
         assert f"try it: qnn-ci run {out} " in capsys.readouterr().out
-        _, order = asked
-        record = json.loads((out / "compiled.json").read_text())
-        judged = hashlib.sha256(json.dumps([order["rows"], order["texts"]]).encode()).hexdigest()
-        assert record["rounding"]["judged"] == judged
-        assert record["rounding"]["ranges"] == kept["ranges"] and "model.safetensors" in record["float"]
+        _, rounding = asked
+        record = record_of(out)
+        assert record.judged == rounding.text.digest and record.rounded is not None
+        assert record.rounded.ranges == {"layer 0": (-1, 2)} and "model.safetensors" in record.source
         monkeypatch.setattr("ci.lanes.llm.product.available_memory", lambda: 1 << 20)
         # Over what it wrote, by a folder from where it is typed.
         monkeypatch.chdir(out.parent)
         (out / "prefill_1.bin").touch()
-        earlier = json.dumps(record | {"files": record["files"] | {"prefill_1.bin": ""}})
-        (out / "compiled.json").write_text(earlier)
+        earlier = replace(record, files={**record.files, "prefill_1.bin": ""})
+        (out / RECORD).write_text(earlier.as_text())
         assert self.compiled(["compile"], whole_checkpoint, "-o", "out") == 0 and len(asked) == 3
         assert (out / "prefill_0.bin").exists() and not (out / "prefill_1.bin").exists()
         assert "left to check" in capsys.readouterr().err
-        assert "rounding" not in json.loads((out / "compiled.json").read_text())
+        assert record_of(out).rounded is None
 
     @pytest.mark.parametrize(
         ("flags", "named"),
@@ -611,20 +589,14 @@ class TestCheckpoint:
 
     def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
         small = read_architecture(checkpoint(tmp_path))
-        large = replace(
-            small,
-            vocab_size=128256,
-            hidden_size=2048,
-            num_layers=16,
-            num_heads=32,
-            num_kv_heads=8,
-            head_dim=64,
-            intermediate_size=8192,
-        )
-        assert (parts_of(small, "fp16"), parts_of(large, "fp16"), parts_of(large, "u16u8")) == (1, 4, 5)
-        three = replace(large, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128)
+        sizes = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192}
+        heads = {"num_heads": 32, "key_value_heads": 8, "size_of_head": 64}
+        large = small.model_copy(update={**sizes, **heads, "num_layers": 16})
+        assert (parts_of(small, "fp16"), parts_of(large, "fp16"), parts_of(large, "16a8w")) == (1, 4, 5)
+        wider = {"hidden_size": 3072, "num_layers": 28, "num_heads": 24, "size_of_head": 128}
+        three = large.model_copy(update=wider)
         assert parts_of(three, "fp16") == 8
-        assert parts_of(replace(large, num_layers=11), "fp16") == 4
+        assert parts_of(large.model_copy(update={"num_layers": 11}), "fp16") == 4
         for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
             spans = [shape.part(number, parts) for number in range(parts)]
             layers = [layer for first, last in spans for layer in range(first, last)]
@@ -632,7 +604,7 @@ class TestCheckpoint:
 
     @pytest.mark.parametrize(
         ("layers", "parts", "precision", "calibrated", "minutes", "gigabytes"),
-        [(2, 2, "u16u8", 8184, 10.5, 9.9), (16, 5, "u16u8", 1536, 16.5, 9.7), (16, 4, "fp16", 0, 7, 5.8)],
+        [(2, 2, "16a8w", 8184, 10.5, 9.9), (16, 5, "16a8w", 1536, 16.5, 9.7), (16, 4, "fp16", 0, 7, 5.8)],
     )
     def test_what_a_compile_needs_is_said_before_it(
         self,
@@ -648,7 +620,8 @@ class TestCheckpoint:
         published = PUBLISHED["Llama-3.2-1B"]["config"]
         (tmp_path / "config.json").write_text(json.dumps(published | {"num_hidden_layers": layers}))
         shape = read_architecture(tmp_path)
-        order = {"parts": parts, "precision": precision, "context": 1024 if layers == 2 else 128}
+        context = 1024 if layers == 2 else 128
+        order = replace(ORDER, parts=parts, precision=precision, context=context)
         needs = CompileNeeds.of(shape, order, calibrated, pace=1.0)
         assert needs.seconds / 60 == pytest.approx(minutes, rel=0.3)
         assert needs.memory / 1e9 == pytest.approx(gigabytes, rel=0.2)
@@ -717,7 +690,7 @@ class TestCheckpoint:
 
 class TestConfiguration:
     def read(self, folder: Path, **changes: Any) -> dict[str, Any]:
-        shape = replace(read_architecture(checkpoint(folder)), **changes)
+        shape = read_architecture(checkpoint(folder)).model_copy(update=changes)
         path = write_config(
             folder, shape, [folder / "a.bin", folder / "b.bin"], soc_named("SM8750"), context=128, most=5
         )
@@ -753,8 +726,8 @@ class TestConfiguration:
             place = place[part]
         place[key] = value
         config.write_text(json.dumps({"dialog": dialog}))
-        [named] = contradictions(config, shape, soc, 128)
-        assert named.startswith(path.replace("/", "."))
+        named = contradictions(config, shape, soc, 128)
+        assert named and all(line.startswith(path.replace("/", ".")) for line in named)
         found = "; ".join(contradictions(config, shape, soc_named("SM8650"), 256))
         assert "soc_id: expected 57" in found and "dsp_arch: expected v75" in found and "size" in found
 
@@ -860,7 +833,7 @@ class TestConfiguration:
 def test_a_prompt_to_which_genie_says_nothing_is_refused(tokens: int) -> None:
     allowed = pytest.raises(UsageError) if tokens > 96 else contextlib.nullcontext()
     with allowed:
-        require_short(range(tokens), {"context": 128, "prefill": 32})
+        require_short(range(tokens), 128, 32)
 
 
 @pytest.mark.parametrize(("ids", "fits"), [([0, 511], True), ([0, 512], False), ([], False)])
@@ -886,12 +859,10 @@ def test_sizes_with_which_genie_speaks_nonsense_are_refused(context: int, prefil
         require_sizes(context, [prefill, 1])
 
 
-def part(number: int, kind: str, htp: float, cpu: float | None = None) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": number, "kind": kind, "layers": [number, number]}
-    figures = {"htp": htp} | ({} if cpu is None else {"cpu": cpu})
-    return row | {
-        name: {"db": db, "output": "hidden_1", "typical": {"hidden_1": db}} for name, db in figures.items()
-    }
+def part(number: int, kind: str, htp: float, cpu: float | None = None) -> PartDistances:
+    held, on_cpu = (None if db is None else Distance(db, "hidden_1", {"hidden_1": db}) for db in (htp, cpu))
+    assert held is not None
+    return PartDistances(number, kind, (number, number), held, on_cpu)
 
 
 GOOD = {
@@ -910,19 +881,31 @@ PLACES = 127
 
 def reading(
     divergence: float = 0.0, share: float = 1.0, *, spread: float = 0.0, lost: float = 9.0, windows: int = 8
-) -> list[dict[str, list[float]]]:
+) -> list[Window]:
     """Windows as a worker hands them over: all tokens alike, but for a share of first choices by which float
     loses so much. `spread` is from window to window."""
     others = PLACES - round(share * PLACES)
     return [
-        {
-            "ours": [1.0] * PLACES,
-            "theirs": [1.0] * PLACES,
-            "divergence": [divergence + spread * (-1) ** number] * PLACES,
-            "lost": [lost] * others + [0.0] * (PLACES - others),
-        }
+        Window(
+            ours=[1.0] * PLACES,
+            theirs=[1.0] * PLACES,
+            divergence=[divergence + spread * (-1) ** number] * PLACES,
+            lost=[lost] * others + [0.0] * (PLACES - others),
+        )
         for number in range(windows)
     ]
+
+
+def begun_with(windows: Sequence[Window], *divergence: float) -> list[Window]:
+    """Of which the first places diverge so much."""
+    rest = len(divergence)
+    return [replace(window, divergence=[*divergence, *window.divergence[rest:]]) for window in windows]
+
+
+def save_record(out: Path, order: CompileOrder, **more: Any) -> None:
+    known: dict[str, Any] = {"calibrated_by": [], "source": {}, "files": {}, **more}
+    record = Record(order=order, size=1, cpu_seconds=1.0, peak=1, **known)
+    (out / RECORD).write_text(record.as_text())
 
 
 def save_tokenizer(folder: Path, words: Mapping[str, int] | None = None, *, begun: bool = False) -> None:
@@ -952,14 +935,14 @@ def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
     """sentencepiece's words begin with it, and alone its first one loses it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from ci.lanes.llm.genie import PROGRAM, RECORD
+    from ci.lanes.llm.genie import PROGRAM
 
     words = {"\u2581when": 3, "\u2581error": 4, "s": 5, "\u2581": 6}
     tokenizer = Tokenizer(models.WordLevel(words, "\u2581"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     shape = read_architecture(checkpoint(tmp_path))
-    (tmp_path / RECORD).write_text(json.dumps({"through": through, "context": 128, "prefill": 32}))
+    save_record(tmp_path, replace(ORDER, model=str(tmp_path), through=through))
 
     def genie(config: Path, prompts: Any, *, on_token: Callable[[int], None], **_: Any) -> Any:
         for token in (4, 5):
@@ -970,7 +953,7 @@ def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
 
     def program(**order: Any) -> dict[str, Any]:
         asked.append(order)
-        return {"answers": [{"tokens": [4, 5], "stopped": "length", "seconds": 1.0}]}
+        return {"tokens": [4, 5], "stopped": "length", "seconds": 1.0}
 
     if through == "genie":
         binaries = [tmp_path / "decode_0.bin"]
@@ -982,8 +965,8 @@ def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
     assert run_llm(emulated, "run", tmp_path, "when", "--tokens", "2") == 0
     out, err = capsys.readouterr()
     assert out == "when errors\n" and "2 tokens, stopped by length" in err
-    assert [(order["who"], order["prompts"], order["most"]) for order in asked] == (
-        [("htp", [[3]], 2)] if through == "executorch" else []
+    assert [(order["do"], order["prompt"], order["most"]) for order in asked] == (
+        [("answer", [3], 2)] if through == EXECUTORCH else []
     )
 
 
@@ -1005,24 +988,23 @@ class TestCheck:
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
         *flags: str,
-        precision: str = "u16u8",
-        parts: Sequence[dict[str, Any]] = (),
+        precision: str = "16a8w",
+        parts: Sequence[PartDistances] = (),
         calibrated: Sequence[str] = (),
         sizes: tuple[int, int] = (0, 0),
         asked: list[dict[str, Any]] | None = None,
         words: int = 3000,
         vocabulary: Mapping[str, int] | None = None,
         begun: bool = False,
-        noise: Sequence[Mapping[str, Any]] = tuple(reading(0.1)),
+        noise: Sequence[Window] = tuple(reading(0.1)),
         kept: Sequence[float] = (0.0, 0.0),
         worst: tuple[float, float] = (42.0, 42.0),
-        genie: Sequence[Mapping[str, Any]] = tuple(reading()),
-        rounding: Mapping[str, Any] | None = None,
+        genie: Sequence[Window] = tuple(reading()),
+        rounded: Rounded | None = None,
+        judged: str = "",
         since: Mapping[str, str] | None = None,
-        read: Sequence[Mapping[str, Any]] = tuple(reading()),
+        read: Sequence[Window] = tuple(reading()),
     ) -> int:
-        from ci.lanes.llm.genie import RECORD
-
         model, out = folder / "model", folder / "out"
         for made in (model, out):
             made.mkdir(exist_ok=True)
@@ -1033,34 +1015,43 @@ class TestCheck:
             binary.touch()
             os.truncate(binary, size)
         write_config(out, shape, binaries, soc_named("SM8650"), context=128, most=5)
-        record: dict[str, Any] = {"checkpoint": str(model), "soc": "SM8650", "precision": precision}
-        record |= {"context": 128, "prefill": 32, "parts": 2, "files": dict(self.files)}
-        record |= {"calibrated by": list(calibrated)}
-        computed = float_of(model, "", store_path())
-        record |= {} if rounding is None else {"float": {**computed, **(since or {})}, "rounding": rounding}
-        (out / RECORD).write_text(json.dumps(record))
+        save_record(
+            out,
+            replace(ORDER, model=str(model), precision=precision, parts=2),
+            files=dict(self.files),
+            calibrated_by=list(calibrated),
+            source={**float_of(model, "", store_path()), **(since or {})},
+            rounded=rounded,
+            judged=judged,
+        )
         (folder / "text.txt").write_text("a " * words)
-        answers: dict[str, dict[str, Any]] = {
-            "rounding": {
-                "read": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), noise),
-                "tie": 0.01,
-                "parts": [
-                    {
-                        kind: {"typical": {"hidden_1": typical}, "db": db}
-                        for kind, db in zip(KINDS, worst, strict=True)
-                    }
-                    for typical in kept
-                ],
-            },
-            "figures": {"read": {"decode_htp": read}, "rates": {"decode_htp": 9.0}},
-            "genie figures": {"read": {"decode_genie": genie}},
-            "parts": {"parts": list(parts)},
+        alone = Rounded(
+            read={name: list(noise) for name in ("windows", "prefill_genie", "decode_genie")},
+            tie=0.01,
+            parts=[
+                {
+                    kind: Distance(db, "hidden_1", {"hidden_1": typical})
+                    for kind, db in zip(KINDS, worst, strict=True)
+                }
+                for typical in kept
+            ],
+            ranges={},
+        )
+        of_prefill = [part for part in parts if part.kind == "prefill"]
+        of_decode = [part for part in parts if part.kind == "decode"]
+        answers: dict[tuple[str, str], Any] = {
+            ("rounding", ""): alone,
+            ("figures", "prefill"): Readings({}, {}),
+            ("figures", "decode"): Readings({"decode_htp": list(read)}, {"decode_htp": 9.0}),
+            ("genie", ""): Readings({"decode_genie": list(genie)}, {}),
+            ("parts", "prefill"): Parts(of_prefill),
+            ("parts", "decode"): Parts(of_decode),
         }
 
         def answer(**order: Any) -> dict[str, Any]:
             if asked is not None:
                 asked.append(order)
-            return answers[order["do"]]
+            return as_json(answers[order["do"], order.get("kind", "")])
 
         ask = contextlib.nullcontext(answer)
         monkeypatch.setenv("QNN_CI_REPORTS", str(folder / "reports"))
@@ -1109,9 +1100,8 @@ class TestCheck:
     ) -> None:
         """The first words of a text are uncertain, and rounding costs more there."""
         noise = reading(0.001)
-        for window in noise:
-            window["divergence"][:4] = [0.004] * 4
-        read = [{name: values[:4] for name, values in window.items()} for window in noise]
+        noise = begun_with(noise, *[0.004] * 4)
+        read = [window.first(4) for window in noise]
         assert self.check(tmp_path, monkeypatch, "--decode-tokens", "32", noise=noise, read=read) == 0
         assert self.check(tmp_path, monkeypatch, "--decode-tokens", "64", noise=noise, read=read) == 1
         asked: list[dict[str, Any]] = []
@@ -1132,16 +1122,14 @@ class TestCheck:
     def test_a_quantized_model_may_lose_what_rounding_alone_costs_and_no_more(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def code(rounding: float, divergence: float, *flags: str, precision: str = "u16u8") -> int:
+        def code(rounding: float, divergence: float, *flags: str, precision: str = "16a8w") -> int:
             read, noise = reading(divergence), reading(rounding)
             return self.check(tmp_path, monkeypatch, *flags, precision=precision, noise=noise, read=read)
 
         assert code(0.01, 0.012) == 0
         assert code(0.001, 0.012) == 1
         assert code(0.2, 0.06) == 1
-        few = reading()
-        for window in few:
-            window["divergence"][:20] = [0.4] * 20
+        few = begun_with(reading(), *[0.4] * 20)
         for flags, red in (((), 1), (("--divergence", "0.1", "--divergence-99", "0.5"), 0)):
             assert self.check(tmp_path, monkeypatch, *flags, noise=reading(0.001), read=few) == red
         assert code(1e-6, 1e-5, precision="fp16") == 0
@@ -1149,11 +1137,11 @@ class TestCheck:
 
     def test_one_prompt_whose_values_are_cut_off_is_not_genies_fault(self) -> None:
         """A healthy Gemma 3 was red by one of ten prefixes."""
-        bounds = Bounds("u16u8", {"prefill_genie": figures_of(read_with(0))}, [], {})
+        bounds = Bounds("16a8w", {"prefill_genie": figures_of(read_with(0))}, [], {})
 
         def is_wrong(*divergences: float) -> bool:
             windows = [
-                replace(window, divergence=np.full(40, nats))
+                replace(window, divergence=[nats] * 40)
                 for nats, window in zip(divergences, read_with(0), strict=True)
             ]
             return bool(list(figure_problems({"prefill_genie": figures_of(windows)}, bounds)))
@@ -1165,7 +1153,7 @@ class TestCheck:
         """Two right models were red by 8.05e-5 and 7.9e-5: each graph cuts off other tokens."""
         costs = GOOD | {"divergence": 5e-5, "divergence_50": 5e-5}
         noise = {name: Figure(value, 1e-6) for name, value in costs.items()}
-        bounds = Bounds("u16u8", {"decode": noise}, [], {})
+        bounds = Bounds("16a8w", {"decode": noise}, [], {})
         for figures, wrong in (
             ({"divergence": 9e-4, "divergence_99": 0.004}, 0),
             ({"divergence": 2e-3}, 1),
@@ -1207,34 +1195,32 @@ class TestCheck:
     ) -> None:
         def noise_of(*flags: str, code: int, **kept: Any) -> list[dict[str, Any]]:
             asked: list[dict[str, Any]] = []
-            read = reading(0.012)
-            assert self.check(tmp_path, monkeypatch, *flags, asked=asked, read=read, **kept) == code
+            found = reading(0.012)
+            assert self.check(tmp_path, monkeypatch, *flags, asked=asked, read=found, **kept) == code
             return [order for order in asked if order["do"] == "rounding"]
 
         # Measured now rounding costs .1 nats, and the compile found .001.
         [order] = noise_of(code=0)
         assert order["ranges"] is None
-        exact = {name: reading(0.0002) for name in ("windows", "prefill_genie", "decode_genie")}
-        kept = {
-            "read": dict.fromkeys(exact, reading(0.001)),
-            "tie": 0.01,
-            "parts": [{kind: {"typical": {"hidden_1": 0.0}, "db": 42.0} for kind in KINDS}] * 2,
-            "ranges": {"layer 0": [-1.0, 2.0]},
-            "judged": hashlib.sha256(json.dumps([order["rows"], order["texts"]]).encode()).hexdigest(),
-        }
-        assert noise_of(code=1, rounding=kept) == []
+        names = ("windows", "prefill_genie", "decode_genie")
+        part = {kind: Distance(42.0, "hidden_1", {"hidden_1": 0.0}) for kind in KINDS}
+        rounded = Rounded(
+            {name: reading(0.001) for name in names}, 0.01, [part] * 2, {"layer 0": (-1.0, 2.0)}
+        )
+        kept: dict[str, Any] = {"rounded": rounded, "judged": read(JudgedText, order["text"]).digest}
+        assert noise_of(code=1, **kept) == []
         # Of fewer tokens of decode it is known, too.
-        assert noise_of("--decode-tokens", "32", code=1, rounding=kept) == []
+        assert noise_of("--decode-tokens", "32", code=1, **kept) == []
         # Of other tokens it is measured anew, with the ranges that quantizing saw.
-        [order] = noise_of("--tokens", "300", code=0, rounding=kept)
-        assert order["ranges"] == kept["ranges"]
+        [order] = noise_of("--tokens", "300", code=0, **kept)
+        assert order["ranges"] == rounded.ranges
         # Of another float, or by other code of ours, all of it is measured anew.
         for name in ("model.safetensors", "config.json", "this toolkit"):
-            [order] = noise_of(code=0, rounding=kept, since={name: "another"})
+            [order] = noise_of(code=0, since={name: "another"}, **kept)
             assert order["ranges"] is None and name in capsys.readouterr().err
         # A compile saw ranges that this one does not know, so that more text to calibrate by is no help.
         worse = reading(9.0)
-        assert self.check(tmp_path, monkeypatch, rounding=kept, since={name: "another"}, read=worse) == 1
+        assert self.check(tmp_path, monkeypatch, since={name: "another"}, read=worse, **kept) == 1
         assert {finding.fix.partition(",")[0] for finding in found_by(tmp_path)} == {"compile it again"}
 
     def test_a_wrong_part_is_told_without_being_asked_for(
@@ -1409,9 +1395,9 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("precision", "parts", "named"),
         [
-            ("u16u8", [part(0, "prefill", 40, 42), part(1, "prefill", 20, 42)], "prefill_1"),
-            ("u16u8", [part(0, "prefill", 20, 21), part(0, "decode", -999, 21)], "decode_0"),
-            ("u16u8", [part(0, "prefill", 20, 21), part(1, "prefill", 3, 3)], "prefill_1"),
+            ("16a8w", [part(0, "prefill", 40, 42), part(1, "prefill", 20, 42)], "prefill_1"),
+            ("16a8w", [part(0, "prefill", 20, 21), part(0, "decode", -999, 21)], "decode_0"),
+            ("16a8w", [part(0, "prefill", 20, 21), part(1, "prefill", 3, 3)], "prefill_1"),
             ("fp16", [part(0, "prefill", 50), part(1, "decode", float("nan"))], "decode_1"),
         ],
     )
@@ -1420,7 +1406,7 @@ class TestCheck:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         precision: str,
-        parts: Sequence[dict[str, Any]],
+        parts: Sequence[PartDistances],
         named: str,
     ) -> None:
         for flags in ([], ["--on", "parts"]):
@@ -1515,45 +1501,43 @@ def program(word: str) -> LlmProgram:
     return program
 
 
-def text(*lost: float) -> dict[str, Any]:
-    """One of 50 tokens, by the last of which float loses so much."""
-    said = {who: {"text": "text"} for who in ("float", "htp")}
-    return {"prompt": "text", "said": said, "lost": [0.0] * (50 - len(lost)) + list(lost)}
-
-
 def rules(program: LlmProgram, result: Result) -> list[str]:
     return [finding.rule for finding in findings_of(program, result)]
 
 
 class TestVerdicts:
-    @pytest.mark.parametrize(
-        ("texts", "found"),
-        [
-            ([text(), text()], []),
-            ([text(), text(2.0)], ["llm-text"]),
-            ([text(float("inf"))], ["llm-text"]),
-            ([text(float("nan"))], ["llm-text"]),
-            ([text(0.01), text()], []),
-            ([text(0.01), text(0.01)], ["llm-text"]),
-        ],
-        ids=["equal", "another token", "another end", "no number", "1 % near ties", "more of them"],
-    )
-    def test_fp16_must_say_what_float_says(self, texts: list[dict[str, Any]], found: list[str]) -> None:
-        assert rules(program("genie-fp16"), Result({"texts": texts})) == found
+    def measured(self, name: str = "", windows: Sequence[Window] = (), *parts: PartDistances) -> Result:
+        """Of a program where rounding alone costs .001 nats; one reader has found these windows."""
+        names = ("prefill_htp", "decode_htp", "decode_htp_cpu", "prefill_genie", "decode_genie")
+        found = {name: reading(0.0005) for name in names} | ({name: list(windows)} if name else {})
+        noise = {name: reading(0.001) for name in ("windows", "prefill_genie", "decode_genie")}
+        typical = {kind: Distance(42.0, "hidden_1", {"hidden_1": 42.0}) for kind in KINDS}
+        rounded = Rounded(noise, 0.01, [typical] * 2, {})
+        facts = as_json(MeasuredProgram(10, Readings(found, {}), rounded, list(parts), PLACES + 1))
+        return Result({**facts, "peak": 5})
 
-    def quantized(self, figures: Mapping[str, float], reader: str = "decode_htp") -> list[str]:
-        good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
-        bad = {name: {"value": value, "error": 1e-6} for name, value in {**GOOD, **figures}.items()}
-        where = {**dict.fromkeys(READER_NAMES, good), reader: bad}
-        return rules(program("genie-16a8w"), Result({"figures": where, "texts": []}))
+    def test_a_program_is_held_to_what_rounding_alone_costs_at_each_reader(self) -> None:
+        quantized = program("genie-16a8w")
+        assert rules(quantized, self.measured()) == []
+        for name in ("prefill_htp", "decode_htp", "decode_htp_cpu", "prefill_genie", "decode_genie"):
+            assert rules(quantized, self.measured(name, reading(0.01))) == ["llm-accuracy"]
+        assert rules(quantized, self.measured("decode_htp", reading(0.0005, share=0.5))) == ["llm-accuracy"]
 
-    def test_quantized_decode_is_held_to_each_limit(self) -> None:
-        assert self.quantized({}) == []
-        for name, value in {"first_choice": 0.5, "perplexity_ratio": 7.5, "divergence": 1}.items():
-            assert self.quantized({name: value}) == ["llm-accuracy"]
-        assert self.quantized({"first_choice": 0.96}) == []
-        assert self.quantized({"first_choice": 0.96}, reader="prefill_htp_cpu") == ["llm-accuracy"]
-        assert self.quantized({"divergence": 1}, reader="decode_genie") == ["llm-accuracy"]
+    def test_its_wrong_part_is_named_first(self) -> None:
+        wrong = self.measured("", (), part(0, "prefill", 42.0, 42.0), part(1, "prefill", 5.0, 42.0))
+        [finding] = findings_of(program("genie-16a8w"), wrong)
+        assert "prefill_1" in finding.message
+        row = report_row(program("genie-16a8w"), wrong)
+        assert {"figures", "positions", "rounding", "parts", "speed", "bytes", "peak"} <= set(row)
+
+    def test_a_suites_own_limit_takes_the_place_of_ours(self, tmp_path: Path) -> None:
+        suite = tmp_path / "llm.toml"
+        suite.write_text(
+            'schema = 2\n[case.tiny]\nperplexity = 20\n[[case.tiny.run]]\nlane = "llm"\n'
+            'precision = "16a8w"\nsocs = ["SM8650"]\nlimits = { divergence = 0.0001 }\n'
+        )
+        [strict] = SUITES.all_programs([suite])
+        assert rules(strict, self.measured()) == ["llm-accuracy"] * 5
 
     def test_a_full_disk_is_the_machines_in_training_and_in_a_program(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1561,7 +1545,7 @@ class TestVerdicts:
         monkeypatch.setitem(llm_worker.ORDERS, "train", (__name__, "fill_the_disk"))
         with pytest.raises(InTrouble) as caught:
             answer = reporting(llm_worker.facts_of, llm_worker.error_of)
-            answer({"do": "train", "log": str(tmp_path / "log")})
+            answer({"do": "train", "into": "", "log": str(tmp_path / "log")})
         failed = Result(failure=Failure.of(caught.value.trouble))
         assert rules(program("genie-fp16"), failed) == ["llm-machine"]
         assert [finding.rule for finding in model_findings("tiny", 18, failed)] == ["llm-machine"]
@@ -1597,12 +1581,9 @@ def test_genies_last_text_goes_to_the_contexts_end_though_ours_is_shorter(
     """Without a graph for prefill it would take hours to come there, and ends where the windows do."""
     save_tokenizer(tmp_path)
     shape, text = read_architecture(checkpoint(tmp_path)), tmp_path / "text.txt"
-    sizes = {"context": 1024, "prefill": 32}
+    order = replace(ORDER, model=str(tmp_path), context=1024)
     text.write_text("a b " * 150)
-    read = judged_text(
-        tmp_path, load_tokenizer(tmp_path), shape, text, sizes, tokens=100, prefixes=3, whole=whole
-    )
-    end = read.to_the_end
+    end = judged_text(order, shape, text, 100, 3, whole=whole).texts[-1]
     assert len(shape.beginning) + len(end.prompt) + len(end.tokens) == last
     # Genie takes no longer prompt.
     assert len(end.prompt) <= 1024 - 32
@@ -1612,12 +1593,11 @@ def test_genies_last_text_goes_to_the_contexts_end_though_ours_is_shorter(
 def test_what_reads_to_the_contexts_end_can_be_typed(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     shape, text = read_architecture(checkpoint(tmp_path)), tmp_path / "text.txt"
-    sizes = {"context": 512, "prefill": 32}
+    order = replace(ORDER, model=str(tmp_path), context=512)
 
     def hint(words: int, tokens: int) -> str:
         text.write_text("a " * words)
-        read = judged_text(tmp_path, load_tokenizer(tmp_path), shape, text, sizes, tokens=tokens, prefixes=40)
-        return read.short_of(512, len(shape.beginning))
+        return longer_windows(judged_text(order, shape, text, tokens, 40), 512, len(shape.beginning))
 
     assert "--tokens 2044 --text FILE, of 2044 tokens" in hint(1200, 1000)
     assert "--text" not in hint(2044, 1000) and hint(2044, 2044) == ""
@@ -1632,7 +1612,7 @@ def test_what_reads_to_the_contexts_end_can_be_typed(tmp_path: Path) -> None:
         ('precision = "8a8w"', "16a8w"),
         ('precision = "16a16w"\nthrough = "executorch"', "16a8w"),
         ('precision = "fp16"\nthrough = "executorch"\nparts = 2', "parts"),
-        ('precision = "u16u8"', "limits"),
+        ('precision = "u16u8"\nlimits = { median = 1 }', "limits"),
     ],
 )
 def test_what_a_way_does_not_offer_is_refused(tmp_path: Path, run: str, named: str) -> None:

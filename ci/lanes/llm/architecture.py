@@ -1,114 +1,218 @@
-"""What a model of the Llama family computes: its shape, by family, and how it is cut into parts."""
+"""What a model of the Llama family computes: config.json as each family reads it, and how it is cut into
+parts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from ci.models.arrays import Array
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What models of a `model_type` compute otherwise than Llama."""
-
-    models: str
-    bias: bool = False
-    """Of queries, keys and values, whatever config.json says."""
-    norms: Literal["", "heads", "whole"] = ""
-    """Of queries and keys: of each head, or of all heads at once."""
-    layer_norms: tuple[str, str, str, str] = ("input", "", "post_attention", "")
-    """Before and after attention, before and after feed-forward, by the checkpoint's names."""
-    gemma: bool = False
-    """Norms by 1 + weight, a scaled embedding, another activation, and layers with a rope of their own."""
-    fused: bool = False
-    """Queries, keys and values in one weight, and gate and up in one."""
-    partial: bool = False
-    """Whether a part of each head may be rotated alone."""
-    tied: bool = False
-    """Whether the head is the embedding where config.json does not say."""
-    windowed: bool = False
-    window: int | None = None
-    """The sliding window of all layers where config.json does not say."""
-
-
-FAMILIES = {
-    "llama": Family("Llama 3, SmolLM 2"),
-    "qwen2": Family("Qwen 2.5", bias=True),
-    "qwen3": Family("Qwen 3", norms="heads"),
-    "mistral": Family("Mistral", windowed=True, window=4096),
-    "smollm3": Family("SmolLM 3", tied=True),
-    "phi3": Family("Phi 3 and 4 mini", fused=True, partial=True, windowed=True),
-    "olmo2": Family("OLMo 2", norms="whole", layer_norms=("", "post_attention", "", "post_feedforward")),
-    "gemma3_text": Family(
-        "Gemma 3",
-        norms="heads",
-        layer_norms=("input", "post_attention", "pre_feedforward", "post_feedforward"),
-        gemma=True,
-        tied=True,
-        windowed=True,
-        window=4096,
-    ),
-}
-"""By `model_type`."""
 LOCAL = "local_"
 """Begins the names of the inputs with the cosines and sines of layers that have a rope of their own."""
 HIDDEN = "hidden"
 """What one part of a model hands to the next is named `hidden_` and the number of the layer."""
-SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-"""Of a rope like Llama 3's, by the names of config.json."""
+NOT_BUILT = "not_built"
+"""The type of an error about what is well-formed, and computed otherwise than here."""
+
+Size = Annotated[int, Field(ge=1)]
+Token = Annotated[int, Field(ge=0)]
+Tokens = Annotated[list[Token], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
+Number = Annotated[int | float, Field(gt=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+def _not_built(message: str) -> PydanticCustomError:
+    return PydanticCustomError(NOT_BUILT, "{message}", {"message": message})
+
+
+class Rope(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    rope_type: Literal["default"] = "default"
+
+
+class Llama3Rope(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    rope_type: Literal["llama3"]
+    factor: Number
+    low_freq_factor: Number
+    high_freq_factor: Number
+    original_max_position_embeddings: Number
+
+    @model_validator(mode="after")
+    def _rises(self) -> Llama3Rope:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(f"high_freq_factor: expected more than {self.low_freq_factor}")
+        return self
+
+
+class LongRope(BaseModel):
+    """Up to the length of training its short factors act. Where all are 1, as Phi 4 mini's, the frequencies
+    are plain, and their magnitude alone differs."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    rope_type: Literal["longrope"]
+    short_factor: list[Number]
+    attention_factor: Number | None = None
+
+
+def _named(rope: Any) -> Any:
+    """Old files have `type`."""
+    if isinstance(rope, dict):
+        return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
+    return rope
+
+
+Scaling = Annotated[
+    Annotated[Rope | Llama3Rope | LongRope, Field(discriminator="rope_type")], BeforeValidator(_named)
+]
+
+
+class Architecture(BaseModel):
+    """A family's config.json, and what other files say; Llama's, unless a family is otherwise. null stands
+    for no key."""
+
+    model_config = ConfigDict(strict=True, frozen=True, populate_by_name=True)
+
+    models: ClassVar[str] = "Llama 3, SmolLM 2"
+    always_bias: ClassVar[bool] = False
+    """Of queries, keys and values, whatever config.json says."""
+    norms: ClassVar[Literal["", "heads", "whole"]] = ""
+    """Of queries and keys: of each head, or of all heads at once."""
+    layer_norms: ClassVar[tuple[str, str, str, str]] = ("input", "", "post_attention", "")
+    """Before and after attention, before and after feed-forward, by the checkpoint's names."""
+    gemma: ClassVar[bool] = False
+    """Norms by 1 + weight, a scaled embedding, another activation, and layers with a rope of their own."""
+    fused: ClassVar[bool] = False
+    """Queries, keys and values in one weight, and gate and up in one."""
+    windowed: ClassVar[bool] = False
+    """Whether all layers have the sliding window."""
+    partial: ClassVar[bool] = False
+    """Whether a part of each head may be rotated alone, and by a longrope."""
+
     model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    """Heads of keys and of values."""
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
-    """Llama 3's scaling of rotary frequencies, by the names of config.json."""
-    tied: bool
+    vocab_size: Size
+    hidden_size: Size
+    num_layers: Size = Field(alias="num_hidden_layers")
+    num_heads: Size = Field(alias="num_attention_heads")
+    key_value_heads: Size | None = Field(None, alias="num_key_value_heads")
+    size_of_head: Size | None = Field(None, alias="head_dim")
+    intermediate_size: Size
+    longest: Size = Field(alias="max_position_embeddings")
+    trained: Size | None = Field(None, alias="original_max_position_embeddings")
+    """The length of training, before a rope was scaled."""
+    rms_norm_eps: Number
+    tied: bool = Field(False, alias="tie_word_embeddings")
     """Whether the output head is the embedding."""
-    bias: bool
-    """Whether queries, keys and values have a bias."""
-    context: int
-    """The most tokens that it is right for."""
-    bos: int | None
+    attention_bias: bool = False
+    bos: Token | None = Field(None, alias="bos_token_id")
     """The token that begins a text, unless the tokenizer puts none there, as Qwen's."""
-    eos: tuple[int, ...]
-    rotary_dim: int
-    """How much of each head is rotated."""
-    rope_magnitude: float
-    """Cosines and sines are multiplied by it."""
-    score_scale: float
-    local: frozenset[int]
-    """Layers with a rope of their own."""
-    local_theta: float
-    """Its base."""
-    unrotated: frozenset[int]
-    """Layers without a rope."""
-    adapter: Path | None
+    ends: Tokens = Field([], alias="eos_token_id")
+    ends_of_chats: Tokens = []
+    """In generation_config.json."""
+    rope_theta: Number = 10000.0
+    rope: Scaling = Field(Rope(), alias="rope_scaling")
+    partial_rotary_factor: Annotated[int | float, Field(gt=0, le=1)] = 1.0
+    sliding_window: Size | None = None
+    layer_types: list[str] = []
+    adapter: Path | None = None
     """What peft saved, to be merged into the weights."""
+    quantization_config: None = None
+    hidden_act: Literal["silu"] = "silu"
+    use_sliding_window: Literal[False] = False
 
     @property
-    def family(self) -> Family:
-        return FAMILIES[self.model_type]
+    def num_kv_heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.key_value_heads or self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.size_of_head or self.hidden_size // self.num_heads
+
+    @property
+    def bias(self) -> bool:
+        return self.always_bias or self.attention_bias
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys([*self.ends, *self.ends_of_chats]))
 
     @property
     def beginning(self) -> tuple[int, ...]:
         return () if self.bos is None else (self.bos,)
+
+    @property
+    def context(self) -> int:
+        """The most tokens that it is right for."""
+        window = self.sliding_window if self.windowed else None
+        trained = self.trained if isinstance(self.rope, LongRope) else None
+        return min(length for length in (self.longest, window, trained) if length)
+
+    @property
+    def rotary_dim(self) -> int:
+        """How much of each head is rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def rope_magnitude(self) -> float:
+        """Cosines and sines are multiplied by it."""
+        if not isinstance(self.rope, LongRope) or self.trained is None:
+            return 1.0
+        times = self.longest / self.trained
+        default = math.sqrt(1 + math.log(times) / math.log(self.trained)) if times > 1 else 1.0
+        return float(self.rope.attention_factor or default)
+
+    @property
+    def score_scale(self) -> float:
+        return math.pow(self.head_dim, -0.5)
+
+    @property
+    def local(self) -> frozenset[int]:
+        """Layers with a rope of their own."""
+        return frozenset()
+
+    @property
+    def local_theta(self) -> float:
+        """Its base."""
+        return 10000.0
+
+    @property
+    def unrotated(self) -> frozenset[int]:
+        """Layers without a rope."""
+        return frozenset()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Architecture:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError("num_attention_heads: no multiple of num_key_value_heads")
+        if not self.head_dim:
+            raise ValueError("head_dim: hidden_size has no room for so many heads")
+        if self.rotary_dim % 2 or not self.rotary_dim:
+            raise ValueError(f"partial_rotary_factor: no even share of {self.head_dim}")
+        if max([*self.eos, *self.beginning], default=0) >= self.vocab_size:
+            raise ValueError("bos_token_id or eos_token_id: no token of vocab_size")
+        if self.layer_types and len(self.layer_types) != self.num_layers:
+            raise ValueError(f"layer_types: expected {self.num_layers}")
+        if not self.gemma and {*self.layer_types} - {"full_attention"}:
+            raise _not_built("layer_types: expected full_attention alone")
+        if not self.partial and self.partial_rotary_factor != 1:
+            raise _not_built("partial_rotary_factor: expected 1")
+        if isinstance(self.rope, LongRope):
+            if not self.partial:
+                raise _not_built("rope_scaling: expected llama3 or none; found longrope")
+            if self.trained is None:
+                raise ValueError("original_max_position_embeddings: expected beside a longrope")
+            if self.rope.short_factor != [1.0] * (self.rotary_dim // 2):
+                raise _not_built(f"rope_scaling: short_factor: expected {self.rotary_dim // 2} times 1.0")
+        return self
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -116,17 +220,18 @@ class Architecture:
         width, hidden = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         parts: dict[str, tuple[int, ...]] = {
-            **{f"{name}_layernorm.weight": (width,) for name in self.family.layer_norms if name},
+            **{f"{name}_layernorm.weight": (width,) for name in self.layer_norms if name},
             "mlp.down_proj.weight": (width, hidden),
             "self_attn.o_proj.weight": (width, queries),
         }
-        for whole, rows in self._fused.items():
-            every = {whole: sum(rows.values())} if self.family.fused else rows
+        for whole, rows in self._fused_rows.items():
+            every = {whole: sum(rows.values())} if self.fused else rows
             parts |= {f"{name}.weight": (count, width) for name, count in every.items()}
         if self.bias:
-            parts |= {f"{name}.bias": (count,) for name, count in self._fused["self_attn.qkv_proj"].items()}
-        if self.family.norms:
-            sizes = (queries, keys) if self.family.norms == "whole" else (self.head_dim, self.head_dim)
+            attention = self._fused_rows["self_attn.qkv_proj"]
+            parts |= {f"{name}.bias": (count,) for name, count in attention.items()}
+        if self.norms:
+            sizes = (queries, keys) if self.norms == "whole" else (self.head_dim, self.head_dim)
             parts |= {
                 f"self_attn.{name}_norm.weight": (size,) for name, size in zip("qk", sizes, strict=True)
             }
@@ -142,7 +247,7 @@ class Architecture:
         }
 
     @property
-    def _fused(self) -> dict[str, dict[str, int]]:
+    def _fused_rows(self) -> dict[str, dict[str, int]]:
         """Weights that some families have as one, and how many rows each has."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
@@ -153,7 +258,7 @@ class Architecture:
         """The checkpoint's tensor with a weight of the decoder, and the weight's rows there."""
         if name == "lm_head.weight":
             return "model.embed_tokens.weight" if self.tied else name, slice(None)
-        for whole, rows in self._fused.items() if self.family.fused else ():
+        for whole, rows in self._fused_rows.items() if self.fused else ():
             start = 0
             for part, count in rows.items():
                 if name.endswith(f"{part}.weight"):
@@ -202,13 +307,109 @@ class Architecture:
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def frequencies(self, rope: str = "") -> Array:
-        plain: Array = (self.local_theta if rope else self.rope_theta) ** (
+        plain: Array = float(self.local_theta if rope else self.rope_theta) ** (
             -np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
         )
-        if self.rope_scaling is None or rope:
+        scaling = self.rope
+        if not isinstance(scaling, Llama3Rope) or rope:
             return plain
-        low, high = float(self.rope_scaling["low_freq_factor"]), float(self.rope_scaling["high_freq_factor"])
-        turns = float(self.rope_scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
+        low, high = float(scaling.low_freq_factor), float(scaling.high_freq_factor)
+        turns = float(scaling.original_max_position_embeddings) * plain / (2 * math.pi)
         kept = np.clip((turns - low) / (high - low), 0, 1)
-        scaled: Array = plain * kept + plain / float(self.rope_scaling["factor"]) * (1 - kept)
+        scaled: Array = plain * kept + plain / float(scaling.factor) * (1 - kept)
         return scaled
+
+
+class Qwen2(Architecture):
+    models = "Qwen 2.5"
+    always_bias = True
+
+
+class Qwen3(Architecture):
+    models = "Qwen 3"
+    norms = "heads"
+
+
+class Mistral(Architecture):
+    models = "Mistral"
+    windowed = True
+
+    sliding_window: Size | None = 4096
+
+
+class SmolLM3(Architecture):
+    models = "SmolLM 3"
+
+    tied: bool = Field(True, alias="tie_word_embeddings")
+    no_rope_layers: list[int] | None = None
+    """A 0 for each layer without a rope."""
+    no_rope_layer_interval: Size = 4
+
+    @property
+    def unrotated(self) -> frozenset[int]:
+        every, layers = self.no_rope_layer_interval, range(self.num_layers)
+        rotated = [(layer + 1) % every for layer in layers]
+        if self.no_rope_layers is not None:
+            rotated = self.no_rope_layers
+        return frozenset(layer for layer, is_rotated in zip(layers, rotated, strict=True) if not is_rotated)
+
+    @model_validator(mode="after")
+    def _names_each_layer(self) -> SmolLM3:
+        if self.no_rope_layers is not None and len(self.no_rope_layers) != self.num_layers:
+            raise ValueError(f"no_rope_layers: expected {self.num_layers}")
+        return self
+
+
+class Phi3(Architecture):
+    models = "Phi 3 and 4 mini"
+    fused = partial = windowed = True
+
+
+class OLMo2(Architecture):
+    models = "OLMo 2"
+    norms = "whole"
+    layer_norms = ("", "post_attention", "", "post_feedforward")
+
+
+class Gemma3(Architecture):
+    models = "Gemma 3"
+    norms = "heads"
+    layer_norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    gemma = windowed = True
+
+    tied: bool = Field(True, alias="tie_word_embeddings")
+    sliding_window: Size | None = 4096
+    sliding_window_pattern: Size = 6
+    rope_local_base_freq: Number = 10000.0
+    query_pre_attn_scalar: Number = 256
+    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    attn_logit_softcapping: None = None
+    final_logit_softcapping: None = None
+    use_bidirectional_attention: Literal[False] = False
+
+    @property
+    def score_scale(self) -> float:
+        return math.pow(self.query_pre_attn_scalar, -0.5)
+
+    @property
+    def local(self) -> frozenset[int]:
+        layers, every = range(self.num_layers), self.sliding_window_pattern
+        kinds = self.layer_types or ["sliding_attention" if (n + 1) % every else "" for n in layers]
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+
+    @property
+    def local_theta(self) -> float:
+        return float(self.rope_local_base_freq)
+
+
+FAMILIES: dict[str, type[Architecture]] = {
+    "llama": Architecture,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "mistral": Mistral,
+    "smollm3": SmolLM3,
+    "phi3": Phi3,
+    "olmo2": OLMo2,
+    "gemma3_text": Gemma3,
+}
+"""By `model_type`."""

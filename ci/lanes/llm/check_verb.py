@@ -69,18 +69,17 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
         "divergence": args.divergence,
         "divergence_99": args.divergence_99,
     }
-    return check.check_model(
-        check.CheckOptions(
-            args.model,
-            args.text or HELD_OUT,
-            args.checkpoint,
-            args.prefixes,
-            args.tokens,
-            args.decode_tokens,
-            args.on,
-            {name: value for name, value in limits.items() if value is not None},
-            args.timeout,
-            selection_of(args),
-            emulated or commands.Emulated(),
-        )
+    options = check.CheckOptions(
+        model=args.model,
+        text=args.text or HELD_OUT,
+        checkpoint=args.checkpoint,
+        prefixes=args.prefixes,
+        tokens=args.tokens,
+        decode_tokens=args.decode_tokens,
+        on=args.on,
+        limits={name: limit for name, limit in limits.items() if limit is not None},
+        timeout=args.timeout,
+        selection=selection_of(args),
+        emulated=emulated or commands.Emulated(),
     )
+    return check.check_model(options)

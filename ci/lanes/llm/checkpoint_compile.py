@@ -15,6 +15,7 @@ from ci.lanes.llm.contexts import compile_context
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
+from ci.lanes.llm.orders import KINDS, CompileOrder, Written
 from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.models.arrays import Sample
@@ -42,121 +43,93 @@ Prefill and decode share their weights in each binary, which the emulator refuse
 """
 
 
-def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
-    folder, out = Path(order["model"]), Path(order["into"])
-    shape, soc = read_architecture(folder, order["adapter"]), soc_named(order["soc"])
-    context = int(order["context"])
+def order_compile(order: CompileOrder) -> Written:
+    folder, out = Path(order.model), Path(order.into)
+    shape, soc = read_architecture(folder, order.adapter), soc_named(order.soc)
     rows: list[Any] = []
-    if order["precision"] != "fp16":
-        rows = windows(folder, shape, Path(order["calibrate"]), context)
-    counts = {"prefill": int(order["prefill"]), "decode": 1}
-    binaries = write_binaries(
-        folder,
-        out,
-        soc,
-        rows,
-        context=context,
-        counts=counts,
-        parts=order["parts"],
-        shared=order["shared"],
-        four_bits=order["precision"] == FOUR_BITS,
-        adapter=order["adapter"],
-    )
+    if order.quantized:
+        rows = windows(folder, shape, Path(order.calibrate), order.context)
+    binaries = write_binaries(order, shape, soc, rows)
     for name in ("tokenizer.json", "tokenizer_config.json", TEMPLATE):
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
-    write_config(out, shape, binaries, soc, context=context, most=min(MOST, context))
-    values = {key: order[key] for key in ("soc", "precision", "context", "prefill")}
-    text = README + (SHARED if order["shared"] else CHECKED)
-    (out / "README.md").write_text(text.format(name=folder.name, **values), encoding="utf-8")
-    return {"binaries": len(binaries), "bytes": sum(binary.stat().st_size for binary in binaries)}
+    write_config(out, shape, binaries, soc, context=order.context, most=min(MOST, order.context))
+    text = (README + (SHARED if order.shared else CHECKED)).format(
+        name=folder.name,
+        soc=order.soc,
+        precision=order.precision,
+        context=order.context,
+        prefill=order.prefill,
+    )
+    (out / "README.md").write_text(text, encoding="utf-8")
+    return Written(len(binaries), sum(binary.stat().st_size for binary in binaries))
 
 
 @dataclass(frozen=True)
 class LayerPart:
     """Some layers of a checkpoint, to be written as graphs. Without `rows` to quantize by they are fp16."""
 
-    folder: Path
+    order: CompileOrder
     shape: Architecture
-    context: int
     number: int
-    first: int
-    last: int
     rows: Sequence[Any]
     outputs: Sequence[Sample]
     """Float's, of the rows."""
     special: Sequence[Sequence[int]]
     """The places of each row that decode's calibration must see."""
     encodings: Mapping[str, Encoding]
-    four_bits: bool
 
-    def write_graph(self, name: str, count: int, out: Path) -> Path:
-        """A graph for that many tokens at once, in a folder of its own below `out`."""
+    def write_graph(self, name: str, count: int) -> Path:
+        """A graph for that many tokens at once, in a folder of its own."""
+        out, context = Path(self.order.into), self.order.context
         work = out / f"{name}_{self.number}"
         work.mkdir()
         graph = work / f"{name}_{self.number}.onnx"
-        decoder = load_decoder(self.folder, self.shape, count, self.context, self.first, self.last)
+        layers = self.shape.part(self.number, self.order.parts)
+        decoder = load_decoder(Path(self.order.model), self.shape, count, context, *layers)
         if not self.rows:
             require_halves(decoder)
             export(decoder, graph)
             return graph
         plain = work / "float.onnx"
         export(decoder, plain)
-        calibration = samples(decoder, self.rows, self.outputs, self.context, count, self.special)
+        calibration = samples(decoder, self.rows, self.outputs, context, count, self.special)
         # Quantizing needs the memory, once all samples are drawn.
         del decoder
-        quantize(
-            plain,
-            calibration,
-            graph,
-            activations="QUInt16",
-            weights="QUInt8",
-            encodings=self.encodings,
-            four_bits=self.four_bits,
-        )
+        quantize(plain, calibration, graph, self.encodings, four_bits=self.order.precision == FOUR_BITS)
         shutil.copy(graph, out / on_cpu_name(name, self.number))
         return graph
 
 
 def write_binaries(
-    folder: Path,
-    out: Path,
-    soc: Soc,
-    rows: Sequence[Any],
-    *,
-    context: int,
-    counts: Mapping[str, int],
-    parts: int,
-    cache: str = "uint8",
-    shared: bool = False,
-    four_bits: bool = False,
-    adapter: str = "",
+    order: CompileOrder, shape: Architecture, soc: Soc, calibration: Sequence[Sequence[int]]
 ) -> list[Path]:
-    """The context binaries in the order of Genie's configuration: one for each part and count, or with
-    `shared` one for each part. `rows` of tokens are to quantize by; without them it is fp16."""
-    shape = read_architecture(folder, adapter)
+    """The context binaries in the order of Genie's configuration: one for each part and count, or where
+    weights are shared one for each part. Without rows of tokens to quantize by it is fp16."""
+    folder, out, parts, context = Path(order.model), Path(order.into), order.parts, order.context
+    counts = dict(zip(KINDS, (order.prefill, 1), strict=True))
+    together = [tuple(counts)] if order.shared else [(name,) for name in counts]
+    numbers = {name: index * parts for index, name in enumerate(counts)}
     binaries: dict[int, Path] = {}
     encodings: dict[str, Encoding] = {}
-    numbers = {name: index * parts for index, name in enumerate(counts)}
+    rows: Sequence[Any] = calibration
     special = special_places(folder, shape, rows) if rows else []
     for number in range(parts):
         doing(f"part {number + 1}/{parts}")
-        first, last = shape.part(number, parts)
         outputs: list[Sample] = []
         if rows:
-            decoder = load_decoder(folder, shape, context, context, first, last)
+            decoder = load_decoder(folder, shape, context, context, *shape.part(number, parts))
             # What comes in is encoded as it went out of the part before.
             into = {name: encoding for name, encoding in encodings.items() if name == decoder.inputs[0]}
             outputs = outputs_of_rows(decoder, rows)
-            encodings = into | shared_encodings(outputs, cache, shape.ropes)
+            encodings = into | shared_encodings(outputs, shape.ropes)
             # Quantizing needs the memory.
             del decoder
-        part = LayerPart(
-            folder, shape, context, number, first, last, rows, outputs, special, encodings, four_bits
-        )
-        for names in [tuple(counts)] if shared else [(name,) for name in counts]:
-            graphs = {numbers[name] + number: part.write_graph(name, counts[name], out) for name in names}
-            binary = binaries[min(graphs)] = out / f"{'shared' if shared else names[0]}_{number}.bin"
+        part = LayerPart(order, shape, number, rows, outputs, special, encodings)
+        for names in together:
+            graphs = {numbers[name] + number: part.write_graph(name, counts[name]) for name in names}
+            kind = "shared" if order.shared else names[0]
+            binary = binaries[min(graphs)] = out / f"{kind}_{number}.bin"
             compile_context(graphs, soc, binary, fp16=not rows)
             for graph in graphs.values():
                 shutil.rmtree(graph.parent)

@@ -20,22 +20,30 @@ from ci.lanes.llm.genie import (
     CONFIG,
     NONE,
     PROGRAM,
-    RECORD,
     GeneratedText,
     encoded,
     generate,
     require_short,
     require_sizes,
     setting,
-    through,
+)
+from ci.lanes.llm.orders import (
+    EXECUTORCH,
+    GENIE,
+    AnswerOrder,
+    CompileOrder,
+    SpokenText,
+    record_in,
+    record_of,
 )
 from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_beginning, words_after
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.weights import require_tensors
 from ci.lanes.llm.work import WORKER, environment, home_of
+from ci.plain import as_json, read
 from ci.suite.installed import ready_environment
 from ci.suite.options import Language, OneModel
-from ci.suite.precision import precision_named, scheme_named, written_name
+from ci.suite.precision import precision_named, scheme_named
 from ci.work import Asker, asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, leave_out
@@ -57,7 +65,7 @@ def is_wrong_in_genie(precision: str, parts: int) -> bool:
     return precision == "fp16" and parts > 1 and parts % 2 == 1
 
 
-def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, dict[str, Any]]:
+def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, CompileOrder]:
     """Checks everything before anything heavy is imported."""
     selection, through = model.selection, language.through
     context, prefill = language.context, language.prefill
@@ -69,7 +77,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     precision = _precision(model.precision or "fp16", through)
     adapter = str((Parser.user_folder() / language.adapter).absolute()) if language.adapter else ""
     shape = read_architecture(folder, adapter)
-    if through == "genie":
+    if through == GENIE:
         require_sizes(context, [prefill])
     elif language.shared_weights:
         raise UsageError(
@@ -100,24 +108,24 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
             fix="add it: generation_config.json of the same model may have it",
         )
     if precision != "fp16" and text is None:
-        named = written_name(precision)
-        raise UsageError(f"{named} needs text to calibrate by", fix="--calibrate text.txt")
+        raise UsageError(f"{precision} needs text to calibrate by", fix="--calibrate text.txt")
     if text is not None and not text.is_file():
         raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
-    parts = language.parts or (1 if through == "executorch" else parts_of(shape, precision))
-    _require_parts(parts, 1 if through == "executorch" else shape.num_layers, precision, through)
-    return shape, {
-        "do": {"genie": "compile", "executorch": "compile program"}[through],
-        "model": str(folder),
-        "adapter": adapter,
-        "soc": selection.soc,
-        "precision": precision,
-        "context": context,
-        "prefill": prefill,
-        "parts": parts,
-        "shared": language.shared_weights,
-        "calibrate": str(text.absolute()) if text else "",
-    }
+    executorch = through == EXECUTORCH
+    parts = language.parts or (1 if executorch else parts_of(shape, precision))
+    _require_parts(parts, 1 if executorch else shape.num_layers, precision, through)
+    return shape, CompileOrder(
+        model=str(folder),
+        adapter=adapter,
+        through=through,
+        soc=selection.soc,
+        precision=precision,
+        context=context,
+        prefill=prefill,
+        parts=parts,
+        shared=language.shared_weights,
+        calibrate=str(text.absolute()) if text else "",
+    )
 
 
 def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
@@ -132,10 +140,9 @@ def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
 
 
 def _precision(name: str, through: str) -> str:
-    known = PRECISIONS[through]
-    precision = scheme_named(name)
-    if through == "genie" and precision != FOUR_BITS:
-        precision = precision_named(name).name
+    known, precision = PRECISIONS[through], scheme_named(name)
+    if through == GENIE and precision != FOUR_BITS:
+        precision = precision_named(name).written
     if precision not in known:
         raise UsageError(
             f"precision {name}: language models are compiled in {', '.join(known)} through {through}",
@@ -155,11 +162,11 @@ def parts_of(shape: Architecture, precision: str) -> int:
 
 
 def ask_worker(
-    record: Mapping[str, Any], selection: Selection, logs: Path, timeout: float
+    through: str, selection: Selection, logs: Path, timeout: float
 ) -> contextlib.AbstractContextManager[Asker]:
     """The worker that loads what was compiled: ExecuTorch's has the profile's QNN."""
     log = logs / LOG.name
-    if through(record) == "genie":
+    if through == GENIE:
         return asking(home_of("generate", logs), f"{WORKER}:answer", log, timeout)
     variables = environment(ready_environment(selection, os.environ))
     return asking(home_of("lower", logs, variables), f"{WORKER}:answer", log, timeout)
@@ -191,11 +198,10 @@ def run_model(prompt: Prompt) -> int:
     tokenizer = load_tokenizer(config.parent)
     require_no_nul(prompt.text + prompt.system, "the prompt")
     text = chat_text(config.parent, prompt.text, prompt.system) if prompt.chat else prompt.text
-    record = record_of(config)
+    order = record_of(config.parent).order
     tokens = without_beginning(tokens_of(tokenizer, text), beginning_of(config))
-    if record:
-        require_short(tokens, record)
-    if config.name == PROGRAM:
+    require_short(tokens, order.context, order.prefill)
+    if order.through == EXECUTORCH:
         return _run_program(prompt, config, tokenizer, tokens)
     with limited(config, prompt.tokens) as copy:
         sys.stdout.write("" if prompt.chat else prompt.text)
@@ -220,15 +226,15 @@ def run_model(prompt: Prompt) -> int:
 
 def _run_program(prompt: Prompt, program: Path, tokenizer: Any, tokens: Sequence[int]) -> int:
     """What ExecuTorch's program says. The folder has what is read of the checkpoint."""
-    record, logs = record_of(program), prompt.selection.reports.absolute() / "llm"
+    logs = prompt.selection.reports.absolute() / "llm"
     if not program.with_name("config.json").is_file():
         raise UsageError(f"{prompt.folder}: there is no config.json", fix="compile it again")
-    order = {"do": "answers", "model": str(program.parent), "compiled": str(program.parent), "who": "htp"}
-    with prompt.emulated.worker(record, prompt.selection, logs, prompt.timeout) as ask:
-        [said] = ask(**order, prompts=[list(tokens)], most=prompt.tokens)["answers"]
-    words = words_after(tokenizer, tokens, said["tokens"])
+    order = AnswerOrder(compiled=str(program.parent), prompt=list(tokens), most=prompt.tokens)
+    with prompt.emulated.worker(EXECUTORCH, prompt.selection, logs, prompt.timeout) as ask:
+        said = read(SpokenText, ask(do="answer", **as_json(order)))
+    words = words_after(tokenizer, tokens, said.tokens)
     sys.stdout.write(f"{'' if prompt.chat else prompt.text}{words}\n")
-    _say_speed(len(said["tokens"]), said["stopped"], said["seconds"])
+    _say_speed(len(said.tokens), said.stopped, said.seconds)
     return 0
 
 
@@ -252,18 +258,13 @@ def compiled_file(folder: Path) -> Path:
         return program
     if not config.is_file():
         raise UsageError(f"{folder}: there is no {CONFIG} and no {PROGRAM}", fix="name what compile wrote")
-    if record_of(config).get("shared"):
+    record = record_in(config.parent)
+    if record and record.order.shared:
         raise UsageError(
             f"{folder}: prefill and decode share their weights, which the emulator refuses",
             fix="compile it without --shared-weights to another folder, and try that",
         )
     return config
-
-
-def record_of(config: Path) -> dict[str, Any]:
-    """The request of the compile that wrote the configuration; empty if there is none."""
-    record = config.with_name(RECORD)
-    return read_object(record, fix="compile it again") if record.is_file() else {}
 
 
 def sizes_of(config: Path) -> dict[str, int]:

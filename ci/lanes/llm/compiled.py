@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.graphs import Encoding, edge_encodings
+from ci.lanes.llm.orders import CompileOrder
 from ci.models.arrays import Array, Sample
-from provisioning.manifest import Soc
+from provisioning.manifest import soc_named
+
+if TYPE_CHECKING:
+    from ci.lanes.llm.contexts import ContextReader
 
 
 class TokenReader(Protocol):
@@ -21,7 +23,7 @@ class TokenReader(Protocol):
     def read(self, tokens: Sequence[int]) -> Array: ...
 
 
-class CompiledReader(TokenReader, Protocol):
+class PartReader(TokenReader, Protocol):
     count: int
     context: int
 
@@ -31,53 +33,32 @@ class CompiledReader(TokenReader, Protocol):
 
 @dataclass(frozen=True)
 class Compiled:
-    """What `compile` wrote, and the checkpoint that it was made from. These are Genie's context binaries."""
+    """What `compile` wrote by an order. These are Genie's context binaries."""
 
     out: Path
-    folder: Path
     shape: Architecture
-    soc: Soc
-    record: Mapping[str, Any]
+    order: CompileOrder
 
-    @property
-    def context(self) -> int:
-        return int(self.record["context"])
+    def readers(self, kind: str, *, cpu: bool = False) -> Mapping[str, TokenReader]:
+        """Of all parts: one on HTP, unless `cpu`, and of a quantized model another one on the CPU."""
+        return self._readers(kind, range(self.order.parts), cpu=cpu)
 
-    @property
-    def parts(self) -> int:
-        return int(self.record["parts"])
+    def readers_of_part(self, kind: str, number: int) -> Mapping[str, PartReader]:
+        return self._readers(kind, [number])
 
-    @property
-    def quantized(self) -> bool:
-        return bool(self.record["precision"] != "fp16")
-
-    def readers(
-        self, kind: str, *, cpu: bool = False, only: int | None = None
-    ) -> Mapping[str, CompiledReader]:
-        """One on HTP, unless `cpu`, and of a quantized model another one on the CPU. `only` is a part."""
+    def _readers(self, kind: str, parts: Sequence[int], *, cpu: bool = False) -> dict[str, ContextReader]:
         from ci.lanes.llm.checkpoint_compile import on_cpu_name
         from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
 
-        parts = range(self.parts) if only is None else [only]
-        graphs = [self.out / on_cpu_name(kind, part) for part in parts if self.quantized]
+        graphs = [self.out / on_cpu_name(kind, part) for part in parts if self.order.quantized]
         encodings: dict[str, Encoding] = {}
         for graph in graphs:
             encodings |= edge_encodings(graph)
-        readers: dict[str, CompiledReader] = {}
+        readers: dict[str, ContextReader] = {}
         if not cpu:
             wrappers = [self.out / f"{kind}_{part}.onnx" for part in parts]
-            sessions = [load_context(wrapper, self.soc) for wrapper in wrappers]
+            sessions = [load_context(wrapper, soc_named(self.order.soc)) for wrapper in wrappers]
             readers[f"{kind}_htp"] = ContextReader(self.shape, sessions, encodings)
         if graphs:
             readers[f"{kind}_cpu"] = ContextReader(self.shape, [on_cpu(graph) for graph in graphs], encodings)
         return readers
-
-    @property
-    def cache(self) -> int:
-        """Bits of keys and values; 0 where they are not integers."""
-        from ci.lanes.llm.checkpoint_compile import on_cpu_name
-
-        if not self.quantized:
-            return 0
-        encodings = edge_encodings(self.out / on_cpu_name("decode", 0))
-        return 8 * np.dtype(encodings["past_key_0_in"].dtype).itemsize

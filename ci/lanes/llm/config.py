@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-from ci.lanes.llm.architecture import FAMILIES, SCALING, Architecture, Family
+from ci.lanes.llm.architecture import FAMILIES, NOT_BUILT, Architecture
 from ci.lanes.llm.beginning import first_token, tokenizer_decides
 from provisioning.base.errors import ToolkitError, UsageError
 
-ONLY = {"hidden_act": "silu", "use_sliding_window": False}
-"""Keys that have one value here. Others compute something else."""
-GEMMA_ONLY = {
-    "hidden_activation": "gelu_pytorch_tanh",
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "use_bidirectional_attention": False,
-}
 PUBLISHED = "take the file as it was published"
 ANOTHER = "take another model: this one computes what is not built here"
 ROPE_FIXES = {
@@ -40,115 +31,6 @@ UPSTREAM_NAMES = (
 """By `model_type` and a word of the tokenizer: the chat template of qnn_llama_runner."""
 
 
-Size = Annotated[int, Field(ge=1)]
-Token = Annotated[int, Field(ge=0)]
-Number = Annotated[int | float, Field(gt=0)]
-
-
-class Llama3Rope(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    factor: Number
-    low_freq_factor: Number
-    high_freq_factor: Number
-    original_max_position_embeddings: Number
-
-    @model_validator(mode="after")
-    def _rises(self) -> Llama3Rope:
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(f"high_freq_factor: expected more than {self.low_freq_factor}")
-        return self
-
-
-class Config(BaseModel):
-    """Of config.json what all families or some are built by; null stands for no key."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    vocab_size: Size
-    hidden_size: Size
-    num_hidden_layers: Size
-    num_attention_heads: Size
-    num_key_value_heads: Size | None = None
-    head_dim: Size | None = None
-    intermediate_size: Size
-    max_position_embeddings: Size
-    original_max_position_embeddings: Size | None = None
-    rms_norm_eps: Number
-    tie_word_embeddings: bool | None = None
-    attention_bias: bool = False
-    bos_token_id: Token | None = None
-    eos_token_id: Token | list[Token] | None = None
-    rope_theta: Number = 10000.0
-    rope_local_base_freq: Number = 10000.0
-    rope_scaling: dict[str, Any] = Field(default_factory=dict)
-    partial_rotary_factor: Annotated[int | float, Field(gt=0, le=1)] = 1.0
-    sliding_window: Size | None = None
-    sliding_window_pattern: Size = 6
-    layer_types: list[str] | None = None
-    no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: Size = 4
-    query_pre_attn_scalar: Number = 256
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head(self) -> int:
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def rotary(self) -> int:
-        return int(self.head * self.partial_rotary_factor)
-
-    @property
-    def ends(self) -> list[int]:
-        ends = self.eos_token_id
-        return ends if isinstance(ends, list) else [ends] if ends is not None else []
-
-    @property
-    def local(self) -> frozenset[int]:
-        """Layers with a rope of their own, of Gemma 3."""
-        layers, every = range(self.num_hidden_layers), self.sliding_window_pattern
-        kinds = self.layer_types or ["sliding_attention" if (n + 1) % every else "" for n in layers]
-        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
-
-    @property
-    def unrotated(self) -> frozenset[int]:
-        """Layers without a rope, of SmolLM 3: by a list with a 0 for each, or each n-th layer."""
-        every = self.no_rope_layer_interval
-        rotated = self.no_rope_layers
-        if rotated is None:
-            rotated = [(layer + 1) % every for layer in range(self.num_hidden_layers)]
-        return frozenset(layer for layer, is_rotated in enumerate(rotated) if not is_rotated)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Config:
-        layers = self.num_hidden_layers
-        tokens = [*self.ends, *([] if self.bos_token_id is None else [self.bos_token_id])]
-        for wrong, message in (
-            (
-                self.num_attention_heads % self.kv_heads,
-                "num_attention_heads: no multiple of num_key_value_heads",
-            ),
-            (not self.head, "head_dim: hidden_size has no room for so many heads"),
-            (self.rotary % 2 or not self.rotary, f"partial_rotary_factor: no even share of {self.head}"),
-            (
-                any(token >= self.vocab_size for token in tokens),
-                "bos_token_id or eos_token_id: no token of vocab_size",
-            ),
-            (len(self.layer_types or range(layers)) != layers, f"layer_types: expected {layers}"),
-            (
-                self.no_rope_layers is not None and len(self.no_rope_layers) != layers,
-                f"no_rope_layers: expected {layers}",
-            ),
-        ):
-            if wrong:
-                raise ValueError(message)
-        return self
-
-
 def read_architecture(folder: Path, adapter: str = "") -> Architecture:
     """Raises UsageError if it is no checkpoint of these families."""
     values = _with_old_keys(folder, _values(folder))
@@ -156,107 +38,44 @@ def read_architecture(folder: Path, adapter: str = "") -> Architecture:
     if kind not in FAMILIES:
         known = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
         raise UsageError(f"{folder}: expected the model_type {known}; found {kind}", fix="name such a model")
-    family = FAMILIES[kind]
-    _require_built(folder, values, family)
-    config = _parsed(Config, folder / "config.json", values)
-    scaling, magnitude, longest = _rope(folder, config, kind)
-    window = config.sliding_window if "sliding_window" in values else family.window
-    ends = [config.max_position_embeddings, longest, window if family.windowed else None]
-    # Models are trained with the tokenizer's tokens, and config.json may name another.
-    bos = first_token(folder, config.vocab_size) if tokenizer_decides(folder) else config.bos_token_id
-    return Architecture(
-        model_type=kind,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.kv_heads,
-        head_dim=config.head,
-        intermediate_size=config.intermediate_size,
-        rms_norm_eps=float(config.rms_norm_eps),
-        rope_theta=float(config.rope_theta),
-        rope_scaling=scaling,
-        tied=family.tied if config.tie_word_embeddings is None else config.tie_word_embeddings,
-        bias=family.bias or config.attention_bias,
-        context=min(end for end in ends if end),
-        bos=bos,
-        eos=tuple(dict.fromkeys([*config.ends, *_ends_of_chats(folder, values)])),
-        rotary_dim=config.rotary,
-        rope_magnitude=magnitude,
-        score_scale=float(config.query_pre_attn_scalar if family.gemma else config.head) ** -0.5,
-        local=config.local if family.gemma else frozenset(),
-        local_theta=float(config.rope_local_base_freq),
-        unrotated=config.unrotated if kind == "smollm3" else frozenset(),
-        adapter=Path(adapter) if adapter else None,
-    )
-
-
-def _require_built(folder: Path, values: Mapping[str, Any], family: Family) -> None:
-    """Refuse what would be computed otherwise than here."""
     if quantization := values.get("quantization_config"):
         raise UsageError(
             f"{folder} is quantized already ({quantization.get('quant_method', 'unknown')}), and its weights"
             " cannot be quantized again",
             fix="take the checkpoint that it was made from",
         )
-    only: dict[str, Any] = GEMMA_ONLY if family.gemma else ONLY
-    if not family.partial:
-        only = {**only, "partial_rotary_factor": 1}
-    for key, expected in only.items():
-        if values.get(key) not in (None, expected):
-            raise _unexpected(folder, key, json.dumps(expected), values[key], ANOTHER)
-    for kind in values.get("layer_types") or ():
-        if kind != "full_attention" and not family.gemma:
-            raise _unexpected(folder, "layer_types", "full_attention alone", kind, ANOTHER)
+    shape = _parsed(FAMILIES[kind], folder / "config.json", values)
+    changes: dict[str, Any] = {"adapter": Path(adapter) if adapter else None}
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        ends = read_object(generation).get("eos_token_id")
+        changes["ends_of_chats"] = _parsed(FAMILIES[kind], generation, {**values, "eos_token_id": ends}).ends
+    if tokenizer_decides(folder):
+        # Models are trained with the tokenizer's tokens, and config.json may name another.
+        changes["bos"] = first_token(folder, shape.vocab_size)
+    return shape.model_copy(update=changes)
 
 
-def _parsed(model: type[Any], path: Path, values: Mapping[str, Any]) -> Any:
+NULLS = ("sliding_window",)
+"""Keys whose null says something else than no key."""
+
+
+def _parsed(family: type[Architecture], path: Path, values: Mapping[str, Any]) -> Architecture:
+    known = {name: value for name, value in values.items() if value is not None or name in NULLS}
     try:
-        return model.model_validate({name: value for name, value in values.items() if value is not None})
+        return family.model_validate(known)
     except ValidationError as error:
         [first, *_] = error.errors()
-        place = ": ".join(map(str, first["loc"][:1]))
-        found = f"; found {json.dumps(first['input'])}" if place and first["type"] != "missing" else ""
-        words = first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{path}: {f'{place}: ' if place else ''}{words}{found}", fix=PUBLISHED) from None
+    place = ": ".join(str(part) for part in first["loc"] if part not in ROPES)
+    found = f"; found {json.dumps(first['input'])}" if place and first["type"] != "missing" else ""
+    words, fix = first["msg"].removeprefix("Value error, "), PUBLISHED
+    if first["type"] in (NOT_BUILT, "literal_error", "none_required", "union_tag_invalid"):
+        fix = ROPE_FIXES.get(str(first.get("ctx", {}).get("tag")), ANOTHER)
+    raise UsageError(f"{path}: {f'{place}: ' if place else ''}{words}{found}", fix=fix)
 
 
-def _ends_of_chats(folder: Path, values: Mapping[str, Any]) -> list[int]:
-    """They are in generation_config.json."""
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return []
-    generation: Config = _parsed(
-        Config, path, {**values, "eos_token_id": read_object(path).get("eos_token_id")}
-    )
-    return generation.ends
-
-
-def _rope(folder: Path, config: Config, kind: str) -> tuple[Mapping[str, Any] | None, float, int | None]:
-    """The scaling that Genie computes, the magnitude, and where these end to be the model's."""
-    scaling = config.rope_scaling
-    name = scaling.get("rope_type", scaling.get("type", "default"))
-    if name == "default":
-        return None, 1.0, None
-    if name == "longrope" and kind == "phi3":
-        return None, *_longrope(folder, config)
-    if name != "llama3":
-        raise _unexpected(folder, "rope_scaling", "llama3 or none", name, ROPE_FIXES.get(str(name), ANOTHER))
-    rope: Llama3Rope = _parsed(Llama3Rope, folder / "config.json: rope_scaling", scaling)
-    return {key: getattr(rope, key) for key in SCALING}, 1.0, None
-
-
-def _longrope(folder: Path, config: Config) -> tuple[float, int]:
-    """Up to the length of training the short factors act. Where all are 1, as Phi 4 mini's, the frequencies
-    are plain, and their magnitude alone differs."""
-    trained, longest = config.original_max_position_embeddings, config.max_position_embeddings
-    short, half = config.rope_scaling.get("short_factor"), config.rotary // 2
-    if trained is None:
-        raise _unexpected(folder, "original_max_position_embeddings", "a whole number above 0", None)
-    if short != [1.0] * half:
-        raise _unexpected(folder, "rope_scaling: short_factor", f"{half} times 1.0", short, ANOTHER)
-    default = math.sqrt(1 + math.log(longest / trained) / math.log(trained)) if longest > trained else 1.0
-    return float(config.rope_scaling.get("attention_factor") or default), trained
+ROPES = ("default", "llama3", "longrope")
+"""Names of kinds, which stand in the place of an error."""
 
 
 def upstream_name(folder: Path, kind: str) -> str:

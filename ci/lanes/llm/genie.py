@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from ci.diagnose.explain import nearest
-from ci.lanes.llm.architecture import SCALING, Architecture
+from ci.lanes.llm.architecture import Architecture, Llama3Rope
 from ci.lanes.llm.config import read_object
+from ci.lanes.llm.orders import ForcedText
 from ci.models.arrays import Array
+from ci.plain import as_json
 from ci.trouble import how_it_ended
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -29,14 +31,8 @@ from provisioning.base.settings import ROOT
 from provisioning.manifest import Soc
 
 CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
-RECORD = "compiled.json"
-"""The request of `compile`, beside its output."""
-ROUNDING = "rounding"
-"""Its part that says what rounding alone costs the checkpoint."""
 PROGRAM = "hybrid_llama_qnn.pte"
 """ExecuTorch's: upstream's name of a program with prefill and decode."""
-KINDS = ("prefill", "decode")
-"""Of graphs, by which their binaries are named: a block of tokens at once, or one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +71,32 @@ def require_sizes(context: int, counts: Sequence[int]) -> None:
             )
 
 
-def require_short(prompt: Sequence[int], record: Mapping[str, Any]) -> None:
-    """Genie reads whole blocks, and without a word says nothing to a longer prompt. `record` is of the
-    compile."""
-    most = record["context"] - record["prefill"]
+def require_short(prompt: Sequence[int], context: int, prefill: int) -> None:
+    """Genie reads whole blocks, and without a word says nothing to a longer prompt."""
+    most = context - prefill
     if len(prompt) > most:
         raise UsageError(
-            f"the prompt has {len(prompt)} tokens: Genie takes at most {most} in a context of"
-            f" {record['context']} with prefill by {record['prefill']}",
+            f"the prompt has {len(prompt)} tokens: Genie takes at most {most} in a context of {context} with"
+            f" prefill by {prefill}",
             fix="give a shorter prompt, or compile with a longer --context",
         )
 
 
 def write_config(
-    folder: Path,
-    shape: Architecture,
-    contexts: Sequence[Path],
-    soc: Soc,
-    *,
-    context: int,
-    most: int,
-    name: str = CONFIG,
+    folder: Path, shape: Architecture, contexts: Sequence[Path], soc: Soc, *, context: int, most: int
 ) -> Path:
     """The configuration and the extension file that it names. Their paths are relative to `folder`."""
+    written = config_of(shape, [path.name for path in contexts], soc, context, most)
+    for name, content in written.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return folder / CONFIG
+
+
+def config_of(
+    shape: Architecture, binaries: Sequence[str], soc: Soc, context: int, most: int
+) -> dict[str, dict[str, Any]]:
+    """By the names of the files."""
     core = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
-    extension = {"devices": [{**_chip(soc), "cores": [core]}]}
-    (folder / EXTENSION).write_text(json.dumps(extension, indent=2) + "\n", encoding="utf-8")
     backend = {
         "version": 1,
         "use-mmap": False,
@@ -111,65 +107,46 @@ def write_config(
         "kv-dim": shape.head_dim,
         "allow-async-init": False,
     }
-    config = {
-        "dialog": {
-            "version": 1,
-            "type": "basic",
-            "max-num-tokens": most,
-            "context": {"version": 1, "size": context, **_words(shape)},
-            "sampler": {"version": 1, "seed": 42, "temp": 1.0, "top-k": 1, "top-p": 1.0},
-            "tokenizer": {"version": 1, "path": "tokenizer.json"},
-            "engine": {
-                "version": 1,
-                "n-threads": 1,
-                "backend": {"version": 1, "type": "QnnHtp", "QnnHtp": backend, "extensions": EXTENSION},
-                "model": {
-                    "version": 1,
-                    "type": "binary",
-                    "binary": {"version": 1, "ctx-bins": [path.name for path in contexts]},
-                    "positional-encoding": _ropes(shape),
-                },
-            },
-        }
-    }
-    path = folder / name
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return path
-
-
-def _words(shape: Architecture) -> dict[str, Any]:
-    eos = shape.eos[0] if len(shape.eos) == 1 else list(shape.eos)
-    return {
+    words = {
         "n-vocab": shape.vocab_size,
         "bos-token": NONE if shape.bos is None else shape.bos,
-        "eos-token": eos,
+        "eos-token": shape.eos[0] if len(shape.eos) == 1 else list(shape.eos),
     }
+    ropes = [_rope(shape, rope) for rope in shape.ropes]
+    dialog = {
+        "version": 1,
+        "type": "basic",
+        "max-num-tokens": most,
+        "context": {"version": 1, "size": context, **words},
+        "sampler": {"version": 1, "seed": 42, "temp": 1.0, "top-k": 1, "top-p": 1.0},
+        "tokenizer": {"version": 1, "path": "tokenizer.json"},
+        "engine": {
+            "version": 1,
+            "n-threads": 1,
+            "backend": {"version": 1, "type": "QnnHtp", "QnnHtp": backend, "extensions": EXTENSION},
+            "model": {
+                "version": 1,
+                "type": "binary",
+                "binary": {"version": 1, "ctx-bins": list(binaries)},
+                "positional-encoding": ropes if len(ropes) > 1 else ropes[0],
+            },
+        },
+    }
+    device = {"soc_id": soc.id, "dsp_arch": f"v{soc.arch}", "cores": [core]}
+    return {EXTENSION: {"devices": [device]}, CONFIG: {"dialog": dialog}}
 
 
-def _chip(soc: Soc) -> dict[str, Any]:
-    return {"soc_id": soc.id, "dsp_arch": f"v{soc.arch}"}
-
-
-def _ropes(shape: Architecture) -> dict[str, Any] | list[dict[str, Any]]:
-    """One, or each with what the names of its inputs begin with."""
-    first, *others = ({**_rope(shape, rope), **({"prefix": rope} if rope else {})} for rope in shape.ropes)
-    return [first, *others] if others else first
-
-
-def _rope(shape: Architecture, prefix: str = "") -> dict[str, Any]:
+def _rope(shape: Architecture, prefix: str) -> dict[str, Any]:
     base = shape.local_theta if prefix else shape.rope_theta
     theta = int(base) if base == int(base) else base
     rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.rotary_dim // 2, "rope-theta": theta}
     if prefix:
-        return rope
-    if shape.rope_scaling is not None:
-        scaling = {name.replace("_", "-"): shape.rope_scaling[name] for name in SCALING}
-        rope["rope-scaling"] = {"rope-type": "llama3", **scaling}
+        # Begins the names of its inputs.
+        return {**rope, "prefix": prefix}
+    if isinstance(shape.rope, Llama3Rope):
+        scaling = shape.rope.model_dump()
+        rope["rope-scaling"] = {name.replace("_", "-"): value for name, value in scaling.items()}
     return rope
-
-
-def through(record: Mapping[str, Any]) -> str:
-    return str(record.get("through", "genie"))
 
 
 def setting(config: Path, *keys: str) -> Any:
@@ -183,40 +160,46 @@ def setting(config: Path, *keys: str) -> Any:
     return value
 
 
+DECISIVE = (
+    "context.",
+    "engine.model.positional-encoding",
+    "engine.backend.QnnHtp.kv-dim",
+    # Other samplers choose at random, so that nothing could be compared.
+    "sampler.top-k",
+    f"{EXTENSION}.devices[0].soc_id",
+    f"{EXTENSION}.devices[0].dsp_arch",
+)
+"""How the names of settings begin with which Genie speaks nonsense if they are not the model's."""
+
+
 def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) -> list[str]:
-    """Differences between a configuration and the model. Genie does not report most of them."""
-    dialog = setting(config)
-    devices = json.loads(config.with_name(EXTENSION).read_text(encoding="utf-8"))["devices"]
-    settings = {
-        f"{EXTENSION}: devices": devices[0],
-        "context": setting(config, "context"),
-        **_by_name(setting(config, "engine", "model").get("positional-encoding", {})),
-        "engine.backend.QnnHtp": setting(config, "engine", "backend", "QnnHtp"),
-        "sampler": dialog.get("sampler", {}),
-    }
-    wanted = {
-        f"{EXTENSION}: devices": _chip(soc),
-        "context": {"size": context, **_words(shape)},
-        **_by_name(_ropes(shape)),
-        "engine.backend.QnnHtp": {"kv-dim": shape.head_dim},
-        # Other samplers choose at random, so that nothing could be compared.
-        "sampler": {"top-k": 1},
-    }
+    """Decisive settings that are not those that `compile` writes. Genie does not report most of them."""
+    extension = read_object(config.with_name(EXTENSION), fix="compile it again")
+    written = config_of(shape, [], soc, context, 0)
+    expected, found = (
+        {name: value for name, value in _settings(document) if name.startswith(DECISIVE)}
+        for document in (
+            {**written[CONFIG]["dialog"], EXTENSION: written[EXTENSION]},
+            {**setting(config), EXTENSION: extension},
+        )
+    )
     return [
-        f"{where}.{key}: expected {value}, found {settings.get(where, {}).get(key)}"
-        for where, keys in wanted.items()
-        for key, value in keys.items()
-        if settings.get(where, {}).get(key) != value
+        f"{name}: expected {expected.get(name)}, found {found.get(name)}"
+        for name in {**expected, **found}
+        if expected.get(name) != found.get(name)
     ]
 
 
-def _by_name(ropes: Any) -> dict[str, dict[str, Any]]:
-    """By where each stands in the configuration."""
-    name = "engine.model.positional-encoding"
-    every = (
-        {f"{name}[{at}]": rope for at, rope in enumerate(ropes)} if isinstance(ropes, list) else {name: ropes}
-    )
-    return {where: {"rope-scaling": None, **rope} for where, rope in every.items()}
+def _settings(document: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """By dotted names."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield from _settings(value, f"{name}.{key}" if name else key)
+    elif isinstance(document, list) and any(isinstance(value, dict) for value in document):
+        for index, value in enumerate(document):
+            yield from _settings(value, f"{name}[{index}]")
+    else:
+        yield name, document
 
 
 def generate(
@@ -245,23 +228,12 @@ def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[
     return [reply["encoded"] for reply in _replies(config, timeout, texts=list(texts))]
 
 
-@dataclass(frozen=True, slots=True)
-class ForcedText:
-    """A text of which Genie reads `prompt`, and then says `tokens`, whatever it would have chosen."""
-
-    prompt: Sequence[int]
-    tokens: Sequence[int]
-
-
 def forced_logits(config: Path, texts: Sequence[ForcedText], words: int, *, timeout: float) -> list[Array]:
     """Of each text the logits from which Genie would have chosen each token: the first row is prefill's, the
     others are decode's. One that fills the context must be the last."""
     with tempfile.TemporaryDirectory(prefix="qnn-ci-logits-") as scratch:
         files = [Path(scratch, str(index)) for index in range(len(texts))]
-        forced = [
-            {"prompt": list(text.prompt), "tokens": list(text.tokens), "logits": str(file)}
-            for text, file in zip(texts, files, strict=True)
-        ]
+        forced = [{**as_json(text), "logits": str(file)} for text, file in zip(texts, files, strict=True)]
         replies = _replies(config, timeout, forced=forced)
         if replies[0]["logits"] is None:
             raise EnvironmentLacking(

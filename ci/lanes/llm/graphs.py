@@ -19,6 +19,8 @@ from ci.suite.own_output import quiet
 OPSET = 18
 FAR = -1000.0
 """What Genie adds to the scores of hidden places, in a mask of floats."""
+CACHE = "uint8"
+"""Of keys and values. With 16 bits HTP would convert the second of two multiplied activations to 8 anyway."""
 MARGIN = 1.1
 """Caches get values that calibration did not see, so their range is this much wider."""
 
@@ -165,15 +167,13 @@ def quantize(
     model: Path,
     calibration: Iterable[Sample],
     written: Path,
-    *,
-    activations: str,
-    weights: str,
     encodings: Mapping[str, Encoding],
+    *,
     four_bits: bool = False,
 ) -> None:
-    """With QuantizeLinear and DequantizeLinear around every operator, and integers at its inputs and outputs.
-    `encodings` are those that all graphs of a model must share. `four_bits` are for the layers' matrices,
-    with a scale for each channel; the head has `weights`, and the embedding is an activation."""
+    """With QuantizeLinear and DequantizeLinear around every operator, and integers at its inputs and outputs:
+    16 bits for activations and the embedding, 8 for weights. `encodings` are those that all graphs of a model
+    must share. `four_bits` are for the layers' matrices, with a scale for each channel."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType
     from onnxruntime.quantization import quantize as run_quantizer
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
@@ -188,15 +188,15 @@ def quantize(
         prepared = written.with_name("preprocessed.onnx")
         source = prepared if qnn_preprocess_model(str(model), str(prepared)) else model
         graph = onnx.load(str(source), load_external_data=False).graph
-        overrides = _overrides(graph, encodings, QuantType[activations])
+        overrides = _overrides(graph, encodings)
         if four_bits:
             channels = {"quant_type": QuantType.QInt4, "axis": 1, "symmetric": True}
             overrides |= dict.fromkeys(_matrices_of_layers(graph), channels)
         config = get_qnn_qdq_config(
             str(source),
             Samples(),
-            activation_type=QuantType[activations],
-            weight_type=QuantType[weights],
+            activation_type=QuantType.QUInt16,
+            weight_type=QuantType.QUInt8,
             init_overrides={name: [override] for name, override in overrides.items()},
             # They would give a cache's few bits to all that meets it: query, scores, softmax and mix.
             add_qtype_converts=False,
@@ -205,12 +205,10 @@ def quantize(
     _integers_at_the_edges(written)
 
 
-def shared_encodings(
-    outputs: Iterable[Sample], cache: str, ropes: Iterable[str] = ("",)
-) -> dict[str, Encoding]:
+def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) -> dict[str, Encoding]:
     """Genie refuses two graphs of a model that encode a tensor differently: all have these. `outputs` are
     float's, of whole rows."""
-    limits = np.iinfo(cache)
+    limits = np.iinfo(CACHE)
     encodings = {
         **{
             f"{rope}position_ids_{kind}": Encoding("uint16", 2 / 65535, 32768)
@@ -229,7 +227,7 @@ def shared_encodings(
             largest = max(-low, high) * MARGIN
             # Around the middle, so that zero, an empty place, is exact.
             encodings[name.replace("_out", "_in")] = Encoding(
-                cache, 2 * largest / limits.max, int(limits.max + 1) // 2
+                CACHE, 2 * largest / limits.max, int(limits.max + 1) // 2
             )
         elif name.startswith(HIDDEN):
             scale = max(high - low, 1e-6) / 65535
@@ -237,7 +235,7 @@ def shared_encodings(
     return encodings
 
 
-def _overrides(graph: Any, encodings: Mapping[str, Encoding], activations: Any) -> dict[str, dict[str, Any]]:
+def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[str, Any]]:
     """A cache's output, its inputs through operators that only move data, and their concatenation have the
     encoding of the cache's input. What computes the output has activations, which are converted."""
     from onnxruntime.quantization import QuantType
@@ -258,8 +256,7 @@ def _overrides(graph: Any, encodings: Mapping[str, Encoding], activations: Any) 
         while makers[tensor].op_type in ("Transpose", "Reshape", "Unsqueeze"):
             tensor = makers[tensor].input[0]
             overrides[tensor] = cache
-        if cache["quant_type"] != activations:
-            overrides[tensor] = {"quant_type": activations, "convert": cache}
+        overrides[tensor] = {"quant_type": QuantType.QUInt16, "convert": cache}
     return overrides
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import in_a_line, load_tokenizer, transformers_tokenizer
-from ci.lanes.llm.genie import NONE, ForcedText
+from ci.lanes.llm.genie import NONE
+from ci.lanes.llm.orders import GENIE, CompileOrder, ForcedText, JudgedText
 from provisioning.base.commands import leave_out, quoted
 from provisioning.base.errors import CheckFailed, UsageError
 
@@ -29,6 +30,13 @@ CONTINUED = 2
 """Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
 CALIBRATION_WINDOWS, CALIBRATION_TOKENS = 12, 8192
 """Enough to quantize by: longer contexts have fewer windows, but two."""
+WINDOWS = 4
+"""At least so many are judged, because figures' errors come from windows."""
+MIN_TOKENS = 256
+"""Tokens to find the part by."""
+SAMPLE_CHARS = 4000
+MAX_OVERLAP = 0.05
+"""At most this share of the text that judges may be known from quantizing."""
 RUN = 16
 """Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
 
@@ -283,9 +291,58 @@ def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[ForcedTex
     first = max(lengths)
     ends = [first + index * PREFIX for index in range(len(lengths))]
     return [
-        ForcedText(tokens[end - length : end], tokens[end : end + CONTINUED])
+        ForcedText(list(tokens[end - length : end]), list(tokens[end : end + CONTINUED]))
         for end, length in zip(ends, lengths, strict=True)
     ]
+
+
+def judged_text(
+    order: CompileOrder,
+    shape: Architecture,
+    path: Path,
+    tokens: int,
+    prefixes: int,
+    *,
+    decode_tokens: int | None = None,
+    whole: bool = True,
+    calibrated_by: Collection[str] = (),
+) -> JudgedText:
+    """What of a text is read: known before any worker starts. Unless `whole`, Genie's text ends where the
+    windows do: where decode reads the prompt, too, all of the context would take too long."""
+    folder, context = Path(order.model), order.context
+    tokenizer, words = load_tokenizer(folder), read_corpus(path)
+    stream = tokens_of(tokenizer, words)
+    length = min(context, max(2, tokens // WINDOWS + 1))
+    count = -(-tokens // (length - 1))
+    lengths = prefix_lengths(prefixes, order.prefill, context)
+    own = length - len(shape.beginning)
+    for_prefixes = max(lengths) + (len(lengths) - 1) * PREFIX + CONTINUED
+    few = min(context, max(MIN_TOKENS, order.prefill + 1))
+    wanted = max(for_prefixes, count * own, few - len(shape.beginning))
+    if len(stream) < wanted:
+        raise UsageError(
+            f"{path} has {len(stream)} tokens: {prefixes} prefixes and {count} windows of {own} need"
+            f" {wanted}",
+            fix=f"name a text of {wanted} tokens, --text FILE, or give fewer --tokens and --prefixes",
+        )
+    if (seen := share_of_runs(stream[:wanted], calibrated_by)) > MAX_OVERLAP:
+        raise UsageError(
+            f"{seen:.0%} of what would be read of {path} is in the text that it was quantized by, too",
+            fix="give another text",
+        )
+    texts: list[ForcedText] = []
+    if order.through == GENIE:
+        most = context - order.prefill
+        texts = with_chats(prefixes_of(stream, lengths), folder, tokenizer, shape, most)
+        said = max(own, PREFIX + CONTINUED)
+        end = context - len(shape.beginning) if whole else said
+        # A shorter text is read again: the places are what counts.
+        long = list(itertools.islice(itertools.cycle(stream), end))
+        prompt = max(PREFIX, min(end - said + PREFIX, most))
+        texts.append(ForcedText(long[:prompt], long[prompt:]))
+    rows, [row] = (windows(folder, shape, path, *size) for size in ((length, count), (few, 1)))
+    decode = min(length, max(1, (decode_tokens or tokens) // count) + 1)
+    return JudgedText(rows, decode, row, texts, words[:SAMPLE_CHARS], len(stream))
 
 
 def hashed_runs(rows: Iterable[Sequence[int]]) -> list[str]:

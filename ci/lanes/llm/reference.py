@@ -6,7 +6,6 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,6 @@ from ci.lanes.llm.config import old_rope, read_object
 from ci.lanes.llm.weights import INDEX
 from ci.models.arrays import Array
 from provisioning.base.errors import CheckFailed
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    tokens: tuple[int, ...]
-    stopped: str
-    """`eos`, `length` or `context`, like Genie's texts."""
-    logits: Array
-    """A row for each token, and one for the token that ended it."""
 
 
 def load_reference(folder: Path, adapter: Path | None = None) -> Any:
@@ -67,11 +57,15 @@ def _with_metadata(folder: Path) -> Iterator[Path]:
         yield Path(scratch)
 
 
-def ends_of(model: Any) -> tuple[int, ...]:
-    """As transformers reads them, not our own reader."""
+def require_ends(model: Any, shape: Architecture) -> None:
+    """A text must end where transformers ends it."""
     every = (model.config.eos_token_id, model.generation_config.eos_token_id)
-    ends = [end for token in every for end in (token if isinstance(token, list) else [token])]
-    return tuple({end for end in ends if end is not None})
+    ends = {end for tokens in every for end in (tokens if isinstance(tokens, list) else [tokens])} - {None}
+    if ends != set(shape.eos):
+        raise CheckFailed(
+            f"texts end with {sorted(shape.eos)} here, and with {sorted(ends)} by transformers",
+            fix="report it, with the checkpoint's config.json and generation_config.json",
+        )
 
 
 def require_rope(model: Any, shape: Architecture, context: int) -> None:
@@ -107,39 +101,22 @@ def logits_of(model: Any, tokens: Sequence[int], last: int = 0) -> Array:
     return rows
 
 
-def text_of(model: Any, prompt: Sequence[int], most: int, ends: Collection[int], context: int) -> Text:
-    """`prompt` begins with the token that begins a text."""
-    import torch
-
-    result: Any = None
-
-    def read(tokens: Sequence[int]) -> Array:
-        nonlocal result
-        past = result.past_key_values if result else None
-        with torch.no_grad():
-            result = model(torch.tensor([list(tokens)]), past_key_values=past, use_cache=True)
-        row: Array = result.logits[0, -1].numpy()
-        return row
-
-    return greedy_text(read, prompt, most, ends, context)
-
-
 def greedy_text(
     read: Callable[[Sequence[int]], Array],
     prompt: Sequence[int],
     most: int,
     ends: Collection[int],
     context: int,
-) -> Text:
-    """The text that a model says, taking its first choice each time. `read` gives the logits after the tokens
-    that it gets, beside those that it got before."""
+) -> tuple[list[int], str]:
+    """The tokens that a model says, taking its first choice each time, and what stopped it: `eos`, `length`
+    or `context`. `read` gives the logits after the tokens that it gets, beside those that it got before."""
     tokens: list[int] = []
-    rows = [read(prompt)]
-    while (token := int(rows[-1].argmax())) not in ends:
+    row = read(prompt)
+    while (token := int(row.argmax())) not in ends:
         tokens.append(token)
         if len(prompt) + len(tokens) >= context:
-            return Text(tuple(tokens), "context", np.stack(rows))
+            return tokens, "context"
         if len(tokens) == most:
-            return Text(tuple(tokens), "length", np.stack(rows))
-        rows.append(read([token]))
-    return Text(tuple(tokens), "eos", np.stack(rows))
+            return tokens, "length"
+        row = read([token])
+    return tokens, "eos"

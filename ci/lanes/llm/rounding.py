@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ci.lanes.llm.graphs import FAR, MARGIN
+from ci.lanes.llm.orders import EXECUTORCH, GENIE, CompileOrder
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.models.arrays import Array
 from provisioning.base.errors import CheckFailed
@@ -42,24 +43,28 @@ class Scheme:
     """Whether RMSNorm is several operators, or one."""
     far: float = FAR
     """What hides a place: the range of the scores holds it."""
+    least: float = 1e-9
+    """The narrowest range of values that integers stand for."""
 
 
+PROVIDERS_LEAST = 1e-4
+"""onnxruntime's MinimumRealRange for QNN: weights and activations below it have fewer levels than bits."""
 SCHEMES = {
-    ("genie", "fp16"): Scheme(),
-    ("genie", "u16u8"): Scheme(16, 8, 8, factors=PROVIDERS_FACTORS),
-    ("genie", FOUR_BITS): Scheme(16, 4, 8, factors=PROVIDERS_FACTORS, by_channel=7.5, head=8),
-    ("executorch", "fp16"): Scheme(norm_in_steps=False),
-    ("executorch", "16a8w"): Scheme(16, 8, 16, by_channel=127, norm_in_steps=False, far=-100.0),
-    ("executorch", FOUR_BITS): Scheme(16, 4, 16, by_channel=7, norm_in_steps=False, far=-100.0),
-    ("executorch", "8a8w"): Scheme(8, 8, 8, by_channel=127, norm_in_steps=False, far=-100.0),
+    (GENIE, "fp16"): Scheme(),
+    (GENIE, "16a8w"): Scheme(16, 8, 8, factors=PROVIDERS_FACTORS, least=PROVIDERS_LEAST),
+    (GENIE, FOUR_BITS): Scheme(
+        16, 4, 8, factors=PROVIDERS_FACTORS, by_channel=7.5, head=8, least=PROVIDERS_LEAST
+    ),
+    (EXECUTORCH, "fp16"): Scheme(norm_in_steps=False),
+    (EXECUTORCH, "16a8w"): Scheme(16, 8, 16, by_channel=127, norm_in_steps=False, far=-100.0),
+    (EXECUTORCH, FOUR_BITS): Scheme(16, 4, 16, by_channel=7, norm_in_steps=False, far=-100.0),
+    (EXECUTORCH, "8a8w"): Scheme(8, 8, 8, by_channel=127, norm_in_steps=False, far=-100.0),
 }
 """By what the model speaks through, and precision."""
 
 
-def scheme_of(through: str, precision: str, cache: int = 0) -> Scheme:
-    """`cache` is how many bits the compiled graphs give keys and values, where that is a choice."""
-    scheme = SCHEMES[through, precision]
-    return replace(scheme, cache=cache) if cache and scheme.cache else scheme
+def scheme_of(order: CompileOrder) -> Scheme:
+    return SCHEMES[order.through, order.precision]
 
 
 Ranges = dict[str, tuple[float, float]]
@@ -85,7 +90,9 @@ class Rounding:
             return values
         if self.phase == "round":
             low, high = self.ranges.get(name, (0.0, 0.0))
-            return rounded(values, low, high, bits or self.scheme.bits)
+            # Ranges of caches are our own.
+            least = 1e-9 if cache else self.scheme.least
+            return rounded(values, low, high, bits or self.scheme.bits, least)
         seen = values if cache else self._at_places(values)
         low, high = min(0.0, float(seen.min())), max(0.0, float(seen.max()))
         if cache:
@@ -103,11 +110,11 @@ class Rounding:
         return values.index_select(axes[0], places) if axes else values
 
 
-def rounded(values: Tensor, low: float, high: float, bits: int) -> Tensor:
+def rounded(values: Tensor, low: float, high: float, bits: int, least: float) -> Tensor:
     if not bits:
         return values.half().float()
     most = 2**bits - 1
-    scale = max(high - low, 1e-9) / most
+    scale = max(high - low, least) / most
     zero = round(-low / scale)
     integers: Tensor = ((values / scale).round() + zero).clamp(0, most)
     return (integers - zero) * scale
@@ -116,10 +123,12 @@ def rounded(values: Tensor, low: float, high: float, bits: int) -> Tensor:
 def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
     bits = scheme.head if scheme.head and name == "lm_head" else scheme.weights
     if bits and (not scheme.by_channel or bits == scheme.head):
-        return rounded(weight, min(0.0, float(weight.min())), max(0.0, float(weight.max())), bits)
+        low, high = min(0.0, float(weight.min())), max(0.0, float(weight.max()))
+        return rounded(weight, low, high, bits, scheme.least)
     if not bits:
         return weight.half().float()
-    scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-9) / scheme.by_channel
+    # A range around zero is twice its largest value.
+    scale = weight.abs().amax(-1, keepdim=True).clamp(min=scheme.least / 2) / scheme.by_channel
     lowest = -(2 ** (bits - 1)) if scheme.by_channel % 1 else -scheme.by_channel
     return (weight / scale).round().clamp(lowest, 2 ** (bits - 1) - 1) * scale
 

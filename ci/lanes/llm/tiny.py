@@ -11,16 +11,19 @@ import math
 import multiprocessing
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.llm.orders import Trained, TrainOrder
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 SEED = 1
+JUDGED, QUANTIZED_BY = "judged.txt", "calibration.txt"
+"""Texts in the model's folder."""
 DOCUMENTED = ("_torch_docs.py", "_tensor_docs.py", "nn/functional.py", "nn/modules/*.py", "optim/*.py")
 """Files of torch whose docstrings are the text."""
 SENTENCE = re.compile(r"[A-Z][A-Za-z][^{}<>|\\=*_~#]{24,180}[a-z)]\.(?= |$)")
@@ -86,13 +89,13 @@ def _sentences() -> Iterator[str]:
                         yield from SENTENCE.findall(" ".join(plain.split()))
 
 
-def order_train(order: Mapping[str, Any]) -> dict[str, Any]:
-    into = Path(order["into"])
-    return {**train(into), "weights": hash_file(into / "model.safetensors")}
+def order_train(order: TrainOrder) -> Trained:
+    into = Path(order.into)
+    return replace(train(into), weights=hash_file(into / "model.safetensors"))
 
 
-def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) -> dict[str, Any]:
-    """Write the model, its tokenizer and texts.json to `folder`; returns the perplexity on held-out text."""
+def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) -> Trained:
+    """Write the model, its tokenizer, and the texts to quantize and to judge by to `folder`."""
     import torch
     from tokenizers import processors
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -100,16 +103,16 @@ def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) ->
     torch.set_num_threads(1)
     corpus, words = texts(), config["vocab_size"]
     tokenizer = _tokenizer(corpus.training, words)
-    rows = {
-        name: [encoding.ids for encoding in tokenizer.encode_batch(list(getattr(corpus, name)))]
-        for name in ("training", "judged", "calibration")
-    }
+    rows, judged = (
+        [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
+        for sentences in (corpus.training, corpus.judged)
+    )
     bos, eos = config["bos_token_id"], config["eos_token_id"]
     generator = torch.Generator().manual_seed(SEED)
     stream = [
         token
-        for index in torch.randperm(len(rows["training"]), generator=generator).tolist()
-        for token in (bos, *rows["training"][index], eos)
+        for index in torch.randperm(len(rows), generator=generator).tolist()
+        for token in (bos, *rows[index], eos)
     ]
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
@@ -136,10 +139,9 @@ def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) ->
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"bos_token": BOS, "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special), encoding="utf-8")
-    kept = {name: rows[name] for name in ("judged", "calibration")}
-    (folder / "texts.json").write_text(json.dumps(kept), encoding="utf-8")
-    reached = _perplexity(model, rows["judged"], bos, eos)
-    return {"perplexity": reached, "chance": words, "training_tokens": len(stream)}
+    for name, sentences in ((JUDGED, corpus.judged), (QUANTIZED_BY, corpus.calibration)):
+        (folder / name).write_text(" ".join(sentences), encoding="utf-8")
+    return Trained(_perplexity(model, judged, bos, eos), words, len(stream), "")
 
 
 def _learn(

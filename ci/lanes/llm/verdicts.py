@@ -1,17 +1,19 @@
-"""Is it the same model? Logits, layers and texts compared with float's, their limits, and what is wrong."""
+"""Is it the same model? What is measured of logits and layers, what rounding alone explains, and what is
+wrong."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
+from ci.lanes.llm.orders import Distance, MeasuredProgram, PartDistances, Rounded, Window, Windows
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.models.arrays import Array
 from ci.outcome import Result
+from ci.plain import read
 from ci.suite.findings import errors_of
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
@@ -24,50 +26,21 @@ DIGITS = 5
 """Of each number of a token that is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What is measured of each token of one window of text, in which tokens depend on each other."""
-
-    ours: Array
-    """How much less likely than certain the right token was, in nats."""
-    theirs: Array
-    divergence: Array
-    """Kullback-Leibler, from float's probabilities."""
-    lost: Array
-    """How much less float gives our first choice than its own, in logits."""
-
-    def first(self, count: int) -> Window:
-        """The same of its first tokens alone."""
-        return Window(self.ours[:count], self.theirs[:count], self.divergence[:count], self.lost[:count])
-
-    def as_json(self) -> dict[str, list[float]]:
-        return {
-            name: [float(f"{value:.{DIGITS}g}") for value in values]
-            for name, values in (
-                ("ours", self.ours),
-                ("theirs", self.theirs),
-                ("divergence", self.divergence),
-                ("lost", self.lost),
-            )
-        }
-
-
 def window_of(logits: Array, reference: Array, following: Sequence[int]) -> Window:
     ours, theirs = (_log_softmax(rows.astype(np.float64)) for rows in (logits, reference))
     places = np.arange(len(following))
     lost = reference.max(-1) - reference[places, logits.argmax(-1)]
-    # NaN is no first choice.
-    lost = np.where(np.isfinite(logits).all(-1), lost, np.inf)
     return Window(
-        ours=-ours[places, following],
-        theirs=-theirs[places, following],
-        divergence=(np.exp(theirs) * (theirs - ours)).sum(-1),
-        lost=lost.astype(np.float64),
+        ours=_shortened(-ours[places, following]),
+        theirs=_shortened(-theirs[places, following]),
+        divergence=_shortened((np.exp(theirs) * (theirs - ours)).sum(-1)),
+        # NaN is no first choice.
+        lost=_shortened(np.where(np.isfinite(logits).all(-1), lost, np.inf)),
     )
 
 
-def windows_from(rows: Sequence[Mapping[str, Sequence[float]]]) -> list[Window]:
-    return [Window(**{name: np.array(values) for name, values in row.items()}) for row in rows]
+def _shortened(values: Array) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
 
 
 def _log_softmax(rows: Array) -> Array:
@@ -86,13 +59,15 @@ def tie_of(exact: Sequence[Array], rounded: Sequence[Array]) -> float:
     return float(np.quantile(np.concatenate(moved), 0.99))
 
 
-FIGURES: Mapping[str, Callable[[Window, float], float]] = {
-    "first_choice": lambda read, tie: float((read.lost <= 0).mean()),
-    "tied_choice": lambda read, tie: float((read.lost <= tie).mean()),
-    "perplexity_ratio": lambda read, tie: float(np.exp((read.ours - read.theirs).mean())),
-    "divergence": lambda read, tie: float(read.divergence.mean()),
-    "divergence_50": lambda read, tie: float(np.quantile(read.divergence, 0.5)),
-    "divergence_99": lambda read, tie: float(np.quantile(read.divergence, 0.99)),
+Places = Mapping[str, Array]
+"""The fields of windows, end to end."""
+FIGURES: Mapping[str, Callable[[Places, float], float]] = {
+    "first_choice": lambda read, tie: float((read["lost"] <= 0).mean()),
+    "tied_choice": lambda read, tie: float((read["lost"] <= tie).mean()),
+    "perplexity_ratio": lambda read, tie: float(np.exp((read["ours"] - read["theirs"]).mean())),
+    "divergence": lambda read, tie: float(read["divergence"].mean()),
+    "divergence_50": lambda read, tie: float(np.quantile(read["divergence"], 0.5)),
+    "divergence_99": lambda read, tie: float(np.quantile(read["divergence"], 0.99)),
 }
 WORDS = {
     "first_choice": "top-1 agreement",
@@ -137,33 +112,24 @@ Figures = Mapping[str, Figure]
 
 def figures_of(windows: Sequence[Window], tie: float = 0.0) -> dict[str, Figure]:
     """First choices by which float loses at most `tie` logits agree within a tie."""
-    generator = np.random.default_rng(1)
-    draws = generator.integers(0, len(windows), (BOOTSTRAPS, len(windows)))
-    drawn = [_joined([windows[index] for index in draw]) for draw in draws]
-    whole = _joined(windows)
+    every = [{name: np.array(values) for name, values in asdict(window).items()} for window in windows]
+
+    def measured(some: Sequence[Places]) -> dict[str, float]:
+        joined = {name: np.concatenate([window[name] for window in some]) for name in every[0]}
+        return {name: figure(joined, tie) for name, figure in FIGURES.items()}
+
+    draws = np.random.default_rng(1).integers(0, len(every), (BOOTSTRAPS, len(every)))
+    drawn = [measured([every[index] for index in draw]) for draw in draws]
     return {
-        name: Figure(figure(whole, tie), float(np.std([figure(sample, tie) for sample in drawn], ddof=1)))
-        for name, figure in FIGURES.items()
+        name: Figure(value, float(np.std([sample[name] for sample in drawn], ddof=1)))
+        for name, value in measured(every).items()
     }
-
-
-def _joined(windows: Sequence[Window]) -> Window:
-    return Window(
-        np.concatenate([window.ours for window in windows]),
-        np.concatenate([window.theirs for window in windows]),
-        np.concatenate([window.divergence for window in windows]),
-        np.concatenate([window.lost for window in windows]),
-    )
 
 
 def along(windows: Sequence[Window]) -> list[float]:
     """The mean divergence by place in the context, in at most so many runs of places."""
     rows = np.mean([window.divergence for window in windows], axis=0)
     return [float(run.mean()) for run in np.array_split(rows, min(POINTS, len(rows)))]
-
-
-def figures_as_json(figures: Figures) -> dict[str, dict[str, float]]:
-    return {name: asdict(figure) for name, figure in figures.items()}
 
 
 def in_words(figures: Figures, limits: Mapping[str, float] | None = None) -> str:
@@ -179,16 +145,14 @@ def _side(name: str) -> str:
     return "at least" if name in HIGHER_IS_BETTER else "at most"
 
 
-def misses(
-    figures: Figures, limits: Mapping[str, float], *, chance: bool = False, single: bool = False
-) -> list[str]:
-    """Each figure beyond its limit, as text; with `chance` by more than three standard errors, and of a
-    divergence never by more than the limit itself: a fault that few windows have makes the error large. Where
-    each window is a `single` place, so does one place whose values are cut off, and the median decides."""
+def misses(figures: Figures, limits: Mapping[str, float], *, single: bool = False) -> list[str]:
+    """Each figure that is beyond its limit by more than three standard errors, as text. A divergence is never
+    allowed more than twice its limit: a fault that few windows have makes the error large. Where each window
+    is a `single` place, so does one place whose values are cut off, and the median decides."""
     problems = []
     for name, limit in limits.items():
         figure = figures[name]
-        allowed = STANDARD_ERRORS * figure.error if chance else 0.0
+        allowed = STANDARD_ERRORS * figure.error
         if name in DIVERGENCES and not single:
             allowed = min(allowed, limit)
         higher = name in HIGHER_IS_BETTER
@@ -199,28 +163,18 @@ def misses(
     return problems
 
 
-def close(figures: Figures, limits: Mapping[str, float]) -> list[str]:
-    """Each limit that is so near to the measurement that chance may exceed it, as text."""
-    return [
-        f"{WORDS[name]}: {limit:g} is {abs(figures[name].value - limit) / figures[name].error:.1f}"
-        f" standard errors from {figures[name].value:.4g}"
-        for name, limit in limits.items()
-        if abs(figures[name].value - limit) < STANDARD_ERRORS * figures[name].error
-    ]
-
-
-# Of `check`: what a checkpoint may lose.
+# What a checkpoint may lose.
 
 LIMITS: dict[str, dict[str, float]] = {
     name: dict(zip(FIGURES, limits, strict=True))
     for names, limits in {
         ("fp16",): (0.98, 0.99, 1.005, 0.0001, 0.0001, 0.001),
-        ("u16u8", "16a8w"): (0.9, 0.97, 1.05, 0.05, 0.05, 0.5),
+        ("16a8w",): (0.9, 0.97, 1.05, 0.05, 0.05, 0.5),
         ("8a8w", "16a4w"): (0.75, 0.95, 1.2, 0.15, 0.15, 1.5),
     }.items()
     for name in names
 }
-"""By precision, where the command line names no other. Right models had at least .996 within a tie."""
+"""By precision, where nobody names another. Right models had at least .996 within a tie."""
 FLOORS = {"divergence": 0.001, "divergence_99": 0.005}
 """What a right quantized model may lose whatever rounding costs, twice what any by which they were chosen
 needed: the few tokens whose values quantizing never saw are cut off otherwise in each graph."""
@@ -248,11 +202,25 @@ class Bounds:
     precision: str
     rounding: Mapping[str, Figures]
     """What rounding alone costs on the places that prefill, decode and Genie's two read."""
-    parts: Sequence[Mapping[str, Any]]
-    """What rounding alone leaves of each part's outputs, by kind of graph, in dB: `typical` at most places,
-    and `db` of the worst block."""
+    parts: Sequence[Mapping[str, Distance]]
+    """What rounding alone leaves of each part's outputs, by kind of graph."""
     own: Mapping[str, float]
     """The user's own limits."""
+    tie: float = 0.0
+    """How much less float may give a choice that is as good as its own, in logits."""
+
+    @classmethod
+    def of(
+        cls, precision: str, rounded: Rounded, lengths: Mapping[str, int], own: Mapping[str, float]
+    ) -> Bounds:
+        """`lengths` are of the windows that each kind of graph reads, of which all are a part of the same."""
+        # The chip rounds besides.
+        tie = rounded.tie * math.sqrt(HALVES if precision == "fp16" else 2)
+        windows, read = rounded.read["windows"], dict(rounded.read)
+        del read["windows"]
+        read |= {kind: [window.first(length - 1) for window in windows] for kind, length in lengths.items()}
+        costs = {name: figures_of(some, tie) for name, some in read.items()}
+        return cls(precision, costs, rounded.parts, own, tie)
 
     @property
     def halves(self) -> bool:
@@ -269,13 +237,13 @@ class Bounds:
 
     def missed(self, reader: str, figures: Figures) -> list[str]:
         """Its figures beyond their limits, as text."""
-        return misses(figures, self.of_reader(reader), chance=True, single=reader == SINGLE)
+        return misses(figures, self.of_reader(reader), single=reader == SINGLE)
 
     def explain(self, reader: str, figures: Figures) -> bool:
         """Whether rounding alone costs as much, be it more than the limits allow."""
         explained = self._explained(reader)
         divergences = {name: explained[name] for name in DIVERGENCES}
-        return not misses(figures, divergences, chance=True, single=reader == SINGLE)
+        return not misses(figures, divergences, single=reader == SINGLE)
 
     def _explained(self, reader: str) -> dict[str, float]:
         costs = self.rounding[reader if is_genies(reader) else reader.partition("_")[0]]
@@ -291,10 +259,17 @@ class Bounds:
             )
         return explained
 
-
-def width_of_tie(tie: float, precision: str) -> float:
-    """Of `tie_of`, for a model that is rounded by the chip besides."""
-    return tie * math.sqrt(HALVES if precision == "fp16" else 2)
+    @property
+    def warning(self) -> str:
+        """What rounding alone costs of the first choices, where that is more than the precision should; or
+        nothing."""
+        least, swapped = LIMITS[self.precision]["first_choice"], self.rounding["prefill"]["first_choice"]
+        if swapped.value >= least:
+            return ""
+        return (
+            f"rounding alone changes {1 - swapped.value:.0%} ± {swapped.error:.1%} of the first choices: more"
+            f" than the {1 - least:.0%} that this precision usually does"
+        )
 
 
 def figure_problems(figures: Mapping[str, Figures], bounds: Bounds) -> Iterator[str]:
@@ -312,58 +287,75 @@ def unexplained(figures: Mapping[str, Figures], bounds: Bounds) -> list[str]:
     ]
 
 
-def rounding_warning(bounds: Bounds) -> str:
-    """What rounding alone costs of the first choices, where that is more than the precision should; or
-    nothing."""
-    least = LIMITS[bounds.precision]["first_choice"]
-    share, error = (getattr(bounds.rounding["prefill"]["first_choice"], name) for name in ("value", "error"))
-    if share >= least:
-        return ""
-    return (
-        f"rounding alone changes {1 - share:.0%} ± {error:.1%} of the first choices: more than the"
-        f" {1 - least:.0%} that this precision usually does"
-    )
-
-
 # Where it goes wrong.
 
 
-def part_rows(parts: Sequence[Mapping[str, Any]], bounds: Bounds) -> list[dict[str, Any]]:
-    """For the report, with the limits, and what is `wrong` with each."""
+@dataclass(frozen=True, slots=True)
+class PartRow:
+    """A part beside its limits, and what is `wrong` with it."""
+
+    name: str
+    output: str
+    db: float
+    least_db: float
+    typical_db: float
+    typical_least_db: float
+    cpu_db: float | None
+    wrong: str
+    cause: str
+    """Of what is wrong."""
+
+    @property
+    def spare(self) -> float:
+        """How far it is from its limit, in dB."""
+        return self.typical_db - self.typical_least_db
+
+    def as_text(self) -> str:
+        on_cpu = "" if self.cpu_db is None else f", {in_decibels(self.cpu_db)} on the CPU"
+        return (
+            f"{self.name}: {self.output} {in_decibels(self.db)} from float, most places"
+            f" {in_decibels(self.typical_db)}{on_cpu}"
+        )
+
+    def as_metric(self) -> dict[str, Metric]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def part_rows(parts: Sequence[PartDistances], bounds: Bounds) -> list[PartRow]:
     return [_part_row(part, bounds) for part in parts]
 
 
-def _part_row(part: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
-    htp, cpu, rounding = part["htp"], part.get("cpu"), bounds.parts[part["part"]][part["kind"]]
-    first, last = part["layers"]
+def _part_row(part: PartDistances, bounds: Bounds) -> PartRow:
+    htp, cpu, rounding = part.htp, part.cpu, bounds.parts[part.number][part.kind]
+    first, last = part.layers
     loss, enough = (HALVES_DB, HALVES_ENOUGH_DB) if bounds.halves else (LOSS_DB, math.inf)
-    at_least = {name: min(db - loss, enough) for name, db in rounding["typical"].items()}
-    least, beside, cause = FP16_LEAST_DB, "", "halves"
+    at_least = {name: min(db - loss, enough) for name, db in rounding.typical.items()}
+    least, on_cpu, cause = FP16_LEAST_DB, "", "halves"
     if cpu:
-        worst = min(QUANTIZED_LEAST_DB, rounding["db"] - loss)
-        least, beside = max(worst, cpu["db"] - CHIP_DB), f", {in_decibels(cpu['db'])} on the CPU"
-        right = cpu["db"] >= worst and all(db >= at_least[name] for name, db in cpu["typical"].items())
+        worst = min(QUANTIZED_LEAST_DB, rounding.db - loss)
+        least, on_cpu = max(worst, cpu.db - CHIP_DB), f", {in_decibels(cpu.db)} on the CPU"
+        right = cpu.db >= worst and all(db >= at_least[name] for name, db in cpu.typical.items())
         cause = "lowering" if right else "graph"
     # The one of which rounding explains the least. NaN comes first.
-    spare = {name: db - at_least[name] for name, db in htp["typical"].items()}
+    spare = {name: db - at_least[name] for name, db in htp.typical.items()}
     output = min(spare, key=lambda name: -math.inf if math.isnan(spare[name]) else spare[name])
-    typical, typical_least = htp["typical"][output], at_least[output]
+    typical, typical_least = htp.typical[output], at_least[output]
     wrong = ""
-    if not htp["db"] >= least:
-        wrong = f"{htp['output']} has an SQNR of {in_decibels(htp['db'])}, expected {least:.1f}{beside}"
+    if not htp.db >= least:
+        wrong = f"{htp.output} has an SQNR of {in_decibels(htp.db)}, expected {least:.1f}{on_cpu}"
     elif not typical >= typical_least:
         wrong = f"{output} has an SQNR of {in_decibels(typical)} at most places, expected {typical_least:.1f}"
-    return {
-        "name": f"{part['kind']}_{part['part']}, layers {first} to {last}",
-        "output": htp["output"],
-        "db": htp["db"],
-        "typical_db": typical,
-        "least_db": least,
-        "typical_least_db": typical_least,
-        "wrong": wrong,
-        "cause": cause if wrong else "",
-        **({"cpu_db": cpu["db"]} if cpu else {}),
-    }
+    return PartRow(
+        f"{part.kind}_{part.number}, layers {first} to {last}",
+        htp.output,
+        htp.db,
+        least,
+        typical,
+        typical_least,
+        cpu.db if cpu else None,
+        wrong,
+        cause if wrong else "",
+    )
 
 
 FIXES = {
@@ -382,10 +374,10 @@ FIXES = {
 """What to do, by what makes a model inaccurate."""
 
 
-def cause_of(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figures], bounds: Bounds) -> str:
+def cause_of(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bounds) -> str:
     """Of what is wrong. Without rows the CPU alone was asked, which computes the graph as it is."""
-    if wrong := next((row for row in rows if row["wrong"]), None):
-        return str(wrong["cause"])
+    if wrong := next((row for row in rows if row.wrong), None):
+        return wrong.cause
     readers = unexplained(figures, bounds)
     if rows and readers and all(map(is_genies, readers)):
         return "genie"
@@ -396,77 +388,24 @@ def cause_of(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figures], 
     return "hidden" if rows else "graph"
 
 
-def culprit(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figures], bounds: Bounds) -> str:
+def culprit(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bounds) -> str:
     """The first part that is worse than its precision explains; where only the whole is, the one that comes
     nearest to its limit, unless another one comes about as near."""
-    if wrong := next((row for row in rows if row["wrong"]), None):
-        return f"it goes wrong in {wrong['name']}: {wrong['wrong']}"
+    if wrong := next((row for row in rows if row.wrong), None):
+        return f"it goes wrong in {wrong.name}: {wrong.wrong}"
     if not rows or all(map(is_genies, unexplained(figures, bounds))):
         return ""
-    spare = {row["name"]: row["typical_db"] - row["typical_least_db"] for row in rows}
-    part = min(rows, key=lambda row: spare[row["name"]])
-    layers = part["name"].partition(",")[2]
+    nearest = min(rows, key=lambda row: row.spare)
+    layers = nearest.name.partition(",")[2]
     where = "none stands out: rounding hides the fault, or the checkpoint has changed"
-    others = [db for name, db in spare.items() if not name.endswith(layers)]
-    if min(others, default=math.inf) - spare[part["name"]] >= APART_DB:
-        found, least = (in_decibels(part[name]) for name in ("typical_db", "typical_least_db"))
-        where = f"nearest comes {part['name']}: SQNR of {found}, at least {least}"
+    others = [row.spare for row in rows if not row.name.endswith(layers)]
+    if min(others, default=math.inf) - nearest.spare >= APART_DB:
+        found, least = in_decibels(nearest.typical_db), in_decibels(nearest.typical_least_db)
+        where = f"nearest comes {nearest.name}: SQNR of {found}, at least {least}"
     return f"no layer misses its limit; {where}"
 
 
-# Texts.
-
-NEAR_TIE = 0.05
-"""In logits: if float's two best tokens are closer than this, fp16 may choose the other one."""
-EXCUSED = 0.01
-"""The share of tokens that may differ for that reason."""
-
-
-def lost_by(
-    tokens: Sequence[int], stopped: str, rows: Array, ends: Collection[int], room: int
-) -> list[float]:
-    """What float loses in logits by each token of a text that has room for so many, and by its end. `rows`
-    are float's logits after the prompt and after each token. Infinite is what no choice explains: a token
-    that ends texts, said as a word, or an end for no reason."""
-    lost = [
-        math.inf if token in ends else float(row.max() - row[token])
-        for token, row in zip(tokens, rows, strict=False)
-    ]
-    if len(tokens) == room:
-        return lost
-    if stopped != "eos" or len(tokens) > room:
-        return [*lost, math.inf]
-    last = rows[len(tokens)]
-    return [*lost, float(last.max() - last[list(ends)].max())]
-
-
-def first_difference(lost: Sequence[float]) -> dict[str, float | None] | None:
-    """For the page: where a text leaves float's, and what float loses by that; None is no number."""
-    place = next((place for place, logits in enumerate(lost) if logits > 0), None)
-    if place is None:
-        return None
-    return {"place": place, "lost": lost[place] if math.isfinite(lost[place]) else None}
-
-
-def text_problems(texts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Each text that float would not say, and too many near ties."""
-    for text in texts:
-        wrong = [place for place, lost in enumerate(text["lost"]) if not lost < NEAR_TIE]
-        if wrong:
-            yield (
-                f"after {text['prompt'][-40:]!r} float would not choose token {wrong[0] + 1}, and loses"
-                f" {text['lost'][wrong[0]]:.3g} logits by it: {text['said']['htp']['text'][:80]!r} for"
-                f" {text['said']['float']['text'][:80]!r}"
-            )
-    every = [lost for text in texts for lost in text["lost"]]
-    near = sum(0 < lost < NEAR_TIE for lost in every)
-    if near > EXCUSED * len(every):
-        yield f"{near} of {len(every)} tokens are near ties, and at most {EXCUSED:.0%} may be"
-
-
-# Findings of `test_llm`.
-
-SHOWN = ("bytes", "figures", "peak", "speed", "texts")
+# Of `test_llm`.
 
 
 def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
@@ -483,37 +422,73 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
         yield Finding("llm-training", Severity.ERROR, case, message, fix)
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A program of a suite beside its limits."""
+
+    bounds: Bounds
+    figures: Mapping[str, Figures]
+    rows: Sequence[PartRow]
+
+    @classmethod
+    def of(cls, program: LlmProgram, measured: MeasuredProgram) -> Judged:
+        lengths = {"prefill": len(measured.rounded.read["windows"][0].lost) + 1, "decode": measured.decode}
+        bounds = Bounds.of(program.run.precision, measured.rounded, lengths, program.run.own_limits)
+        figures = {name: figures_of(some, bounds.tie) for name, some in measured.readings.read.items()}
+        return cls(bounds, figures, part_rows(measured.parts, bounds))
+
+    @property
+    def problems(self) -> Iterator[str]:
+        if found := culprit(self.rows, self.figures, self.bounds):
+            yield found
+        yield from figure_problems(self.figures, self.bounds)
+
+
 def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
-    """By the limits of its suite."""
+    """By what rounding alone costs, and the limits of its suite."""
     error = errors_of(program.name, SUITES.repeat(program))
     if failure := result.failure:
         yield error(f"llm-{failure.rule}", failure.message, failure.fix)
         return
-    limits, against_cpu = program.run.limits, program.run.htp_against_cpu
-    if limits is None:
-        yield from (error("llm-text", message) for message in text_problems(result.facts["texts"]))
-        return
-    for name, words in READER_NAMES.items():
-        chosen = against_cpu if name.endswith("_htp_cpu") else limits
-        if chosen is None or (is_genies(name) and program.run.through != "genie"):
-            continue
-        bounds = chosen.model_dump()
-        figures = {key: Figure(**facts) for key, facts in result.facts["figures"][name].items()}
-        for miss in misses(figures, bounds, chance=is_genies(name)):
-            yield error(
-                "llm-accuracy", f"{words}: {miss}", "raise the precision, or calibrate with other text"
-            )
-        for near in [] if is_genies(name) else close(figures, bounds):
-            message, fix = f"{words}: {near}", "move the limit, or judge more text"
-            yield Finding("llm-limit-close", Severity.WARNING, program.name, message, fix)
+    judged = Judged.of(program, read(MeasuredProgram, result.facts))
+    if problems := list(judged.problems):
+        fix = FIXES[cause_of(judged.rows, judged.figures, judged.bounds)]
+        yield from (error("llm-accuracy", message, fix) for message in problems)
 
 
 def report_row(program: LlmProgram, result: Result) -> dict[str, Metric]:
-    """Figures, and every text beside float's."""
-    return {
+    shown: dict[str, Metric] = {
         "cached": result.cached,
         "seconds": round(result.seconds, 1),
         "precision": program.run.precision,
         "through": program.run.through,
-        **{name: result.facts[name] for name in SHOWN if name in (result.facts or {})},
     }
+    if result.failure:
+        return shown
+    measured = read(MeasuredProgram, result.facts)
+    judged, readings = Judged.of(program, measured), measured.readings
+    return {
+        **shown,
+        "bytes": measured.size,
+        "peak": result.facts["peak"],
+        "speed": speed_of(readings.rates),
+        "figures": figures_row(judged.figures),
+        "positions": positions_row(readings.read),
+        "rounding": figures_row(judged.bounds.rounding),
+        "parts": [row.as_metric() for row in judged.rows],
+    }
+
+
+def speed_of(rates: Mapping[str, float]) -> dict[str, float]:
+    """For the page, which says that it is the emulator's."""
+    readers = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
+    return {name: rates[reader] for name, reader in readers.items() if reader in rates}
+
+
+def figures_row(figures: Mapping[str, Figures]) -> dict[str, Metric]:
+    return {name: {key: asdict(figure) for key, figure in some.items()} for name, some in figures.items()}
+
+
+def positions_row(read: Windows) -> dict[str, Metric]:
+    """The divergence along the context, of those whose windows begin at its start."""
+    return {name: list(along(windows)) for name, windows in read.items() if not is_genies(name)}

@@ -6,18 +6,22 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ci.closed import closed
 from ci.digests import Digests
 from ci.jobs import Job
+from ci.lanes.llm.orders import CompileOrder, JudgedText, Record, RoundingOrder, SuiteOrder
 from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmProgram
+from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
+from ci.lanes.llm.tiny import JUDGED, QUANTIZED_BY
 from ci.lanes.llm.verdicts import findings_of, model_findings
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Result
+from ci.plain import as_json
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import CachedStep
 from ci.suite.findings import verdict
@@ -32,6 +36,8 @@ from provisioning.environment import Environment
 WORKER = "ci.lanes.llm.worker"
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
+CONTEXT, PREFILL = int(TINY_CONFIG["max_position_embeddings"]), 32
+"""Of a suite's programs."""
 WEIGHTS = ".safetensors"
 CONFIGS = ("config.json", "adapter_config.json")
 TOOLKIT = "this toolkit"
@@ -108,6 +114,13 @@ class LanguageStep(CachedStep[LlmProgram]):
         return {"QNN": dict(host_libraries(root, self.plan.selection.store))}
 
 
+def _asked(what: str, order: CompileOrder | RoundingOrder | SuiteOrder) -> dict[str, Any]:
+    """The request of an order; the task itself says which folder is the result's."""
+    request = {"do": what, **as_json(order)}
+    request.pop("into", None)
+    return request
+
+
 @dataclass(frozen=True)
 class Train(LanguageStep):
     """The float model of a case, from nothing: the same for all cases."""
@@ -131,34 +144,50 @@ class Train(LanguageStep):
 
 
 @dataclass(frozen=True)
-class Generate(LanguageStep):
-    """What a compiled model says, through Genie."""
+class ReadPrograms(LanguageStep):
+    """What a program of a suite makes of text, compiled for Genie."""
 
     kind = "llm"
-    title = "texts"
+    title = "programs"
 
     models: Mapping[str, Result]
     """By program."""
 
     def key(self, program: LlmProgram, results: CachedResults) -> Key:
         weights = str(self.models[program.name].facts["weights"])
-        return {"what": "generate", **_asked(program), "weights": weights, **self.qnn}
+        asked = {name: program.request[name] for name in ("run", "soc")}
+        return {"what": "judge", **asked, "weights": weights, **self.qnn}
 
     def cost(self, program: LlmProgram) -> Job:
-        return Job(program.name, 90.0 if program.run.quantized else 60.0, MEMORY)
+        return Job(program.name, 90.0 if program.run.precision != "fp16" else 60.0, MEMORY)
 
     def request(self, program: LlmProgram) -> Mapping[str, Any]:
-        model = str(self.models[program.name].folder)
-        return {"do": program.run.through, **_asked(program), "model": model, "timeout": self.timeout}
+        model, run = self.models[program.name].folder, program.run
+        assert model is not None
+        order = SuiteOrder(
+            compiled=CompileOrder(
+                model=str(model),
+                through=run.through,
+                soc=program.soc,
+                precision=run.precision,
+                context=CONTEXT,
+                prefill=PREFILL,
+                parts=run.parts,
+                calibrate="" if run.precision == "fp16" else str(model / QUANTIZED_BY),
+            ),
+            judged=str(model / JUDGED),
+            timeout=self.timeout,
+        )
+        return _asked("suite", order)
 
     def accepts(self, program: LlmProgram, result: Result) -> bool:
         return verdict(list(findings_of(program, result))) == "pass"
 
 
 @dataclass(frozen=True)
-class GenerateByExecutorch(Generate):
+class ReadExecutorchPrograms(ReadPrograms):
     kind = "llm-executorch"
-    title = "texts through ExecuTorch"
+    title = "programs of ExecuTorch"
     by_executorch = True
 
 
@@ -182,9 +211,9 @@ def float_of(folder: Path, adapter: str, store: Path) -> dict[str, str]:
     return {**read, TOOLKIT: hashlib.sha256(json.dumps(code).encode()).hexdigest()}
 
 
-def changed_files(folder: Path, record: Mapping[str, Any], store: Path) -> list[str]:
+def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
     """Binaries and graphs that are not what `compile` wrote, by its record."""
-    written = {name: digest for name, digest in record["files"].items() if name.endswith(COMPILED)}
+    written = {name: digest for name, digest in record.files.items() if name.endswith(COMPILED)}
     there = {name: folder / name for name in written if (folder / name).is_file()}
     found = digests_of(store, there)
     return [name for name, digest in written.items() if found.get(name) != digest]
@@ -197,36 +226,34 @@ def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
     return found
 
 
-def _asked(program: LlmProgram) -> dict[str, Any]:
-    return {name: program.request[name] for name in ("run", "soc")}
-
-
 @dataclass(frozen=True)
 class CompileCheckpoint(LanguageStep):
     kind = "llm-compile"
     title = "language models"
     keeps_files = by_executorch = True
 
-    what: ClassVar[str] = "compile"
-    order: Mapping[str, Any]
+    order: CompileOrder
 
     def key(self, program: LlmProgram, results: CachedResults) -> Key:
-        store, request = self.plan.selection.store, dict(self.order)
-        # By what is in them, wherever they are.
-        files: dict[str, Metric] = {**digests_of_checkpoint(Path(request.pop("model")), store)}
-        if adapter := request.pop("adapter"):
-            of_adapter = digests_of_checkpoint(Path(adapter), store)
+        return {"what": "compile", **self._read(program, self.order), **self.qnn}
+
+    def _read(self, program: LlmProgram, order: CompileOrder) -> Key:
+        """An order by what is in its files, wherever they are."""
+        store = self.plan.selection.store
+        files: dict[str, Metric] = {**digests_of_checkpoint(Path(order.model), store)}
+        if order.adapter:
+            of_adapter = digests_of_checkpoint(Path(order.adapter), store)
             files |= {f"the adapter's {name}": digest for name, digest in of_adapter.items()}
-        if text := request.pop("calibrate", ""):
+        if text := order.calibrate:
             files["the text to calibrate by"] = digests_of(store, {text: Path(text)})[text]
-        rest = {"order": request, "files": files, **self.qnn}
-        return {"what": self.what, "name": program.case_name, **rest}
+        rest = as_json(replace(order, model="", adapter="", calibrate=""))
+        return {"name": program.case_name, "order": rest, "files": files}
 
     def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 60.0, MEMORY)
 
     def request(self, program: LlmProgram) -> Mapping[str, Any]:
-        return self.order
+        return _asked(f"compile {self.order.through}", self.order)
 
 
 @dataclass(frozen=True)
@@ -236,4 +263,13 @@ class MeasureRounding(CompileCheckpoint):
     kind = "llm-rounding"
     title = "rounding"
     keeps_files = False
-    what = "rounding"
+
+    text: JudgedText
+
+    def key(self, program: LlmProgram, results: CachedResults) -> Key:
+        # The chip and how weights are stored change nothing.
+        order = replace(self.order, soc="", shared=False)
+        return {"what": "rounding", **self._read(program, order), "text": as_json(self.text), **self.qnn}
+
+    def request(self, program: LlmProgram) -> Mapping[str, Any]:
+        return _asked("rounding", RoundingOrder(compiled=self.order, text=self.text))

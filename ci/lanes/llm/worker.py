@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_type_hints
 
 from ci.child import UNFORESEEN, reporting
+from ci.plain import as_json, read
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
@@ -15,17 +16,16 @@ COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
 
 ORDERS = {
     "train": ("ci.lanes.llm.tiny", "order_train"),
-    "genie": ("ci.lanes.llm.steps", "order_genie"),
-    "executorch": ("ci.lanes.llm.program_steps", "order_executorch"),
-    "answers": ("ci.lanes.llm.measure", "order_answers"),
+    "suite": ("ci.lanes.llm.measure", "order_suite"),
+    "answer": ("ci.lanes.llm.measure", "order_answer"),
     "rounding": ("ci.lanes.llm.measure", "order_rounding"),
-    "genie figures": ("ci.lanes.llm.measure", "order_genie_figures"),
+    "genie": ("ci.lanes.llm.measure", "order_genie"),
     "figures": ("ci.lanes.llm.measure", "order_figures"),
     "parts": ("ci.lanes.llm.measure", "order_parts"),
-    "compile": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
-    "compile program": ("ci.lanes.llm.program_steps", "order_program"),
+    "compile genie": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
+    "compile executorch": ("ci.lanes.llm.program_steps", "order_program"),
 }
-"""By what an order is to do."""
+"""By what an order is to do: a function from its dataclass to the reply's."""
 
 
 def train() -> None:
@@ -34,12 +34,12 @@ def train() -> None:
 
 
 def generate() -> None:
-    _prepare((*READING, *COMPILING), set(ORDERS) - {"train", "executorch", "compile program"})
+    _prepare((*READING, *COMPILING), set(ORDERS) - {"train", "compile executorch"})
     importlib.import_module("ci.suite.qnn_provider").load()
 
 
 def lower() -> None:
-    _prepare(READING, set(ORDERS) - {"train", "genie", "compile"})
+    _prepare(READING, set(ORDERS) - {"train", "compile genie"})
 
 
 def _prepare(libraries: Iterable[str], orders: Iterable[str]) -> None:
@@ -61,9 +61,9 @@ def _import_less() -> None:
 
 
 def facts_of(order: dict[str, Any]) -> dict[str, Any]:
-    module, function = ORDERS[order["do"]]
-    reply: dict[str, Any] = getattr(importlib.import_module(module), function)(order)
-    return reply
+    module, name = ORDERS[order["do"]]
+    function = getattr(importlib.import_module(module), name)
+    return as_json(function(read(get_type_hints(function)["order"], order)))
 
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
