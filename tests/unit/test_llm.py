@@ -947,7 +947,7 @@ def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
     def genie(config: Path, prompts: Any, *, on_token: Callable[[int], None], **_: Any) -> Any:
         for token in (4, 5):
             on_token(token)
-        return [GeneratedText((4, 5), "length", 1.0, 1.0)]
+        return [GeneratedText((4, 5), "length", 1.0)]
 
     asked: list[dict[str, Any]] = []
 

@@ -41,7 +41,6 @@ class GeneratedText:
     stopped: str
     """`eos`, `length`, or `context` when that was full."""
     seconds: float
-    first_seconds: float
 
 
 BLOCK, CONTEXT_BLOCK = 32, 128
@@ -219,7 +218,7 @@ def generate(
         tokens, stopped = tuple(reply["tokens"]), reply["stopped"]
         if stopped != "context":
             stopped = "length" if len(tokens) >= most else "eos"
-        generated.append(GeneratedText(tokens, stopped, reply["seconds"], reply["first_seconds"]))
+        generated.append(GeneratedText(tokens, stopped, reply["seconds"]))
     return generated
 
 

@@ -73,10 +73,8 @@ class Dialog:
 
     def answer(self, prompt: list[int]) -> dict[str, Any]:
         tokens: list[int] = []
-        times: list[float] = []
 
         def take(values: Any, count: int, _code: int, _: Any) -> None:
-            times.append(time.monotonic())
             for index in range(count):
                 tokens.append(int(values[index]))
                 print(json.dumps({"token": tokens[-1]}), flush=True)
@@ -92,7 +90,6 @@ class Dialog:
             "tokens": tokens,
             "stopped": "context" if status else "end",
             "seconds": seconds,
-            "first_seconds": (times[0] if times else time.monotonic()) - began,
         }
 
     def _call(self, function: str, *arguments: Any, allowed: int = 0) -> int:

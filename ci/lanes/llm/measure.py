@@ -44,7 +44,7 @@ from ci.lanes.llm.orders import (
 )
 from ci.lanes.llm.prompts import judged_text, special_places, windows
 from ci.lanes.llm.reference import greedy_text, load_reference, logits_of, require_ends, require_rope
-from ci.lanes.llm.rounding import rounded_model, scheme_of
+from ci.lanes.llm.rounding import SCHEMES, rounded_model
 from ci.lanes.llm.verdicts import tie_of, window_of
 from ci.models.arrays import Array, Sample
 from ci.suite.accuracy import Pair, Unusable, compare
@@ -194,7 +194,7 @@ def order_rounding(order: RoundingOrder) -> Rounded:
     what each part of the layers keeps of a row."""
     compiled, text = order.compiled, order.text
     folder, texts, rows = Path(compiled.model), text.texts, text.rows
-    shape, scheme = read_architecture(folder, compiled.adapter), scheme_of(compiled)
+    shape, scheme = read_architecture(folder, compiled.adapter), SCHEMES[compiled.through, compiled.precision]
     calibration = []
     if compiled.calibrate and not order.ranges:
         known = windows(folder, shape, Path(compiled.calibrate), compiled.context)

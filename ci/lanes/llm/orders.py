@@ -233,8 +233,6 @@ class TrainOrder:
 class Trained:
     perplexity: float
     """On held-out text."""
-    chance: int
-    training_tokens: int
     weights: str
     """Their digest."""
 

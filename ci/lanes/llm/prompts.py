@@ -265,16 +265,12 @@ def tokens_of(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def words_after(
-    tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], *, special: bool = False
-) -> str:
+def words_after(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str:
     """What tokens add to a prompt's text. Decoded without it they lose the space that they begin with
     (sentencepiece)."""
     before = list(prompt[-1:])
-    texts = [
-        tokenizer.decode(every, skip_special_tokens=not special) for every in (before, [*before, *tokens])
-    ]
-    added: str = texts[1][len(texts[0]) :]
+    text, longer = (tokenizer.decode(some) for some in (before, [*before, *tokens]))
+    added: str = longer[len(text) :]
     return added
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ci.lanes.llm.graphs import FAR, MARGIN
-from ci.lanes.llm.orders import EXECUTORCH, GENIE, CompileOrder
+from ci.lanes.llm.orders import EXECUTORCH, GENIE
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.models.arrays import Array
 from provisioning.base.errors import CheckFailed
@@ -61,10 +61,6 @@ SCHEMES = {
     (EXECUTORCH, "8a8w"): Scheme(8, 8, 8, by_channel=127, norm_in_steps=False, far=-100.0),
 }
 """By what the model speaks through, and precision."""
-
-
-def scheme_of(order: CompileOrder) -> Scheme:
-    return SCHEMES[order.through, order.precision]
 
 
 Ranges = dict[str, tuple[float, float]]

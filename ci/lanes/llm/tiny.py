@@ -11,7 +11,7 @@ import math
 import multiprocessing
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,7 @@ def _sentences() -> Iterator[str]:
 
 
 def order_train(order: TrainOrder) -> Trained:
-    into = Path(order.into)
-    return replace(train(into), weights=hash_file(into / "model.safetensors"))
+    return train(Path(order.into))
 
 
 def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) -> Trained:
@@ -141,7 +140,7 @@ def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) ->
     (folder / "tokenizer_config.json").write_text(json.dumps(special), encoding="utf-8")
     for name, sentences in ((JUDGED, corpus.judged), (QUANTIZED_BY, corpus.calibration)):
         (folder / name).write_text(" ".join(sentences), encoding="utf-8")
-    return Trained(_perplexity(model, judged, bos, eos), words, len(stream), "")
+    return Trained(_perplexity(model, judged, bos, eos), hash_file(folder / "model.safetensors"))
 
 
 def _learn(
