@@ -62,6 +62,8 @@ FLOAT, FLOAT_LEAST = 4.5, 1.6e9
 LATER = "what rounding alone costs is left to check"
 
 
+PART_SECONDS = 5.0
+"""What exporting and compiling a part takes, however small it is."""
 SORTED, SORTED_SECONDS = 1 << 20, 0.0566
 """So long it took to sort so many numbers where the figures of CompileNeeds were measured."""
 
@@ -91,7 +93,8 @@ class CompileNeeds:
             # A word of the embedding has 16 bits.
             files, memory = 4 * (weights + shape.weights_of_words), 28 * largest + 8e8
             per_weight += 5e-7 + 2.6e-11 * calibrated
-        return cls(per_weight * weights * pace, memory, 2 * files + 10 * largest)
+        seconds_ = (PART_SECONDS * order.parts + per_weight * weights) * pace
+        return cls(seconds_, memory, 2 * files + 10 * largest)
 
     def lines(self, output: Path) -> Iterator[str]:
         folder = next(path for path in (output.absolute(), *output.absolute().parents) if path.is_dir())
