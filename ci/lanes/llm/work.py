@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ci.closed import closed
 from ci.digests import Digests
 from ci.jobs import Job
-from ci.lanes.llm.orders import CompileOrder, JudgedText, Record, RoundingOrder, SuiteOrder
+from ci.lanes.llm.orders import GENIE, CompileOrder, JudgedText, Record, RoundingOrder, SuiteOrder
 from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmProgram
 from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
@@ -253,7 +253,7 @@ class CompileCheckpoint(LanguageStep):
         return Job(program.name, 60.0, MEMORY)
 
     def request(self, program: LlmProgram) -> Mapping[str, Any]:
-        return _asked(f"compile {self.order.through}", self.order)
+        return _asked("compile" if self.order.through == GENIE else "lower", self.order)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ ORDERS = {
     "genie": ("ci.lanes.llm.measure", "order_genie"),
     "figures": ("ci.lanes.llm.measure", "order_figures"),
     "parts": ("ci.lanes.llm.measure", "order_parts"),
-    "compile genie": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
-    "compile executorch": ("ci.lanes.llm.program_steps", "order_program"),
+    "compile": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
+    "lower": ("ci.lanes.llm.program_steps", "order_program"),
 }
 """By what an order is to do: a function from its dataclass to the reply's."""
 
@@ -34,12 +34,12 @@ def train() -> None:
 
 
 def generate() -> None:
-    _prepare((*READING, *COMPILING), set(ORDERS) - {"train", "compile executorch"})
+    _prepare((*READING, *COMPILING), set(ORDERS) - {"train", "lower"})
     importlib.import_module("ci.suite.qnn_provider").load()
 
 
 def lower() -> None:
-    _prepare(READING, set(ORDERS) - {"train", "compile genie"})
+    _prepare(READING, set(ORDERS) - {"train", "compile"})
 
 
 def _prepare(libraries: Iterable[str], orders: Iterable[str]) -> None:
