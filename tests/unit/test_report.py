@@ -377,7 +377,7 @@ def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
         "./net.py:make 8a8w SM8650",
         "conv2d    1 htp",
         "tiny/genie-16a8w/SM8650",
-        "has hooks",
+        "hidden_2",
         "figure",
         "build/a.pte",
         "nox -s test_lowering",
