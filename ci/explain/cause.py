@@ -14,7 +14,13 @@ from typing import Any
 
 from ci.explain.cuts import STANDS_OUT
 from ci.explain.divergence import DIFFERS_DB
-from ci.explain.divergence_report import MANY_ROUND, NONE_ALONE, between_in_words, faint_in_words
+from ci.explain.divergence_report import (
+    MANY_ROUND,
+    NONE_ALONE,
+    between_in_words,
+    faint_in_words,
+    operands_in_words,
+)
 from ci.explain.lane import explainer
 from ci.suite.accuracy import against_nearest, missed
 from ci.suite.findings import SLICE, below_usual, chip_differs, operator_place
@@ -110,9 +116,7 @@ def of_divergence(result: Mapping[str, Any], goes_on: str) -> Cause:
     if first["share"] < STANDS_OUT:
         words = late or "; ".join(filter(None, [f"{MANY_ROUND}: at most {share} comes from {place}", faint]))
         return Cause(words, of_chip=True, goes_on=goes_on if between else "")
-    operands = ", ".join(
-        f"{name} {in_decibels(value)}" for name, value in first["operands"].items() if value is not None
-    )
+    operands = operands_in_words(first)
     is_cause = "suspected" if None in first["operands"].values() else "the cause is"
     words = f"{is_cause} {place}: {in_decibels(first['sqnr_db'])} against {result['reference']}"
     words += f", and {operands or 'exact inputs'} before it; it alone gives {share}"

@@ -21,6 +21,9 @@ MOST_STEPS = 60
 SHOWN_SECONDS = 30.0
 """For what is left once the program that shows all operators is known."""
 
+ALL = ("", "the outputs")
+"""Between these two is the whole program."""
+
 Worst = tuple[str, float]
 """A node, and what it adds to the whole program's error."""
 
@@ -76,15 +79,16 @@ class Divergence:
         """The worst of the suspects, as far as they are looked at within half of the time."""
         best: Worst | None = None
         half = time.monotonic() + (self.over - time.monotonic()) / 2
+        self.keep(self._known(best, ALL))
         for name in self.suspects:
-            self.keep(self._known(best, ["", "the outputs"]))
             if time.monotonic() > half:
                 break
-            adds = self.cuts.own(name)
-            best = max(best or (name, adds), (name, adds), key=lambda worst: worst[1])
-            if adds >= MOST_OF_IT * self.cuts.power(self.cuts.whole):
+            # Before its operands are known, which may take as long again.
+            self.keep(self._known(_worse(best, (name, self.cuts.error(name) or 0.0)), ALL))
+            best = _worse(best, (name, self.cuts.own(name)))
+            self.keep(self._known(best, ALL))
+            if best[1] >= MOST_OF_IT * self.cuts.power(self.cuts.whole):
                 break
-        self.keep(self._known(best, ["", "the outputs"]))
         return best
 
     def _known(self, best: Worst | None, between: Sequence[str]) -> dict[str, Any]:
@@ -111,6 +115,10 @@ class Divergence:
             "share": round(adds / cuts.power(cuts.whole), 2),
             "operands": {row: cuts.sqnr.get(row) for row in self.graph.operands_of(name)},
         }
+
+
+def _worse(one: Worst | None, other: Worst) -> Worst:
+    return one if one and one[1] >= other[1] else other
 
 
 def worst_drop(

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -434,7 +434,9 @@ class _StepRun(Generic[N]):
             self._cached.forget(self._keys[program.name])
             is_known = failure.exit_code == CheckFailed.exit_code and program.name not in self._uncached
             if is_known and not self._scratch:
-                self._cached.keep_failure(self._keys[program.name], failure.as_document)
+                # On a full disk it is only not known the next time.
+                with suppress(OSError):
+                    self._cached.keep_failure(self._keys[program.name], failure.as_document)
         asked = self._exports.get(program.name, _Export()).asked
         return Result(failure=failure, why=self._reasons.get(program.name, ""), asked=asked)
 

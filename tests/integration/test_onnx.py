@@ -247,7 +247,6 @@ class TestAudit:
 FORMS = """
 import json, sys
 from pathlib import Path
-from typing import Any
 from ci.lanes.onnx import provider, steps
 from ci.child import output_to
 

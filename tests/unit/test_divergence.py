@@ -347,6 +347,19 @@ def test_suspects_that_are_right_take_at_most_half_of_the_time(monkeypatch: pyte
     assert result["first"]["node"] == "n40" and len({*cut} & {*right}) < 15
 
 
+def test_a_suspect_is_kept_before_its_operands_are_known(tmp_path: Path) -> None:
+    def gives(name: str) -> Any:
+        if name == "n39":
+            raise KeyboardInterrupt
+        return wrong_from(40)(name)
+
+    keep = partial(keep_partial, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=["n40"], keep=keep)
+    known = partial_of(tmp_path)
+    assert known and known["first"]["node"] == "n40" and known["first"]["operands"] == {"n39": None}
+
+
 def test_a_search_that_ends_before_others_were_looked_at_names_the_worst_suspect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
