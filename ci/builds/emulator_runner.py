@@ -288,7 +288,9 @@ def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bo
         stage.metrics["cached"] = cached is not None
         if cached is None:
             why = "--clean" if clean else results.difference(plan.subject, key)
-            sys.stderr.write(f"building the runner: {why}\n")
+            was_built = bool(results.last(plan.subject))
+            reason = f" again: {why}" if was_built else ", which starts programs on the emulator"
+            sys.stderr.write(f"building the runner{reason}\n")
             files = _build_and_replace(plan, stage, results, glibc, jobs)
         else:
             files = _copy(plan, cached, stage, glibc)
