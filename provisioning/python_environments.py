@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +128,21 @@ class PythonEnvironments:
                 stamp.write_text(wanted, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
                 self._remove_unused(name)
+        return str(python)
+
+    def extended(self, name: str, home: Path, packages: Sequence[str]) -> str:
+        """The Python of a new environment in `home`: that of a lock file, and then these packages in place of
+        its own. IN_IMAGE may name the folder that it is in."""
+        uv = self._uv_for(name)
+        shutil.rmtree(home, ignore_errors=True)
+        home.parent.mkdir(parents=True, exist_ok=True)
+        self.log(f"Making an environment in {home}")
+        self._fill(name, home, uv)
+        python = home / "bin" / "python"
+        # A wheel brings no other torch than that of the lock file.
+        wheels = ["--no-deps", "--force-reinstall"] if packages[0].endswith(".whl") else []
+        _run([*_installer(python, uv), *wheels, *packages], home)
+        (home / "lock.txt").write_text(self._lock(name), encoding="utf-8")
         return str(python)
 
     def _fill(self, name: str, home: Path, uv: str | None) -> None:
