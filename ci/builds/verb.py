@@ -133,7 +133,8 @@ class SourceBuild:
         selection = replace(selection_of(args), target=self.target)
         if args.dry_run:
             plan = plan_of(options, selection, os.environ)
-            sys.stdout.write(source.script(plan, target_only=options.target_only))
+            text = wheel.script(plan) if args.wheel else source.script(plan, target_only=args.target_only)
+            sys.stdout.write(text)
             return 0
         stage = StageRun.as_typed(self.name, selection.profile, self.target)
         with (

@@ -59,6 +59,14 @@ def build(plan: SourcePlan, stage: StageRun, environments: PythonEnvironments) -
     sys.stdout.write(f"next: {session('build_runner')}, then {session('test_emulator')}\n")
 
 
+def script(plan: SourcePlan) -> str:
+    """The command that a build runs, in a copy of the tree."""
+    exported = [f"export {name}={quoted(value)}" for name, value in _options(plan).items()]
+    requirements = f"# Its Python has torch, and what {plan.tree.root}/pyproject.toml asks for."
+    command = f"python setup.py bdist_wheel --dist-dir {quoted(plan.dist / WHEELS)}"
+    return "\n".join([f"# In a copy of {plan.tree.root}.", requirements, *exported, command, ""])
+
+
 def lacks(wheel: Path) -> Iterator[str]:
     """Why a wheel cannot be used for QNN, or not be passed on."""
     with zipfile.ZipFile(wheel) as archive:
@@ -112,15 +120,19 @@ def _log(plan: SourcePlan) -> Path:
 
 
 def _variables(plan: SourcePlan, python: str) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(Path(python).parent), os.environ.get("PATH")]))
+    return {**_options(plan), "PATH": path}
+
+
+def _options(plan: SourcePlan) -> dict[str, str]:
     defined = {**OPTIONS, **plan.toolchain.definitions, "CMAKE_BUILD_TYPE": plan.build_type}
     arguments = [f"-D{name}={value}" for name, value in defined.items()]
     arguments += [text if text.startswith("-") else f"-D{text}" for text in plan.extra]
-    path = os.pathsep.join(filter(None, [str(Path(python).parent), os.environ.get("PATH")]))
     return {
         "EXECUTORCH_BUILDING_WHEEL": "1",
         "BUILD_VERSION": "+".join(filter(None, [plan.tree.version, plan.tree.commit[:7]])),
         "CMAKE_ARGS": shlex.join(arguments),
-        "PATH": path,
+        "QNN_SDK_ROOT": str(plan.sdk.root),
         # The wheel has none of Qualcomm's libraries; what runs while it is built loads them.
         "LD_LIBRARY_PATH": str(plan.sdk.root / "lib" / "x86_64-linux-clang"),
     }
