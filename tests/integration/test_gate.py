@@ -268,6 +268,8 @@ def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
     report = json.loads((reports / "gate.json").read_text())
     assert [row["verdict"] for row in report["metrics"]["stages"]] == ["did not run", "did not run"]
     assert started(reports) == [name]
+    # With the gate's own flags, so that it runs the same.
+    assert f"--reports {reports}" in Report.read(reports / "passes.json").command
 
 
 def test_a_terminal_is_told_at_once_that_an_interrupted_gate_ends(reports: Path) -> None:
