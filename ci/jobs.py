@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -30,21 +30,30 @@ def longest_first(jobs: Iterable[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (-job.seconds, job.name))
 
 
+AT_ONCE = 0.5
+"""A job that took fewer seconds was looked up: it says nothing about those that work."""
+
+
 class Estimate:
     """Estimates the time left from expected lengths and from how finished jobs compared with theirs."""
 
-    def __init__(self, jobs: Iterable[Job], slots: int) -> None:
+    def __init__(self, jobs: Iterable[Job], slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._waiting = {job.name: job.seconds for job in jobs}
         self._running: dict[str, tuple[float, float]] = {}
         self._slots = max(1, slots)
         # Starts at 1 with the weight of ten expected seconds, so that the first short jobs do not distort it.
         self._expected = self._taken = 10.0
+        self._known = False
 
     def started(self, job: Job) -> None:
-        self._running[job.name] = (self._waiting.pop(job.name, job.seconds), time.monotonic())
+        self._running[job.name] = (self._waiting.pop(job.name, job.seconds), self._clock())
 
     def ended(self, job: Job, seconds: float) -> None:
         expected, _ = self._running.pop(job.name, (job.seconds, 0.0))
+        if seconds < AT_ONCE:
+            return
+        self._known = True
         self._expected += expected
         self._taken += seconds
 
@@ -53,9 +62,12 @@ class Estimate:
         """Above 1: slower than expected."""
         return self._taken / self._expected
 
-    def seconds_left(self) -> float:
-        now = time.monotonic()
-        rest = [max(0.0, length * self.pace - (now - began)) for length, began in self._running.values()]
+    def seconds_left(self) -> float | None:
+        """None before a job has shown how long such work takes, and while one takes longer than expected."""
+        now = self._clock()
+        rest = [length * self.pace - (now - began) for length, began in self._running.values()]
+        if not self._known or any(seconds <= 0 for seconds in rest):
+            return None
         waiting = [length * self.pace for length in self._waiting.values()]
         return max([(sum(rest) + sum(waiting)) / self._slots, *rest, *waiting])
 

@@ -174,6 +174,11 @@ class Result:
     """The facts, as the step reads them; None of a step that reads none."""
 
 
+def error_follows(failure: Failure) -> Line:
+    """Of a command for one model, whose next words are the error."""
+    return Line("failed", failure.kind)
+
+
 def line_of(result: Result) -> Line:
     if result.failure:
         return failed(f"{result.failure.kind}: {result.failure.message}")

@@ -14,7 +14,7 @@ from typing import Generic, TextIO, TypeVar
 from ci.jobs import Estimate, Job
 from provisioning.base.progress import SILENT_FOR, ticking
 from provisioning.base.screen import Display, display_for, new_bar
-from provisioning.base.units import seconds
+from provisioning.base.units import roughly
 
 R = TypeVar("R")
 
@@ -55,7 +55,7 @@ class JobProgress(Generic[R]):
         self._what, self._line, self._doing, self._clock = what, line, doing, clock
         self._began: dict[str, float] = {}
         self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
-        self._estimate = Estimate(jobs, slots)
+        self._estimate = Estimate(jobs, slots, clock)
         self._total = len(jobs)
         self._done = self._looks = 0
         self._out, self._display = out, display
@@ -94,7 +94,7 @@ class JobProgress(Generic[R]):
                 text = f"{self._place()} {'running':<9}{now - running[name]:7.1f} s  {name}"
                 text += f": {doing}" if (doing := self._doing(name)) else ""
                 text += f", and {more} more" if more else ""
-                self._print(text + f"  ({self.time_left()})" * bool(self._done))
+                self._print(text + self.time_left("  ({})"))
 
     def ended(self, job: Job, result: R, taken: float) -> None:
         with self._lock:
@@ -108,8 +108,7 @@ class JobProgress(Generic[R]):
             if line.note:
                 text += f": {line.note.splitlines()[0]}"
             if self._display is None:
-                estimate = f"  ({self.time_left()})" if self._done < self._total else ""
-                self._print(f"{text}{estimate}")
+                self._print(text + self.time_left("  ({})"))
                 return
             self._display.remove(self._bars.pop(job.name))
             self._draw_whole()
@@ -124,13 +123,15 @@ class JobProgress(Generic[R]):
         self._out.write(f"{text}\n")
         self._out.flush()
 
-    def time_left(self) -> str:
-        return f"about {seconds(self._estimate.seconds_left())} left"
+    def time_left(self, form: str) -> str:
+        """In this form; empty where it is not known."""
+        left = None if self._done == self._total else self._estimate.seconds_left()
+        return "" if left is None else form.format(f"about {roughly(left)} left")
 
     def _draw_whole(self) -> None:
         if self._display:
             looks = f", {self._looks} to look at" if self._looks else ""
-            note = f"{self._done}/{self._total}, {self.time_left()}{looks}"
+            note = f"{self._done}/{self._total}{self.time_left(', {}')}{looks}"
             self._display.bar(self._whole, self._what, self._done, self._total, note)
 
 

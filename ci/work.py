@@ -446,7 +446,8 @@ class Template:
             raise EnvironmentLacking(message, fix=home.fix)
         except BaseException:
             orders.close()
-            self._wait()
+            # It has forked nothing yet, and its imports may take half a minute.
+            self._kill()
             raise
 
     def close(self) -> None:
@@ -465,6 +466,10 @@ class Template:
         try:
             self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

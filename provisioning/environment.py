@@ -94,7 +94,7 @@ class Environment:
             return self
         program = runner_of(dist / self.target)
         if program is None:
-            note = f"qnn_executor_runner is not built yet for {self.target}: {session('build_runner')}"
+            note = f"to run programs of {self.target} in this shell, first type {session('build_runner')}"
             return replace(self, notes=(*self.notes, note))
         return replace(self, variables={**self.variables, RUNNER: str(program)})
 

@@ -5,15 +5,18 @@ noxfile.py and `qnn-ci` import it before any environment exists, where filelock 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import pty
 import re
 import shutil
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from provisioning import pip_settings
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.progress import at_work
-from provisioning.base.settings import CLONE, MANIFESTS, ROOT, outputs_path
+from provisioning.base.settings import CLONE, MANIFESTS, ROOT, cache_folder
 
 LOCKS = MANIFESTS / "locks"
 TORCH = MANIFESTS / "torch"
@@ -50,9 +53,17 @@ UV_ENVIRONMENT = "nox"
 """The environment whose lock has uv."""
 
 
+DAY = 86400.0
+UNUSED_DAYS = 30
+"""A shared environment that nobody started for so long is removed when another one of its name is made."""
+
+_ERASED = b"\x1b[2K"
+_ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+
+
 def environments_folder() -> Path:
-    """Where environments are made; in a clone the folder that nox has too."""
-    return ROOT / ".nox" if CLONE else outputs_path() / "environments"
+    """Where environments are made: in a clone nox's own folder, else one for all installed copies."""
+    return ROOT / ".nox" if CLONE else cache_folder().absolute() / "environments"
 
 
 def base_python() -> str:
@@ -69,6 +80,11 @@ class PythonEnvironments:
     log: Callable[[str], None]
     torch: Path = TORCH
     locks: Path = LOCKS
+    shared: bool = not CLONE
+    """Whether the folder has one for each lock file of a name: other versions of us use it too."""
+
+    def home(self, name: str) -> Path:
+        return self.folder / (f"{name}-{_stamp(self._lock(name))[:12]}" if self.shared else name)
 
     def made(self, name: str) -> str:
         """The Python of an environment that is exactly its lock; empty where it is yet to be made."""
@@ -76,8 +92,12 @@ class PythonEnvironments:
         in_image = Path(os.environ.get(IN_IMAGE) or os.devnull, name)
         if _text(in_image / "lock.txt") == text:
             return str(in_image / "bin" / "python")
-        home = self.folder / name
-        return str(home / "bin" / "python") if _text(home / STAMP) == _stamp(text) else ""
+        home = self.home(name)
+        if _text(home / STAMP) != _stamp(text):
+            return ""
+        if self.shared and time.time() - (home / STAMP).stat().st_mtime > DAY:
+            (home / STAMP).touch()
+        return str(home / "bin" / "python")
 
     def _lock(self, name: str) -> str:
         return (self.locks / f"{name}.txt").read_text(encoding="utf-8")
@@ -88,37 +108,61 @@ class PythonEnvironments:
             return python_path
         from filelock import FileLock
 
-        text, home = self._lock(name), self.folder / name
+        text, home = self._lock(name), self.home(name)
         python, stamp, wanted = home / "bin" / "python", home / STAMP, _stamp(text)
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        # On a terminal, uv shows its progress.
-        at_terminal = sys.stderr.isatty()
-        heard = nullcontext() if at_terminal else at_work(f"Making the {name} environment", self.log)
-        with heard, FileLock(f"{home}.lock"):
+        with FileLock(f"{home}.lock"):
             if _text(stamp) != wanted:
                 begun = time.monotonic()
-                self.log(f"Making the {name} environment in {home}, once for this lock file")
+                self.log(f"Making the {name} environment, once")
                 self._require_room(text)
                 # After a kill, the remains must not be taken for the environment of an earlier lock file.
                 stamp.unlink(missing_ok=True)
                 shutil.rmtree(home, ignore_errors=True)
                 uv = self._uv_for(name)
-                maker = (
-                    [uv, "venv", "--python", base_python()] if uv else [sys.executable, "-m", "virtualenv"]
-                )
-                _run([*maker, "--quiet", str(home)], self.folder)
-                left = self._install_kept(name, home, uv)
-                for line in text.splitlines():
-                    if line.startswith("# torch: ") and not _has_torch(home):
-                        self.install_torch(home, line.removeprefix("# torch: "), uv)
-                _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(left)], home)
-                # In the tests environment Python may write bytecode while it imports.
-                if sys.dont_write_bytecode and name != "tests":
-                    _write_bytecode(python)
+                # On a terminal, uv shows its own progress.
+                seen = uv is not None and sys.stderr.isatty()
+                with nullcontext() if seen else at_work(f"Making the {name} environment", self.log):
+                    self._fill(name, home, uv)
                 stamp.write_text(wanted, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
+                self._remove_unused(name)
         return str(python)
+
+    def extended(self, name: str, home: Path, packages: Sequence[str]) -> str:
+        """The Python of a new environment in `home`: that of a lock file, and then these packages in place of
+        its own. IN_IMAGE may name the folder that it is in."""
+        uv = self._uv_for(name)
+        shutil.rmtree(home, ignore_errors=True)
+        home.parent.mkdir(parents=True, exist_ok=True)
+        self.log(f"Making an environment in {home}")
+        self._fill(name, home, uv)
+        python = home / "bin" / "python"
+        # A wheel brings no other torch than that of the lock file.
+        wheels = ["--no-deps", "--force-reinstall"] if packages[0].endswith(".whl") else []
+        _run([*_installer(python, uv), *wheels, *packages], home)
+        (home / "lock.txt").write_text(self._lock(name), encoding="utf-8")
+        return str(python)
+
+    def _fill(self, name: str, home: Path, uv: str | None) -> None:
+        maker = [uv, "venv", "--python", base_python()] if uv else [sys.executable, "-m", "virtualenv"]
+        _run([*maker, "--quiet", str(home)], self.folder)
+        left = self._install_kept(name, home, uv)
+        for line in self._lock(name).splitlines():
+            if line.startswith("# torch: ") and not _has_torch(home):
+                self.install_torch(home, line.removeprefix("# torch: "), uv)
+        python = home / "bin" / "python"
+        _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(left)], home)
+        # In the tests environment Python may write bytecode while it imports.
+        if sys.dont_write_bytecode and name != "tests":
+            _write_bytecode(python)
+
+    def _remove_unused(self, name: str) -> None:
+        """Of other versions of us, which nobody started for long."""
+        for stamp in self.folder.glob(f"{name}-*/{STAMP}") if self.shared else ():
+            if time.time() - stamp.stat().st_mtime > UNUSED_DAYS * DAY:
+                shutil.rmtree(stamp.parent, ignore_errors=True)
 
     def _require_room(self, lock: str) -> None:
         """What the lock file says that its packages take."""
@@ -152,8 +196,9 @@ class PythonEnvironments:
         flags = ["--find-links", str(folder), "--only-binary", ":all:", "--no-deps", "--require-hashes"]
         for requirements in ([self.torch / "cpu.txt"] if "torch" in names else []) + [kept]:
             installer = _installer(home / "bin" / "python", uv, no_index=True)
-            command = [*installer, *flags, "-r", str(requirements)]
-            if subprocess.run(command, env=_variables(), check=False).returncode:
+            code, output = _attempt([*installer, *flags, "-r", str(requirements)])
+            if code:
+                sys.stderr.write(output)
                 self.log(f"The wheels in {folder} are refused, for the reason above; the index has others")
                 shutil.rmtree(folder, ignore_errors=True)
                 return lock_file
@@ -178,7 +223,7 @@ class PythonEnvironments:
                 if uv is None or pip_settings.no_index(os.environ):
                     continue
                 command.append("--torch-backend=cpu")
-            attempt = _output([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
+            _, attempt = _attempt([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
             if _has_torch(home):
                 return
             _raise_known(attempt, home)
@@ -228,19 +273,44 @@ def _installer(python: Path, uv: str | None, *, no_index: bool = False) -> list[
 
 
 def _run(command: list[str], folder: Path) -> None:
-    # On a terminal, uv shows its progress, and nobody reads why it failed: so it tries once more.
-    if sys.stderr.isatty() and not subprocess.run(command, env=_variables(), check=False).returncode:
+    code, output = _attempt(command)
+    if not code:
         return
-    done = subprocess.run(command, env=_variables(), capture_output=True, text=True, check=False)
-    if not done.returncode:
-        return
-    output = done.stdout + done.stderr
     _raise_known(output, folder)
     raise EnvironmentLacking(
-        f"{Path(command[0]).name} ended with exit code {done.returncode}, so the environment is not complete:"
+        f"{Path(command[0]).name} ended with exit code {code}, so the environment is not complete:"
         f"\n{output.strip()}",
         fix="correct that, then type the command again",
     )
+
+
+def _attempt(command: list[str]) -> tuple[int, str]:
+    """The exit code and all that it printed. A terminal shows its bars, and none of its lines: the packages
+    that it installed are 91, and what the first of three attempts lacks is no error."""
+    if not sys.stderr.isatty() or "--quiet" in command:
+        done = subprocess.run(command, env=_variables(), capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+    ours, theirs = pty.openpty()
+    size = fcntl.ioctl(sys.stderr.fileno(), termios.TIOCGWINSZ, bytes(8))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    output, line = b"", b""
+    with subprocess.Popen(command, env=_variables(), stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        # Linux has EIO where the other end is closed.
+        with suppress(OSError):
+            while block := os.read(ours, 1 << 16):
+                output += block
+                *lines, line = (line + block).split(b"\n")
+                # What erases a bar is at the beginning of the line after it.
+                shown = [whole[: whole.rfind(_ERASED) + len(_ERASED)] for whole in lines if _ERASED in whole]
+                # A bar has no end of a line. What begins with a space is the beginning of a package's line.
+                if not line.startswith(b" "):
+                    shown.append(line)
+                    line = b""
+                sys.stderr.buffer.write(b"".join(shown))
+                sys.stderr.buffer.flush()
+        os.close(ours)
+    return process.returncode, _ESCAPES.sub("", output.decode(errors="replace"))
 
 
 def _require_room(folder: Path, megabytes: int) -> None:
@@ -283,11 +353,6 @@ def _write_bytecode(python: Path) -> None:
     places = python.parents[1].glob("lib/python*/site-packages")
     options = ["-q", "-q", "-j", "0", "-x", SELDOM_IMPORTED]
     subprocess.run([str(python), "-m", "compileall", *options, *map(str, places)], check=False)
-
-
-def _output(command: list[str]) -> str:
-    done = subprocess.run(command, env=_variables(), capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr
 
 
 def _variables() -> dict[str, str]:

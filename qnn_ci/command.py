@@ -22,13 +22,15 @@ if str(ROOT) not in sys.path:
 from ci.__main__ import VERBS as CI  # noqa: E402
 from ci.suite import flags  # noqa: E402
 from ci.suite.compile_flags import LANES, check_model, lane_of  # noqa: E402
+from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
+from provisioning.base.chips import known_chips  # noqa: E402
 from provisioning.base.command_line import Verb  # noqa: E402
 from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
 from provisioning.base.selection import selection_of  # noqa: E402
 from provisioning.base.settings import CLONE, profile_names  # noqa: E402
-from provisioning.base.units import aligned  # noqa: E402
+from provisioning.base.units import aligned, columns  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
 SESSIONS_ALONE = ("github", "image", "lock")
@@ -94,9 +96,10 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
 
 def _map(verbs: Mapping[str, Verb]) -> str:
     lines = ["usage: qnn-ci VERB [options]", "", "Run PyTorch and ONNX models on Qualcomm's NPUs.", ""]
-    rows = iter(aligned((f"  {name}", verbs[name].summary) for names in MAP.values() for name in names))
+    longest = max(len(name) for names in MAP.values() for name in names)
     for group, names in MAP.items():
-        lines += [group, *(next(rows) for _ in names), ""]
+        rows = [(f"  {name:<{longest}}", verbs[name].summary) for name in names]
+        lines += [group, *aligned(rows, columns()), ""]
     more = "`qnn-ci help VERB` explains one, with examples; `qnn-ci help all` lists the others."
     return "\n".join([*lines, more, ""])
 
@@ -105,6 +108,7 @@ def _complete(verbs: Mapping[str, Verb]) -> None:
     """Answer a shell in which `eval "$(qnn-ci completion bash)"` was typed, and end."""
     import argcomplete
 
+    values = {"--soc": known_chips(), "--precision": SCHEMES, "--profile": profile_names()}
     parser = command_line.Parser(prog="qnn-ci")
     of_verbs = parser.add_subparsers()
     typed = os.environ["COMP_LINE"].split()[1:2]
@@ -112,6 +116,10 @@ def _complete(verbs: Mapping[str, Verb]) -> None:
         of_verb = of_verbs.add_parser(name, help=verb.summary)
         if name in typed:
             command_line.module_of(verb).configure(of_verb)
+            for action in of_verb._actions:
+                for flag in action.option_strings:
+                    if flag in values:
+                        vars(action)["completer"] = argcomplete.ChoicesCompleter(values[flag])
     argcomplete.autocomplete(parser)
 
 

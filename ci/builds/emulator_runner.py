@@ -15,7 +15,14 @@ from typing import Literal
 
 from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
 from ci.builds.loadable import LoadableFile, check
-from ci.builds.output_folders import alone_in, digests_below, part_of, refuse_foreign, replace_build
+from ci.builds.output_folders import (
+    alone_in,
+    digests_below,
+    part_of,
+    refuse_foreign,
+    replace_build,
+    require_writable,
+)
 from ci.builds.programs import BuildTool, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.verb import RUNNER_BUILD_TYPES
@@ -163,8 +170,10 @@ def plan_of(
         if "=" not in pair or ";" in pair:
             raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")
     if output:
+        require_writable(output, "--output")
         refuse_foreign(output, str(RUNNER), "--output", FOLDERS)
     if build_dir:
+        require_writable(build_dir, "--build-dir")
         refuse_foreign(build_dir, RECORD, "--build-dir")
     suffix = "" if build_type == RUNNER_BUILD_TYPES[0] else f"-{build_type}"
     return RunnerPlan(
@@ -288,7 +297,9 @@ def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bo
         stage.metrics["cached"] = cached is not None
         if cached is None:
             why = "--clean" if clean else results.difference(plan.subject, key)
-            sys.stderr.write(f"building the runner: {why}\n")
+            was_built = bool(results.last(plan.subject))
+            reason = f" again: {why}" if was_built else ", which starts programs on the emulator"
+            sys.stderr.write(f"building the runner{reason}\n")
             files = _build_and_replace(plan, stage, results, glibc, jobs)
         else:
             files = _copy(plan, cached, stage, glibc)

@@ -84,9 +84,13 @@ class SourceBuild:
             parser, "--cmake-arg", "ARG", "NAME=VALUE or another argument, for configuring each project"
         )
         switch(parser, "--target-only", "only the library and the runner, no Python adaptors")
-        parser.set_defaults(install=False, compiler=None, sysroot=None, toolchain_file=None, tried=False)
+        parser.set_defaults(
+            install=False, wheel=False, compiler=None, sysroot=None, toolchain_file=None, tried=False
+        )
         if self.target == DEFAULT_TARGET:
             switch(parser, "--install", "copy adaptors and schemas into the tree instead of an overlay")
+            help = "build ExecuTorch's wheel with QNN instead, and an environment that has it"
+            switch(parser, "--wheel", help)
         if self.target == "aarch64-linux":
             valued(parser, "--compiler", "PREFIX", "the prefix of the compilers' names [aarch64-linux-gnu-]")
             valued(parser, "--sysroot", "DIR", "the device's headers and libraries", type=Path)
@@ -101,10 +105,11 @@ class SourceBuild:
             )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ci.builds import source
+        from ci.builds import source, wheel
         from ci.builds.request import BuildOptions, plan_of
         from provisioning.base.disk import disk_errors
         from provisioning.base.stage_run import StageRun
+        from provisioning.python_environments import PythonEnvironments, environments_folder
 
         for named in args.target or ():
             if named != self.target:
@@ -128,15 +133,27 @@ class SourceBuild:
         selection = replace(selection_of(args), target=self.target)
         if args.dry_run:
             plan = plan_of(options, selection, os.environ)
-            sys.stdout.write(source.script(plan, target_only=options.target_only))
+            text = wheel.script(plan) if args.wheel else source.script(plan, target_only=args.target_only)
+            sys.stdout.write(text)
             return 0
         stage = StageRun.as_typed(self.name, selection.profile, self.target)
         with (
             stage.reported(selection.reports, "build", self.target),
             disk_errors("choose other folders with --build-dir and --output"),
         ):
-            source.build(options, selection, stage)
+            if args.wheel:
+                wheel.build(
+                    plan_of(options, selection, os.environ),
+                    stage,
+                    PythonEnvironments(environments_folder(), _log),
+                )
+            else:
+                source.build(options, selection, stage)
         return stage.close(selection.reports)
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 X86 = SourceBuild("build_x86", "x86_64-linux")

@@ -229,13 +229,16 @@ def run_stages(
     import_ahead(module for stage in stages if stage.name in chosen for module in stage.imports)
     results: dict[str, StageResult] = {}
     for stage in stages:
+        typed = session(stage.name, *flags, *stage.flags)
         failed = [need for need in stage.needs if not results[need].lets_others_run]
         if stage.name not in chosen:
-            result = StageResult(did_not_run(stage.name, "left out by --only or --skip", asked_for=True))
+            reason = "left out by --only or --skip"
+            result = StageResult(did_not_run(stage.name, reason, typed, asked_for=True))
         elif any(result.code == INTERRUPTED for result in results.values()):
-            result = StageResult(did_not_run(stage.name, "the gate was interrupted"))
+            result = StageResult(did_not_run(stage.name, "the gate was interrupted", typed))
         elif failed:
-            result = StageResult(did_not_run(stage.name, f"needs {' and '.join(failed)}, which did not pass"))
+            reason = f"needs {' and '.join(failed)}, which did not pass"
+            result = StageResult(did_not_run(stage.name, reason, typed))
         else:
             result = run_stage(stage, flags, selection, whole=whole)
         if not whole and stage.name in chosen:
@@ -305,7 +308,7 @@ def judge(
     stage: GateStage, code: int, selection: Selection, duration: float, command_line: str, kills: int
 ) -> StageResult:
     if code == INTERRUPTED:
-        return StageResult(did_not_run(stage.name, f"{stage.name} was interrupted"), code)
+        return StageResult(did_not_run(stage.name, f"{stage.name} was interrupted", command_line), code)
     stage_run = StageRun(stage.name, selection.profile, selection.target, command_line)
     stand_in = replace(stage_run.finish(Outcome.ERROR, provisional=True), seconds=duration)
     log = log_of(stage.name, selection.reports)

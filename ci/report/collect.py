@@ -101,10 +101,10 @@ def _merged(reports: Sequence[Report]) -> Report:
     )
 
 
-def did_not_run(stage: str, reason: str, *, asked_for: bool = False) -> Report:
+def did_not_run(stage: str, reason: str, command: str = "", *, asked_for: bool = False) -> Report:
     """Stands in for the report of a stage that never ran; `asked_for` if the user skipped it."""
     severity = Severity.NOTE if asked_for else Severity.ERROR
-    command = session(stage)
+    command = command or session(stage)
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
 
 

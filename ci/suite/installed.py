@@ -15,7 +15,7 @@ from pathlib import Path
 from ci.digests import Digests
 from ci.results import digest_of
 from provisioning import overlay
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Metric
@@ -85,11 +85,13 @@ def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Envir
 def _provisioned_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
     try:
         return resolve(selection, environ)
-    except EnvironmentLacking as lacking:
-        sys.stderr.write(f"{lacking.message}: {session('provision')}\n")
+    except EnvironmentLacking:
+        sys.stderr.write(f"Fetching what the profile {selection.profile} names, once\n")
         here = replace(selection, named_targets=(DEFAULT_TARGET,), named_socs=())
         flags = [*selecting_flags(here, environ), "--reports", str(selection.reports)]
         command = [sys.executable, "-m", "provisioning", "provision", *flags]
-        if subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=2, check=False).returncode:
+        done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
+        if done.returncode:
+            sys.stderr.write(done.stdout.decode(errors="replace"))
             raise
     return resolve(selection, environ)

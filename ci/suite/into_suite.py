@@ -162,21 +162,22 @@ class Extension(Generic[P]):
             thresholds[name] = (
                 required_of(run.kind)[name] if agreed is None else max(agreed, thresholds[name])
             )
+        is_new = not self.path.is_file()
         replace_text(self.path, text)
         thresholds = {name: value for name, value in thresholds.items() if not math.isnan(value)}
         rows = {f"{program.lane}/{program.run_name}": threshold_values(thresholds)}
         accept(accepted_path(self.path, self.profile), lambda before: before.updated(rows))
         held = ", ".join(f"{name} = {value:g}" for name, value in {**thresholds, **program.demanded}.items())
-        sys.stdout.write(
-            f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n"
-            "a workflow that holds pull requests to it:\n\n"
-        )
+        sys.stdout.write(f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n")
+        if is_new:
+            sys.stdout.write(f"a workflow that holds pull requests to it:\n\n{self._workflow()}")
+
+    def _workflow(self) -> str:
         repository = repository_of(self.path)
         inside = self.path.is_relative_to(repository)
         named = self.path.relative_to(repository) if inside else self.path.name
         workflow = WORKFLOW.read_text(encoding="utf-8")
-        workflow = workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(named))
-        sys.stdout.write(workflow)
+        return workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(named))
 
 
 def _text(suite: Path) -> str:

@@ -230,7 +230,6 @@ def find_runner(environ: Mapping[str, str]) -> Runner:
 def ready_runner(environ: Mapping[str, str], reports: Path) -> Runner:
     """Like `find_runner`, but ours is built first if there is none. Says what another one lacks."""
     if not environ.get(VARIABLE) and runner_of(DIST) is None:
-        _say(f"qnn_executor_runner is not built yet: {session('build_runner')}")
         command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
         done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
         if code := done.returncode:

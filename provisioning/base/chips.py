@@ -39,6 +39,11 @@ def _table() -> dict[str, Any]:
     return table
 
 
+def known_chips() -> list[str]:
+    """QNN's names."""
+    return [*_table()["socs"]]
+
+
 def names_of(chip: str) -> list[Named]:
     """What else a chip is called, then the devices that are sold with it."""
     return [name for name in _names() if chip in name.chips and name.text != chip]

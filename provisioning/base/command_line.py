@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
-from provisioning.base import answer
+from provisioning.base import answer, screen
 from provisioning.base.commands import Fix, joined
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
@@ -31,7 +31,7 @@ from provisioning.base.errors import (
 )
 from provisioning.base.foreign import visible
 from provisioning.base.settings import CLONE, user_path
-from provisioning.base.units import aligned
+from provisioning.base.units import aligned, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,8 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
         show_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        if not sys.stderr.isatty():
+            sys.stderr.write("interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
         # Without a verdict this is no pass. The interpreter flushes stdout at its end, so give it a target.
@@ -304,19 +305,27 @@ def _print_traceback() -> None:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the work as Ctrl-C does: children end too, and the report is written."""
+    """SIGTERM ends the work as Ctrl-C does: children end too, and the report is written. A terminal is told
+    at once, since that takes seconds."""
 
     def interrupt(*_: object) -> None:
+        if sys.stderr.isatty():
+            screen.say("interrupted: ending what runs")
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # A shell has background work ignore Ctrl-C.
+    ours = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        ours.append(signal.SIGINT)
+    before = {number: signal.signal(number, interrupt) for number in ours}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -344,7 +353,7 @@ def show_error(error: ToolkitError) -> None:
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
     lines = [f"usage: {program} VERB [options]", "", description, ""]
-    lines += aligned((f"  {name}", verb.summary) for name, verb in verbs.items())
+    lines += aligned(((f"  {name}", verb.summary) for name, verb in verbs.items()), columns())
     return "\n".join([*lines, "", f"`{program} VERB --help` explains each, with examples.", ""])
 
 

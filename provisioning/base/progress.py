@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from provisioning.base.screen import Display, display_for, new_bar
-from provisioning.base.units import seconds, size
+from provisioning.base.units import roughly, seconds, size
 
 QUIET_FOR = 2.0
 """Work that ends sooner than this shows one line, at its end."""
@@ -175,7 +175,7 @@ def _under_way(piece: _Piece, now: float) -> str:
         text += f" of {size(piece.total)} ({piece.done * 100 // piece.total} %)"
     text += f", {size(rate)}/s"
     if piece.total and rate > 0:
-        text += f", {seconds((piece.total - piece.done) / rate)} left"
+        text += f", {roughly((piece.total - piece.done) / rate)} left"
     return text
 
 

@@ -7,6 +7,7 @@ descriptor is in `QNN_CI_PROGRESS`. Each event is a line of JSON: {"bar": 1, "na
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -96,6 +97,20 @@ class Events:
                 self._descriptor = -1
 
 
+_drawing: list[Screen] = []
+"""Those of this process that have bars now."""
+
+
+def say(text: str) -> None:
+    """Print a line on stderr's terminal, above the bars if there are any; also from a handler of a signal."""
+    # A handler that comes while stderr's buffer is written cannot use it.
+    with contextlib.suppress(RuntimeError):
+        if _drawing:
+            _drawing[-1].print(text)
+            return
+    os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
+
+
 class Screen:
     """Bars at the bottom of a terminal, and text above them."""
 
@@ -114,6 +129,7 @@ class Screen:
             if self._rich is None:
                 self._rich = _rows(self._out)
                 self._rich.start()
+                _drawing.append(self)
             if bar not in self._rows:
                 self._rows[bar] = self._rich.add_task(name, total=total, note=note)
             self._rich.update(self._rows[bar], completed=done, total=total, note=note)
@@ -132,6 +148,7 @@ class Screen:
             if self._rich is not None:
                 self._rich.stop()
                 self._rich = None
+                _drawing.remove(self)
 
     def print(self, text: str) -> None:
         from rich.text import Text

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 
@@ -33,6 +36,12 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def roughly(value: float) -> str:
+    """A time that is estimated: `8 s`, `4 min`, `2 h 07 min`."""
+    whole = max(1, round(value))
+    return f"{whole} s" if whole < 100 else seconds(60 * math.ceil(whole / 60)).removesuffix(" 00 s")
+
+
 EXACT_DB = 999.0
 """The SQNR of outputs without any error, for which there is no finite number."""
 
@@ -59,8 +68,40 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
 
 
-def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Each row as a line, with its columns below those of the others."""
+def columns() -> int:
+    """Of the terminal that stdout is; 0 where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def aligned(rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
+    """Each row as a line, with its columns below those of the others.
+
+    With `width`, words of the last column go on below it where a line has no room for them; where it has
+    none for one word, such as a path, the column stands below the others."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    indent = " " * (sum(widths[:-1]) + 2 * len(widths[:-1]))
+    lines = []
+    for *cells, last in rows:
+        first = "".join(f"{cell:<{length}}  " for cell, length in zip(cells, widths, strict=False))
+        line = (first + last).rstrip()
+        longest = max(map(len, last.split()), default=0)
+        if not width or not last or len(line) <= width:
+            lines.append(line)
+        elif len(indent) + longest > width:
+            lines += [first.rstrip(), *_wrapped(last, width, "  ", "  ")]
+        else:
+            lines += _wrapped(last, width, first, indent)
+    return lines
+
+
+def _wrapped(text: str, width: int, first: str, indent: str) -> list[str]:
+    """No word is broken, so that a path can be pasted."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -6,7 +6,7 @@ import argparse
 
 from provisioning.base import answer
 from provisioning.base.chips import chip_named, names_of
-from provisioning.base.units import aligned
+from provisioning.base.units import aligned, columns
 
 EXAMPLES = """\
   qnn-ci chips
@@ -36,5 +36,5 @@ def run(args: argparse.Namespace) -> int:
             "names": {alias.text: list(alias.chips) for alias in names},
         }
     answer.add(chips=facts)
-    print("\n".join(aligned(rows)))
+    print("\n".join(aligned(rows, columns())))
     return 0

@@ -22,7 +22,7 @@ from provisioning.base.progress import for_stream
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.base.units import aligned
+from provisioning.base.units import aligned, columns
 from provisioning.components import QNN_SDK
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class Row:
     component: str
     version: str
     source: str
-    where: str
     state: str
+    where: str
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -171,11 +171,11 @@ def in_ci(environ: Mapping[str, str]) -> bool:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """The rows as a table with the keys as its head."""
+    """The rows as a table with the keys as its head; the last one may be long."""
     if not rows:
         return ""
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join(f"{line}\n" for line in aligned(lines))
+    return "".join(f"{line}\n" for line in aligned(lines, columns()))
 
 
 def _chosen(profile: Profile, named: Sequence[str], want: FileSelection) -> dict[str, Component]:
@@ -209,7 +209,7 @@ def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: 
         return None
     variable, value = own
     adopted = adopt(name, value, variable)
-    return Row(name, adopted.version or "unknown", variable, str(adopted.path), "yours")
+    return Row(name, adopted.version or "unknown", variable, "yours", str(adopted.path))
 
 
 def _repaired(store: Store, tree: Tree, stage: StageRun, progress: Progress, offline: bool) -> str:
@@ -280,7 +280,7 @@ def _warn_without_libraries(
 
 def _row(name: str, component: Component, tree: Tree, state: str) -> Row:
     source = "+".join(dict.fromkeys(part.source.type for part in component.parts))
-    return Row(name, tree.version, source, str(tree.root), state)
+    return Row(name, tree.version, source, state, str(tree.root))
 
 
 def _artifact(tree: Tree) -> Artifact:

@@ -14,7 +14,7 @@ from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
-from provisioning.base.units import aligned
+from provisioning.base.units import aligned, columns
 
 if TYPE_CHECKING:
     from provisioning.base.findings import Metric, Report
@@ -131,12 +131,12 @@ def _states(results: Sequence[Result]) -> str:
                 parts.append(f"{mark} {len(ids)} passed")
             elif ids:
                 parts.append(f"{mark} {state}: {', '.join(ids)}")
-        lines.append(f"{chapter:<10}  {'   '.join(parts)}\n")
-    return "".join(lines) + "\n"
+        lines.append((f"{chapter:<10}", "   ".join(parts)))
+    return "\n".join([*aligned(lines, columns()), "", ""])
 
 
 def _catalogue() -> str:
     from provisioning.validation import catalogue
 
     rows = [(rule.id, rule.severity.value, rule.text.summary) for rule in catalogue().values()]
-    return "".join(f"{line}\n" for line in aligned(rows))
+    return "".join(f"{line}\n" for line in aligned(rows, columns()))

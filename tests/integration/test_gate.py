@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +268,30 @@ def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
     report = json.loads((reports / "gate.json").read_text())
     assert [row["verdict"] for row in report["metrics"]["stages"]] == ["did not run", "did not run"]
     assert started(reports) == [name]
+    # With the gate's own flags, so that it runs the same.
+    assert f"--reports {reports}" in Report.read(reports / "passes.json").command
+
+
+def test_a_terminal_is_told_at_once_that_an_interrupted_gate_ends(reports: Path) -> None:
+    argv = [sys.executable, "-m", MODULE, "--reports", str(reports), "gate", "stubborn"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(argv, cwd=ROOT, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        deadline = time.monotonic() + 60
+        while not ((reports / "pid").exists() and (reports / "pid").read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        shown = b""
+        while b"interrupted" not in shown:
+            shown += os.read(ours, 1 << 16)
+        # The stage has yet to be ended.
+        assert process.poll() is None
+        with suppress(OSError):
+            while block := os.read(ours, 1 << 16):
+                shown += block
+    os.close(ours)
+    assert process.returncode == 130 and shown.count(b"interrupted: ending") == 1
 
 
 def test_a_suite_that_cannot_be_taken_is_one_finding_of_the_real_gate(reports: Path) -> None:

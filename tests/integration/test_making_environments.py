@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import pty
 import shutil
+import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
-from provisioning.python_environments import PythonEnvironments
+from provisioning.base.settings import ROOT
+from provisioning.python_environments import STAMP, PythonEnvironments
 from tests.support.scripts import script
 from tests.support.wheels import make_wheel
 
@@ -76,6 +81,55 @@ def test_room_that_the_packages_need_is_looked_for_before_anything_is_made(
     with pytest.raises(EnvironmentLacking, match="MB are needed"):
         environments.interpreter("small")
     assert not (tmp_path / "environments" / "small").exists()
+
+
+def test_installed_copies_share_the_environment_of_one_lock_file(
+    environments: PythonEnvironments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    copies = [replace(environments, shared=True), replace(environments, shared=True)]
+    older, again = (copy.interpreter("small") for copy in copies)
+    assert again == older
+    lock = tmp_path / "locks" / "small.txt"
+    lock.write_text(f"# of a newer version\n{lock.read_text()}")
+    newer = copies[1].interpreter("small")
+    assert newer != older and Path(older).is_file()
+
+    # Nobody started the older one for long: it goes when another one is made.
+    for stamp in (tmp_path / "environments").glob(f"*/{STAMP}"):
+        os.utime(stamp, (0, 0))
+    assert copies[1].interpreter("small") == newer
+    lock.write_text(f"# of the newest\n{lock.read_text()}")
+    copies[1].interpreter("small")
+    assert Path(newer).is_file() and not Path(older).exists()
+
+
+def test_a_terminal_shows_how_far_it_is_and_no_list_of_packages(
+    environments: PythonEnvironments, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from provisioning.python_environments import PythonEnvironments\n"
+        "PythonEnvironments(*map(Path, sys.argv[1:2]), lambda line: sys.stderr.write(line + '\\n'),"
+        " *map(Path, sys.argv[2:])).interpreter('small')"
+    )
+    folders = [str(tmp_path / name) for name in ("environments", "torch", "locks")]
+    environ = {**os.environ, "UV_FIND_LINKS": str(tmp_path / "links"), "UV_NO_INDEX": "1"}
+    environ |= {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *folders], env=environ, stdout=theirs, stderr=theirs, stdin=theirs
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):
+            while block := os.read(ours, 1 << 16):
+                shown += block
+    os.close(ours)
+    assert not process.returncode, shown
+    assert b"[1/1]" in shown and b"mine\x1b[0m" not in shown and b"Installed" not in shown
+    assert b"The small environment took" in shown
 
 
 class Refusal(NamedTuple):

@@ -133,9 +133,14 @@ def test_the_command_alone_is_a_map_of_few_verbs_and_completes_words() -> None:
     assert type_words("help", "chips").stdout == type_words("chips", "--help").stdout
     assert type_words("version").stdout == type_words("--version").stdout
     assert "qnn-ci" in type_words("completion", "bash").stdout
-    asked = "qnn-ci compile net.py:make --prec"
-    completed = type_words(COMP_LINE=asked, COMP_POINT=str(len(asked)), _ARGCOMPLETE="1", COMP_TYPE="9")
-    assert re.split(r"\W*[\v\n ]\W*", completed.stdout.strip()) == ["--precision", "precision-file"]
+
+    def completed(line: str) -> list[str]:
+        done = type_words(COMP_LINE=line, COMP_POINT=str(len(line)), _ARGCOMPLETE="1", COMP_TYPE="9")
+        return re.split(r"\W*[\v\n ]\W*", done.stdout.strip())
+
+    assert completed("qnn-ci compile net.py:make --prec") == ["--precision", "precision-file"]
+    assert completed("qnn-ci compile net.py:make --precision 16a8") == ["16a8w"]
+    assert completed("qnn-ci gate --soc SM875") == ["SM8750"]
 
 
 def test_the_example_is_written_once_and_needs_no_environment(tmp_path: Path) -> None:

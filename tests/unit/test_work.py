@@ -270,6 +270,21 @@ def test_a_run_that_is_to_stop_starts_nothing_more(tmp_path: Path) -> None:
     assert [*outcomes] == ["first"] and not (tmp_path / "second").exists()
 
 
+def test_imports_of_an_interrupted_command_are_not_waited_for(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    began = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        with pytest.raises(KeyboardInterrupt):
+            done(tmp_path, "echo", {}, home=home_in(tmp_path, "prepare_for_long"))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 20
+
+
 def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking) as caught:
         done(tmp_path, "echo", {}, home=home_in(tmp_path, "fail_to_prepare"))

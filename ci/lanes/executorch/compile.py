@@ -15,8 +15,8 @@ from ci.jobs import Job, memory_budget
 from ci.lanes.executorch.records import ChipProgram, Lacking, read_reply
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
-from ci.progress import Line, failed
+from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
+from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import in_words
 from ci.suite.cached_steps import CachedStep, NotCached, run_cached_step
@@ -152,7 +152,7 @@ class Lower(CachedStep[ExecutorchProgram]):
 
     def line(self, program: ExecutorchProgram, result: Result) -> Line:
         if result.failure and self.plan.errors_follow:
-            return failed(result.failure.kind)
+            return error_follows(result.failure)
         if not isinstance(result.record, Lacking):
             return line_of(result)
         lpai = result.record.lpai

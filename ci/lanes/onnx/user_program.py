@@ -16,8 +16,8 @@ from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.models.user_model import user_model
-from ci.outcome import Result, line_of
-from ci.progress import Line, failed
+from ci.outcome import Result, error_follows, line_of
+from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import run_cached_step
 from ci.suite.options import OneModel
@@ -69,7 +69,7 @@ class OneModelStep(OnnxStep):
 
     def line(self, program: OnnxProgram, result: Result) -> Line:
         # The command shows the error itself.
-        return failed(result.failure.kind) if result.failure else line_of(result)
+        return error_follows(result.failure) if result.failure else line_of(result)
 
 
 def constant_inputs(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -175,7 +175,7 @@ class CompileOne(CompileOnnx):
 
     def line(self, program: OnnxProgram, result: Result) -> Line:
         # The command shows the error itself.
-        return failed(result.failure.kind) if result.failure else line_of(result)
+        return error_follows(result.failure) if result.failure else line_of(result)
 
 
 @dataclass(frozen=True, kw_only=True)
