@@ -261,7 +261,7 @@ def samples_in_words(each_db: Sequence[float]) -> str:
     if following - worst < CLEARLY_DB:
         return words
     number, apart = each_db.index(worst), following - worst
-    return f"{words}; sample {number} alone is {apart:.1f} dB below the next"
+    return f"{words}; sample {number} alone is {in_decibels(apart)} below the next"
 
 
 def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], whose: str, used: object) -> str:
