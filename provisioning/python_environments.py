@@ -10,6 +10,7 @@ import hashlib
 import os
 import pty
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,9 @@ UV_ENVIRONMENT = "nox"
 DAY = 86400.0
 UNUSED_DAYS = 30
 """A shared environment that nobody started for so long is removed when another one of its name is made."""
+
+BAR_SECONDS = 0.05
+"""What stands on a line for so long is a bar, which has no end of a line."""
 
 _ERASED = b"\x1b[2K"
 _ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
@@ -298,19 +302,25 @@ def _attempt(command: list[str]) -> tuple[int, str]:
         os.close(theirs)
         # Linux has EIO where the other end is closed.
         with suppress(OSError):
-            while block := os.read(ours, 1 << 16):
+            while True:
+                # A bar stays as it is for a while; the rest of a line comes at once.
+                if line and not select.select([ours], [], [], BAR_SECONDS)[0]:
+                    _show(line)
+                    line = b""
+                    continue
+                if not (block := os.read(ours, 1 << 16)):
+                    break
                 output += block
                 *lines, line = (line + block).split(b"\n")
                 # What erases a bar is at the beginning of the line after it.
-                shown = [whole[: whole.rfind(_ERASED) + len(_ERASED)] for whole in lines if _ERASED in whole]
-                # A bar has no end of a line. What begins with a space is the beginning of a package's line.
-                if not line.startswith(b" "):
-                    shown.append(line)
-                    line = b""
-                sys.stderr.buffer.write(b"".join(shown))
-                sys.stderr.buffer.flush()
+                _show(*(whole[: whole.rfind(_ERASED) + len(_ERASED)] for whole in lines if _ERASED in whole))
         os.close(ours)
     return process.returncode, _ESCAPES.sub("", output.decode(errors="replace"))
+
+
+def _show(*texts: bytes) -> None:
+    sys.stderr.buffer.write(b"".join(texts))
+    sys.stderr.buffer.flush()
 
 
 def _require_room(folder: Path, megabytes: int) -> None:
