@@ -335,7 +335,7 @@ def _require_room(folder: Path, megabytes: int) -> None:
 NO_ROOM = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 NO_NETWORK = re.compile(
     r"error sending request|dns error|failed to lookup address|name resolution|connection refused"
-    r"|network is unreachable|connect error|timed out|max retries exceeded",
+    r"|network is unreachable|connect error|timed out|max retries exceeded|the network was disabled",
     re.IGNORECASE,
 )
 ANOTHER_DISK = "free some space, or choose another disk: XDG_CACHE_HOME, and UV_CACHE_DIR for uv's own cache"
@@ -344,16 +344,28 @@ ANOTHER_DISK = "free some space, or choose another disk: XDG_CACHE_HOME, and UV_
 def _raise_known(output: str, folder: Path) -> None:
     """Raise the error where an installer failed of the disk or of the network: no other build would help."""
     if NO_ROOM.search(output):
-        free = shutil.disk_usage(folder).free >> 20
-        raise EnvironmentLacking(f"{folder}: no space left on device ({free:,} MB free)", fix=ANOTHER_DISK)
+        # The one of least room is full: uv's cache may lie on another disk.
+        rooms = {
+            place: shutil.disk_usage(place).free >> 20 for place in (folder, _uv_cache()) if place.is_dir()
+        }
+        full = min(rooms, key=rooms.__getitem__)
+        message = f"{full}: no space left on device ({rooms[full]:,} MB free)"
+        raise EnvironmentLacking(message, fix=ANOTHER_DISK)
     if NO_NETWORK.search(output):
         *_, line = (line.strip() for line in output.splitlines() if NO_NETWORK.search(line))
-        cause = re.sub(r"^(caused by|cause): ", "", line, flags=re.IGNORECASE)
+        cause = re.sub(r"^(caused by|cause|hint): ", "", line, flags=re.IGNORECASE)
         raise UpstreamError(
             f"the package index cannot be reached: {cause}",
             fix="check the network, or name an index that can be reached (PIP_INDEX_URL or UV_DEFAULT_INDEX),"
             " then type the command again",
         )
+
+
+def _uv_cache() -> Path:
+    """Where uv keeps what it downloads."""
+    if named := os.environ.get("UV_CACHE_DIR"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "uv")
 
 
 def _write_bytecode(python: Path) -> None:

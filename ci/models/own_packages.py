@@ -425,7 +425,9 @@ def _uv_command(arguments: Sequence[str], variables: Mapping[str, str] = Mapping
     if program is None:
         message = "uv is not here, and a suite's own packages need it"
         raise EnvironmentLacking(message, fix="python -m pip install uv")
-    environ = {**os.environ, **pip_settings.uv_variables(os.environ), **variables}
+    # A store, or a copy that is installed, may lie below a project of the user's.
+    settings = {**pip_settings.uv_variables(os.environ), **pip_settings.without_project(os.environ)}
+    environ = {**os.environ, **settings, **variables}
     if CPU_BUILDS[0] in arguments:
         # An index that the user did not name, so fail soon if it cannot be reached.
         environ.setdefault("UV_HTTP_RETRIES", "0")

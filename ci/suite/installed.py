@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,7 +18,8 @@ from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Metric
-from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
+from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.stage_run import require_stage
 from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
 
@@ -88,10 +88,7 @@ def _provisioned_environment(selection: Selection, environ: Mapping[str, str]) -
     except EnvironmentLacking:
         sys.stderr.write(f"Fetching what the profile {selection.profile} names, once\n")
         here = replace(selection, named_targets=(DEFAULT_TARGET,), named_socs=())
-        flags = [*selecting_flags(here, environ), "--reports", str(selection.reports)]
-        command = [sys.executable, "-m", "provisioning", "provision", *flags]
-        done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
-        if done.returncode:
-            sys.stderr.write(done.stdout.decode(errors="replace"))
-            raise
+        flags = selecting_flags(here, environ)
+        failed = "QNN could not be provisioned"
+        require_stage("provisioning", "provision", flags, selection.reports, environ, failed)
     return resolve(selection, environ)

@@ -15,7 +15,8 @@ from ci.outcome import tail
 from ci.trouble import how_it_ended
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.settings import DEFAULT_TARGET, ROOT, dist_path
+from provisioning.base.settings import DEFAULT_TARGET, dist_path
+from provisioning.base.stage_run import require_stage
 from provisioning.dist import LIBRARIES, MANIFEST, runner_of
 
 DIST = dist_path() / DEFAULT_TARGET
@@ -230,14 +231,8 @@ def find_runner(environ: Mapping[str, str]) -> Runner:
 def ready_runner(environ: Mapping[str, str], reports: Path) -> Runner:
     """Like `find_runner`, but ours is built first if there is none. Says what another one lacks."""
     if not environ.get(VARIABLE) and runner_of(DIST) is None:
-        command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
-        done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
-        if code := done.returncode:
-            sys.stderr.write(done.stdout.decode(errors="replace"))
-            raise EnvironmentLacking(
-                f"qnn_executor_runner could not be built: exit code {code} of build_runner, see above",
-                fix=session("build_runner"),
-            )
+        failed = "qnn_executor_runner could not be built"
+        require_stage("ci", "build_runner", (), reports, environ, failed)
     runner = find_runner(environ)
     if runner.dialect.lacks:
         _say(f"using {runner.described}; {runner.dialect.lacks}")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provisioning.base import answer
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
 from provisioning.base.places import Places
 from provisioning.base.rendering import terminal
-from provisioning.base.settings import DEFAULT_TARGET, TARGETS, profile_flags
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, TARGETS, profile_flags
 from provisioning.base.units import utc_now
 
 RUN = "QNN_CI_RUN"
@@ -120,3 +121,25 @@ class StageRun:
         if lacking:
             return EnvironmentLacking.exit_code
         return 0 if report.outcome is Outcome.PASS else 1
+
+
+def require_stage(
+    program: str, stage: str, flags: Sequence[str], reports: Path, environ: Mapping[str, str], failed: str
+) -> None:
+    """Run a stage that another one needs the work of. `failed` says in words what is lacking without it: the
+    reason, its fix and whether the network was it are as the stage's report has them."""
+    (reports / f"{stage}.json").unlink(missing_ok=True)  # One of an earlier run has other reasons.
+    command = [sys.executable, "-m", program, stage, *flags, "--reports", str(reports.absolute())]
+    done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
+    if not done.returncode:
+        return
+    sys.stderr.write(done.stdout.decode(errors="replace"))
+    kind = UpstreamError if done.returncode == UpstreamError.exit_code else EnvironmentLacking
+    try:
+        findings = Report.read(reports / f"{stage}.json").findings
+    except (OSError, ValueError):  # It was killed before it wrote one.
+        findings = ()
+    for finding in findings:
+        if finding.severity is Severity.ERROR:
+            raise kind(f"{failed}: {finding.message}", fix=finding.fix)
+    raise kind(f"{failed}: exit code {done.returncode} of {stage}, see above", fix=session(stage))

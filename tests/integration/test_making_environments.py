@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 import pytest
 
+from ci.suite.installed import ready_environment
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.python_environments import STAMP, PythonEnvironments
 from tests.support.scripts import script
+from tests.support.small_disk import with_small
 from tests.support.wheels import make_wheel
 
 WHEEL = "mine-1.0-py3-none-any.whl"
@@ -71,6 +73,29 @@ def test_an_index_that_cannot_be_reached_is_one_line_of_the_network(
     with pytest.raises(UpstreamError) as raised:
         environments.interpreter("small")
     assert len(raised.value.message.splitlines()) == 1 and raised.value.fix
+
+
+def test_a_network_that_was_switched_off_is_one_line_too(
+    environments: PythonEnvironments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locks" / "small.txt").write_text("# torch: torch==2.13.0\n")
+    for name in ("cpu", "index"):
+        (tmp_path / "torch" / f"{name}.txt").write_text(f"torch==2.13.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    with pytest.raises(UpstreamError) as raised:
+        environments.interpreter("small")
+    assert len(raised.value.message.splitlines()) == 1 and raised.value.fix
+
+
+def test_a_stage_that_cannot_provision_for_the_network_says_so(
+    environments: PythonEnvironments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QNN_SDK_ROOT", raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    here = Selection("wheels", DEFAULT_TARGET, "SM8650", tmp_path / "store", tmp_path / "reports")
+    with pytest.raises(UpstreamError, match="index"):
+        ready_environment(here, os.environ)
 
 
 def test_room_that_the_packages_need_is_looked_for_before_anything_is_made(
@@ -142,6 +167,35 @@ def test_a_terminal_shows_how_far_it_is_and_no_list_of_packages(
     assert b"[1/2] mine" in shown and b"[2/2] mine" in shown
     assert b"Installed" not in shown and b"mine==1" not in shown
     assert b"The small environment took" in shown
+
+
+INTERPRETER = """\
+import sys
+from pathlib import Path
+from provisioning.python_environments import PythonEnvironments
+folder = Path(sys.argv[1])
+PythonEnvironments(folder / "environments", print, folder / "torch", folder / "locks").interpreter("small")
+"""
+
+
+@pytest.mark.small_disk
+def test_a_full_disk_of_uvs_cache_is_named(
+    environments: PythonEnvironments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for name, value in {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": tmp_path / "links",
+        "UV_CACHE_DIR": cache,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("UV_NO_CACHE")
+    command = with_small(cache, 8, sys.executable, "-c", INTERPRETER, str(tmp_path))
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert f"{cache}: no space left" in done.stderr
 
 
 class Refusal(NamedTuple):

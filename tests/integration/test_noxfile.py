@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from provisioning import lock_files, python_environments
+from provisioning.base import toml
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.python_environments import PythonEnvironments
@@ -38,6 +40,25 @@ signal.signal({listens_to}, tidy)
 (here / "started").touch()
 time.sleep(60)
 """
+
+
+STARTED_BY = """\
+import runpy, sys, types
+sys.modules["nox"] = types.ModuleType("nox")
+sys.version_info = {version}
+runpy.run_path("noxfile.py")
+"""
+
+
+@pytest.mark.parametrize("version", [(3, 9), (3, 14)])
+def test_a_python_that_we_have_no_packages_for_is_refused_before_anything_is_made(
+    version: tuple[int, int],
+) -> None:
+    project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not SpecifierSet(project["requires-python"]).contains(".".join(map(str, version)))
+    command = [sys.executable, "-c", STARTED_BY.format(version=version)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageEr
 from tests.support.elves import Library
 from tests.support.lowering_suites import run
 from tests.support.repositories import write
-from tests.support.wheels import SRC_PROJECT, make_wheel
+from tests.support.wheels import SRC_PROJECT, STEERING, make_wheel
 
 PROJECT = {
     "pyproject.toml": SRC_PROJECT,
@@ -116,6 +116,11 @@ def test_what_is_pinned_is_not_installed_again(tmp_path: Path, store: Path) -> N
     )
     assert seen.stdout.strip() == locked_versions()["numpy"], seen.stderr
     assert list(own.variables) == [LOCKED]
+
+
+def test_the_project_that_a_store_lies_in_does_not_steer_it(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(STEERING)
+    assert installed(requirements(tmp_path, "numpy\n"), store).versions == {}
 
 
 def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:

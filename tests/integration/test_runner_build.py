@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from ci.builds.emulator_runner import find_executorch
+from ci.suite import runner
 from provisioning import elf
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT, Selection
 from tests.support.runner import build, build_in_place, dist, runner_reports
 
@@ -37,6 +39,16 @@ def copied(into: Path) -> Path:
     for name in ("ci", "provisioning", "manifests"):
         shutil.copytree(ROOT / name, into / name, ignore=shutil.ignore_patterns("__pycache__"))
     return into
+
+
+def test_without_a_compiler_a_stage_that_needs_a_runner_says_what_installs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "DIST", tmp_path / "dist")
+    environ = {name: value for name, value in os.environ.items() if name not in ("CXX", runner.VARIABLE)}
+    with pytest.raises(EnvironmentLacking) as raised:
+        runner.ready_runner({**environ, "PATH": str(tmp_path)}, tmp_path / "reports")
+    assert raised.value.fix == "apt-get install g++"
 
 
 @pytest.mark.whole

@@ -25,6 +25,10 @@ SRC_PROJECT = """\
 """The pyproject.toml of a model's package in a src/ layout, which needs a package of its own."""
 
 
+STEERING = '[project]\nname = "theirs"\nversion = "1"\n[tool.uv]\nrequired-version = ">=99"\n'
+"""The pyproject.toml of a user's whose settings for uv would stop ours."""
+
+
 def make_wheel(filename: str, *, padding: int = 0, more: Mapping[str, str | bytes] | None = None) -> bytes:
     """`more`: files and their content, in place of its own or besides."""
     name, version, python, abi, platform = filename.removesuffix(".whl").split("-")

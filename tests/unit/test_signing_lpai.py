@@ -21,6 +21,7 @@ from tests.support import chains, hexagon_sdk
 from tests.support.elves import AARCH64, X86_64, Library
 from tests.support.skels import Skel
 from tests.support.typed import parsed
+from tests.support.wheels import STEERING
 
 CHIP = libraries.Chip("SM8850", 6, 81)
 
@@ -212,7 +213,9 @@ def test_an_overlay_inside_an_sdk_or_the_store_is_refused(
     assert "nothing may write to" in capsys.readouterr().err
 
 
-def test_the_python_for_elfsigner_is_an_older_one() -> None:
+def test_the_python_for_elfsigner_is_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text(STEERING)
+    monkeypatch.chdir(tmp_path)
     command = [str(interpreter(None, "3.14")), "-c", "import sys; print(sys.version_info < (3, 14))"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
     with pytest.raises(EnvironmentLacking, match="uv finds none"):

@@ -230,7 +230,7 @@ def interpreter(named: str | None, below: str) -> Path:
             fix="name a Python with --python",
         )
     request = f">=3.6,<{below}"
-    done = captured([uv, "python", "find", "--no-project", request], timeout=60)
+    done = captured([uv, "python", "find", "--no-config", "--no-project", request], timeout=60)
     if done.returncode != 0:
         raise EnvironmentLacking(
             f"elfsigner needs a Python {request}, and uv finds none: {tail(done.stderr)}",
