@@ -1,4 +1,8 @@
-"""A row that a user adds to a matrix: four models at three precisions for two chips, cold and unchanged."""
+"""A row that a user adds to a matrix: four models at three precisions for two chips, cold and unchanged.
+
+The aim is for two cores. Nearly all of the time is the 24 compiles, which both ways do alike, and QNN's compiler
+uses more than one core by itself: both cores busy all the time would be 1.8 times as fast as the script.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from pathlib import Path
 from lab.bench.frame import Aim, Benchmark
 from lab.bench.gate import COLD, PLAIN, benchmark_of
 
-AIMS = (Aim(COLD, PLAIN, 2.6),)
+AIMS = (Aim(COLD, PLAIN, 1.5),)
 MODELS = {
     "resnet10": "vision:resnet",
     "keywords": "audio:keywords",
