@@ -1,7 +1,7 @@
 """A row that a user adds to a matrix: four models at three precisions for two chips, cold and unchanged.
 
-The aim is for two cores. Nearly all of the time is the 24 compiles, which both ways do alike, and QNN's compiler
-uses more than one core by itself: both cores busy all the time would be 1.8 times as fast as the script.
+The aim is for two cores. Nearly all of the time is the 24 compiles, which both ways do alike, and QNN's
+compiler uses more than one core by itself: two busy cores would be 1.8 times as fast as the script.
 """
 
 from __future__ import annotations
