@@ -262,13 +262,15 @@ class _StepRun(Generic[N]):
         # Of a model that no suite has, the folder may be anything, with any number of files.
         code = folder_digest(suite.parent) if suite and suite.name != NO_SUITE else os.urandom(8).hex()
         export = self._step.export(program)
+        # Each stage has a log of its own.
+        model = {name: part for name, part in export.request.items() if name != "log"} if export else None
         return {
             "kind": self._step.kind,
             "program": self._subject(program),
             "suite": str(suite),
             "code": code,
             # Which model it is: the key has only what is done with it.
-            "export": json.loads(json.dumps(dict(export.request))) if export else None,
+            "export": json.loads(json.dumps(model)),
             "base": dict(self._base),
             "key": dict(self._step.key(program, self._cached)),
         }

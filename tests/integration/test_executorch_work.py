@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -60,9 +61,10 @@ def compiled(
     timeout: float = 60,
     basis: compiling.KeyContext = BASIS,
     cache: bool = True,
+    logs: str = "logs",
 ) -> dict[str, Result]:
     work = WorkOptions(timeout, jobs=1, cache=cache, why=True)
-    return compile_programs(plan_of(folder, programs, work, basis))
+    return compile_programs(replace(plan_of(folder, programs, work, basis), logs=folder / logs))
 
 
 def plan_of(
@@ -166,8 +168,8 @@ class TestCompiling:
         program = make_program(tmp_path / "suite")
         exports = program.suite.parent / "exports.txt"
         monkeypatch.setenv("QNN_CI_RUN", "one")
-        assert [compiled(tmp_path, program)[program.name].cached for _ in range(2)] == [False, True]
-        assert exports.read_text() == "8\n"
+        cached = [compiled(tmp_path, program, logs=stage)[program.name].cached for stage in ("one", "two")]
+        assert cached == [False, True] and exports.read_text() == "8\n"
         (tmp_path / "suite" / "layers.py").write_text("WIDTH = 3\n")
         assert not compiled(tmp_path, program)[program.name].cached
         monkeypatch.setenv("QNN_CI_RUN", "other")
