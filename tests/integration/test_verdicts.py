@@ -22,8 +22,11 @@ def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_and_what_st
         for name in ("steep", "lost", "still", "net")
     }
     path = suite(tmp_path / "models", cases)
-    path.write_text(path.read_text().replace("thresholds = {  }\n", ""))
-    assert "thresholds" not in path.read_text()
+    text = path.read_text().replace("thresholds = {  }\n", "")
+    factory = 'factory = "lowering_models:still"\n'
+    assert "thresholds" not in text and factory in text
+    # With more than 1,000 values in a part of the output, that part is judged by itself.
+    path.write_text(text.replace(factory, f"{factory}inferences = 2\n"))
     done = run("test_emulator", tmp_path, "--suite", path)
     assert done.code == 1
     rules = {name: done.rules(name) for name in cases}
