@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,6 +127,8 @@ def require_stage(
 ) -> None:
     """Run a stage that another one needs the work of. `failed` says in words what is lacking without it: the
     reason, its fix and whether the network was it are as the stage's report has them."""
+    import subprocess
+
     (reports / f"{stage}.json").unlink(missing_ok=True)  # One of an earlier run has other reasons.
     command = [sys.executable, "-m", program, stage, *flags, "--reports", str(reports.absolute())]
     done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)

@@ -24,6 +24,7 @@ REASONS = {
     "integration/test_llm.py": PLANTED,
     "integration/test_noxfile.py": "uv is taken away where it is installed",
     "integration/test_rewrites.py": PLANTED,
+    "integration/test_runner_build.py": "where builds go is known to the process alone",
     "integration/test_upstream_suites.py": SHORTER,
     "lab/test_golden.py": PROCESS,
     "support/own_manifests.py": SHIPPED,
