@@ -20,6 +20,7 @@ from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection, store_path
+from provisioning.base.stage_run import RUN
 from provisioning.components import QNN_SDK
 from provisioning.dist import runner_of
 from provisioning.environment import resolve
@@ -46,7 +47,9 @@ def benchmark_of(work: Path, suite: Path | None, aims: Sequence[Aim] = AIMS) -> 
     chosen = settings.DEFAULT_PROFILE, settings.DEFAULT_TARGET, settings.DEFAULT_SOC
     resolved = resolve(Selection(*chosen, store_path(), work / "reports"), os.environ)
     # As Python is by default: without bytecode, each process compiles what it imports of ours.
-    usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    # And each gate is a run of its own, or the second one would look up what the first one found.
+    unusual = "PYTHONDONTWRITEBYTECODE", RUN
+    usual = {name: value for name, value in os.environ.items() if name not in unusual}
     sdk = resolved.root(QNN_SDK)
     with_sdk = {**usual, "QNN_SDK_ROOT": str(sdk.path)}
     flags = [*ONLY, *(["--suite", str(suite)] if suite else [])]
