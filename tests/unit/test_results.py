@@ -199,6 +199,12 @@ def test_another_kind_of_processor_is_another_key(monkeypatch: pytest.MonkeyPatc
     assert found[0] != found[1]
 
 
+def test_another_python_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = surroundings(tmp_path, {}, {})
+    monkeypatch.setattr(sys, "version", "3.12.99 (main)")
+    assert surroundings(tmp_path, {}, {}) != before
+
+
 def test_the_toolkits_modules_are_known_without_a_process_as_long_as_none_of_them_changed(
     tmp_path: Path,
 ) -> None:
