@@ -134,6 +134,7 @@ OTHERS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "a weight": [("net.py", "manual_seed(0)", "manual_seed(1)")],
     "a constant of the code": [("layers.py", "2.0", "2.0000002")],
     "an operator": [("net.py", "torch.relu", "torch.tanh")],
+    "the number of threads": [("net.py", "import layers", "import layers\n\ntorch.set_num_threads(2)")],
     "the samples": [
         ("suite.toml", 'factory = "net:make"', 'factory = "net:make"\narguments = { scale = 2.0 }')
     ],
