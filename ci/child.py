@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def reporting(work: Answer, error_of: Callable[[Exception, dict[str, Any]], dict
             traceback.print_exc()
             blame(error, order)
             return {"error": error_reply(**error_of(error, order))}
-        return {**reply, **meter.read()}
+        return {**reply, **asdict(meter.read())}
 
     return answer
 
@@ -133,6 +133,18 @@ def error_reply(kind: str, message: str, **more: Any) -> dict[str, Any]:
     return {**reply, **parts}
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What work took."""
+
+    seconds: float
+    """By the clock."""
+    cpu_seconds: float
+    """Children's too."""
+    peak: int
+    """Of memory, in bytes."""
+
+
 class Meter:
     """Measures time, CPU time and memory from its creation on."""
 
@@ -142,13 +154,9 @@ class Meter:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._began, self._cpu = time.monotonic(), cpu_seconds()
 
-    def read(self) -> dict[str, float | int]:
-        """Seconds by the clock, seconds of the CPU (children too), and the peak of memory in bytes."""
-        return {
-            "seconds": round(time.monotonic() - self._began, 3),
-            "cpu_seconds": round(cpu_seconds() - self._cpu, 3),
-            "peak": memory_of_process("VmHWM"),
-        }
+    def read(self) -> Costs:
+        seconds, cpu = time.monotonic() - self._began, cpu_seconds() - self._cpu
+        return Costs(round(seconds, 3), round(cpu, 3), memory_of_process("VmHWM"))
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from ci.lanes.upstream.adapters import (
     rounded,
     why_unheld,
 )
+from ci.lanes.upstream.verdict import Part
 from ci.operators.table import EXACT, PLAIN
 from ci.suite.precision import MEASURED_SCHEMES
 from lab.operators.records import Draw
@@ -178,7 +179,7 @@ class Backend(DefaultAdapter):
         flow: Any = item.callspec.params["test_runner"]  # type: ignore[attr-defined]
         return built_otherwise(flow.name, flow.quantize_stage_factory) if flow.quantize else ""
 
-    def parts(self, item: pytest.Item) -> list[dict[str, Any]]:
+    def parts(self, item: pytest.Item) -> list[Part]:
         runner = getattr(item, "funcargs", {}).get("test_runner")
         flow, ran = str(getattr(runner, "_flow", "")), iter(self.ran)
         summaries = getattr(runner, "_results", ())
@@ -291,10 +292,10 @@ class ChainsAdapter(ValuesAdapter):
         parameters = item.callspec.params  # type: ignore[attr-defined]
         return not (parameters["case"].weights and parameters["test_runner"].name.endswith("_block"))
 
-    def parts(self, item: pytest.Item) -> list[dict[str, Any]]:
+    def parts(self, item: pytest.Item) -> list[Part]:
         summaries = item.funcargs["test_runner"]._results  # type: ignore[attr-defined]
         return [
-            {**part, "result": "cpu"} if _only_layers(part, summary) else part
+            replace(part, result="cpu") if _only_layers(part, summary) else part
             for part, summary in zip(super().parts(item), summaries, strict=True)
         ]
 
@@ -303,10 +304,10 @@ LAYERS = ("aten::linear", "aten::convolution")
 """What stands around an operator in a chain."""
 
 
-def _only_layers(part: Mapping[str, Any], summary: Any) -> bool:
+def _only_layers(part: Part, summary: Any) -> bool:
     """Whether HTP has the layers of a chain alone: the operator between them stays on the CPU."""
     taken = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
-    return part["result"] == "part" and not {name for name in taken if "quantize" not in name} - {*LAYERS}
+    return part.result == "part" and not {name for name in taken if "quantize" not in name} - {*LAYERS}
 
 
 BLOCK = 32
@@ -336,7 +337,7 @@ def built_otherwise(name: str, factory: Any) -> str:
     return "" if same else f"ExecuTorch builds its flow {name} with the scheme {scheme}"
 
 
-def part_of(summary: Any, flow: str, measured: TriedModel | None = None) -> dict[str, Any]:
+def part_of(summary: Any, flow: str, measured: TriedModel | None = None) -> Part:
     """One model of a test: where it ran, its least SQNR in dB, and the operators that stayed on the CPU."""
     on_htp = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
     on_cpu = sorted(name for name in summary.undelegated_op_counts or {} if "quantize" not in name)
@@ -372,14 +373,15 @@ def part_of(summary: Any, flow: str, measured: TriedModel | None = None) -> dict
     tested = part(result, min(least, EXACT) if compared and least is not None else None, on_cpu, error)
     if not compared:
         return tested
+    kept: dict[str, object] = {}
     if measured and measured.quantized:
         for name in ("float_db", "quantized_db"):
             figures_of = [getattr(draw, name) for draw in measured.draws]
-            tested["measured"][name] = rounded(_median(figures_of) if draws else figures_of[-1])
-        tested["measured"]["in_float"] = measured.in_float
+            kept[name] = rounded(_median(figures_of) if draws else figures_of[-1])
+        kept["in_float"] = measured.in_float
     if draws:
-        tested["measured"]["draws"] = [[*map(rounded, draw[:3]), *[True] * draw.refused] for draw in draws]
-    return tested
+        kept["draws"] = [[*map(rounded, draw[:3]), *[True] * draw.refused] for draw in draws]
+    return replace(tested, measured=kept)
 
 
 def _median(figures: Iterable[float | None]) -> float | None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.process import verdict_of as verdict_of_result
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.operators.table import EXACT
-from ci.outcome import Result
+from ci.plain import as_json, read
 from ci.suite.expression import matcher
 from lab.operators.adapters import TriedModel, part_of
 from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart, load_record
@@ -66,15 +65,15 @@ def test_a_part_says_where_it_ran_and_how_exactly(
     flow: str, outcome: Any, result: str, figure: float | None
 ) -> None:
     tested = part_of(outcome, flow)
-    assert (tested["result"], tested["sqnr_db"]) == (result, figure)
+    assert (tested.result, tested.sqnr_db) == (result, figure)
 
 
 def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_float(tmp_path: Path) -> None:
     measured = TriedModel(True, [Draw(60.0, 52.31, 97.72)], ["aten.mul.Tensor"])
     tested = part_of(summary(on_cpu=("aten::erf",)), "qnn_16a8w", measured)
-    facts = {"test": "a", "outcome": "passed", "parts": [tested], "problems": []}
+    verdict = read(UpstreamVerdict, as_json(UpstreamVerdict("a", "passed", parts=(tested,))))
     path = tmp_path / "record.json"
-    path.write_text(PartsRecord().with_verdicts([verdict_of_result("a", Result(facts))], "x").as_json())
+    path.write_text(PartsRecord().with_verdicts([verdict], "x").as_json())
     (kept,) = load_record(path).tests["a"].parts
     assert (kept.sqnr_db, kept.cpu, kept.in_float) == (60.0, ("aten::erf",), ("aten.mul.Tensor",))
     assert (kept.float_db, kept.quantized_db) == (52.3, 97.7)

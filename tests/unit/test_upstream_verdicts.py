@@ -60,8 +60,8 @@ def test_a_test_that_passes_is_held_to_what_it_compared(
 ) -> None:
     text = "" if passed else "AssertionError: at 0x7f0123456789"
     part = part_of_report(report(passed=passed, text=text), comparisons)
-    assert part["result"] == result
-    assert "0x7f" not in part["error"] and bool(part["error"]) == (result != "passed")
+    assert part.result == result
+    assert "0x7f" not in part.error and bool(part.error) == (result != "passed")
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,15 @@ def test_the_wheels_tests_do_not_stand_for_those_that_a_tree_has_no_more(
         ([part("no_kernel", cpu=("aten::median",))], "not_run"),
     ],
 )
-def test_the_worst_part_decides_a_test(parts: list[dict[str, Any]], outcome: str) -> None:
-    assert verdict_of([], [], parts)["outcome"] == outcome
+def test_the_worst_part_decides_a_test(parts: list[Part], outcome: str) -> None:
+    assert verdict_of("t", [], [], parts).outcome == outcome
 
 
 def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
     raised = SimpleNamespace(failed=True, skipped=False, longrepr=None, longreprtext="OSError: teardown")
-    verdict = verdict_of([raised], [], [part("whole", 60), part("bad_test")])  # type: ignore[list-item]
-    assert (verdict["outcome"], verdict["reason"]) == ("failed", "OSError: teardown")
+    parts = [part("whole", 60), part("bad_test")]
+    verdict = verdict_of("t", [raised], [], parts)  # type: ignore[list-item]
+    assert (verdict.outcome, verdict.reason) == ("failed", "OSError: teardown")
 
 
 @pytest.mark.parametrize(
@@ -142,10 +143,8 @@ def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, kind: str
 ) -> None:
     """ExecuTorch's suite takes it for a model that cannot be exported, or for a failure of lowering."""
-    reply = {
-        "problems": [{"where": "", "what": "RuntimeError: Test failure."}],
-        "parts": [part("dies", error=error)],
-    }
+    problems = (("", "RuntimeError: Test failure."),)
+    reply = UpstreamVerdict("t", "dies", problems=problems, parts=(part("dies", error=error),))
     monkeypatch.setattr(worker, "collected", [SimpleNamespace(run=lambda *_: reply)])
     monkeypatch.setattr("resource.setrlimit", lambda *_: None)
     order = {"test": "t", "into": str(tmp_path), "log": str(tmp_path / "log"), "keep": False}

@@ -72,7 +72,7 @@ def _measured(order: dict[str, Any]) -> EmulatorRun:
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:
     meter = Meter()
-    return as_json(replace(_measured(order), cpu_seconds=meter.read()["cpu_seconds"]))
+    return as_json(replace(_measured(order), cpu_seconds=meter.read().cpu_seconds))
 
 
 def _figures(order: dict[str, Any]) -> dict[str, Any]:

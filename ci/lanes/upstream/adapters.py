@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class DefaultAdapter:
         """Why this test says nothing of what it is named for; it is not run then."""
         return ""
 
-    def parts(self, item: pytest.Item) -> list[dict[str, Any]]:
+    def parts(self, item: pytest.Item) -> list[Part]:
         """The result of each part of a test, read before the test is torn down; none: its reports tell."""
         return []
 
@@ -202,9 +202,9 @@ def least_of(figures: Iterable[float]) -> float | None:
 
 def part(
     result: str, sqnr_db: float | None = None, cpu: Iterable[str] = (), error: str = "", name: str = ""
-) -> dict[str, Any]:
-    """A `Part` of a test, as JSON."""
-    return asdict(Part(result, rounded(sqnr_db), tuple(cpu), name, ADDRESS.sub("0x…", error)))
+) -> Part:
+    """With what is the same in each process."""
+    return Part(result, rounded(sqnr_db), tuple(cpu), name, ADDRESS.sub("0x…", error))
 
 
 def rounded(figure: float | None) -> float | None:
@@ -231,5 +231,5 @@ ORDER = (
 """From the worst result of a part to the best."""
 
 
-def worst(parts: list[dict[str, Any]]) -> str:
-    return min((part["result"] for part in parts), key=ORDER.index, default="")
+def worst(parts: Iterable[Part]) -> str:
+    return min((part.result for part in parts), key=ORDER.index, default="")

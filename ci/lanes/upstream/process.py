@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Result, WorkerDied
+from ci.plain import as_json, read
 from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import CachedStep
@@ -95,16 +96,10 @@ class RunTest(CachedStep[Job]):
         if gone.trouble(log) or not gone.is_own_crash:
             return None
         message = gone.sentence(log)
-        return {
-            "test": program.name,
-            "outcome": "crash",
-            "reason": message,
-            "problems": [{"where": "", "what": message}],
-            "parts": [asdict(Part("crash"))],
-            "seconds": 0.0,
-            "cpu_seconds": 0.0,
-            "peak": 0,
-        }
+        return as_json(UpstreamVerdict(program.name, "crash", message, (("", message),), (Part("crash"),)))
+
+    def read(self, reply: Mapping[str, Any]) -> UpstreamVerdict:
+        return read(UpstreamVerdict, reply)
 
     def accepts(self, program: Job, result: Result) -> bool:
         return self.resume or not self._is_surprise(program, result)
@@ -139,7 +134,5 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
             seconds=result.seconds,
             fix=(failure.fix or "run it again") if of_machine else "",
         )
-    problems = tuple((problem["where"], problem["what"]) for problem in result.facts["problems"])
-    parts = tuple(Part(**{**part, "cpu": tuple(part["cpu"])}) for part in result.facts["parts"])
-    facts = {**result.facts, "problems": problems, "parts": parts}
-    return UpstreamVerdict(**facts, cached=result.cached)
+    assert isinstance(result.record, UpstreamVerdict)
+    return replace(result.record, cached=result.cached)

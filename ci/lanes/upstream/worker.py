@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import pytest
 from ci.child import WARM, Meter, hidden
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import UpstreamSuite, upstream_suites
+from ci.lanes.upstream.verdict import Part, UpstreamVerdict
+from ci.plain import as_json
 from ci.suite.own_output import forget_torch
 from ci.trouble import InTrouble, of_text
 
@@ -67,10 +70,10 @@ class Recorder:
     def forget(self) -> None:
         self.reports: list[pytest.TestReport] = []
         self.comparisons: list[list[adapters.UpstreamComparison]] = []
-        self.parts: list[dict[str, Any]] = []
+        self.parts: list[Part] = []
         self.adapter.comparisons = []
 
-    def all_parts(self) -> list[dict[str, Any]]:
+    def all_parts(self) -> list[Part]:
         """What the adapter knows of the parts, else one for each subtest, else one for the test."""
         calls = [
             (report, comparisons)
@@ -127,7 +130,7 @@ class Tests:
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
 
-    def run(self, name: str, scratch: Path, log: Path | None = None) -> dict[str, object]:
+    def run(self, name: str, scratch: Path, log: Path | None = None) -> UpstreamVerdict:
         """Run one test in its own folder and with the same random numbers each time."""
         scratch.mkdir(parents=True, exist_ok=True)
         tempfile.tempdir = str(scratch)
@@ -146,9 +149,9 @@ class Tests:
                 # Without a next item, pytest tears down the class and the module too.
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             parts = self._recorder.all_parts()
-        figures = meter.read()
-        verdict = verdict_of(self._recorder.reports, shims.touched(), parts)
-        return {"test": name, **verdict, "parts": parts, **figures}
+        costs = meter.read()
+        verdict = verdict_of(name, self._recorder.reports, shims.touched(), parts)
+        return replace(verdict, seconds=costs.seconds, cpu_seconds=costs.cpu_seconds, peak=costs.peak)
 
     def _naming_culprits(self, log: Path | None) -> contextlib.AbstractContextManager[None]:
         if not (log and self._models):
@@ -171,33 +174,33 @@ def _name(item: pytest.Item, place: Path) -> str:
 
 
 def verdict_of(
-    reports: list[pytest.TestReport], touched: list[str], parts: list[dict[str, Any]]
-) -> dict[str, object]:
+    test: str, reports: Sequence[pytest.TestReport], touched: Sequence[str], parts: Sequence[Part]
+) -> UpstreamVerdict:
     """The outcome and its reason. A test that fails after it used an absent module has outcome absent.
 
     Where parts are told apart, the worst of them decides, as skips of upstream hide bad tests."""
-    problems = [{"where": _subtest(report), "what": _error(report)} for report in reports if report.failed]
+    problems = [(_subtest(report), _error(report)) for report in reports if report.failed]
     expected = [report for report in reports if report.skipped and hasattr(report, "wasxfail")]
     skipped = [report for report in reports if report.skipped and not hasattr(report, "wasxfail")]
     outcome, reason = "passed", ""
-    missing = next((problem["what"] for problem in problems if problem["what"].startswith(NOT_HERE)), "")
+    missing = next((what for _, what in problems if what.startswith(NOT_HERE)), "")
     tools = [
         f"it starts {match[1]}, which {why}"
-        for problem in problems
+        for _, what in problems
         for error, why in NO_TOOL
-        if (match := error.search(problem["what"]))
+        if (match := error.search(what))
     ]
     if problems and (touched or missing or tools):
         outcome = "absent"
         reason = touched[0] if touched else missing.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
     elif (result := adapters.worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
-        culprit = next(row for row in parts if row["result"] == result)
-        outcome, reason = OUTCOMES[result], f"{culprit['name']} {culprit['error'].strip()}".strip()
+        culprit = next(part for part in parts if part.result == result)
+        outcome, reason = OUTCOMES[result], f"{culprit.name} {culprit.error.strip()}".strip()
         if result == "no_kernel":
-            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(culprit['cpu'])}"
+            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(culprit.cpu)}"
     elif problems:
-        first = problems[0]
-        outcome, reason = "failed", f"{first['where']} {first['what'].splitlines()[-1]}".strip()
+        where, what = problems[0]
+        outcome, reason = "failed", f"{where} {what.splitlines()[-1]}".strip()
         if reason == "Failed: Unexpected success":
             reason = "ExecuTorch marks this test as failing, and it passed"
     elif expected:
@@ -206,12 +209,10 @@ def verdict_of(
         longrepr = skipped[0].longrepr
         reason = longrepr[2] if isinstance(longrepr, tuple) else skipped[0].longreprtext
         outcome, reason = "not_run", reason.removeprefix("Skipped: ")
-    return {"outcome": outcome, "reason": reason, "problems": problems}
+    return UpstreamVerdict(test, outcome, reason, tuple(problems), tuple(parts))
 
 
-def part_of_report(
-    report: pytest.TestReport, comparisons: Sequence[adapters.UpstreamComparison]
-) -> dict[str, Any]:
+def part_of_report(report: pytest.TestReport, comparisons: Sequence[adapters.UpstreamComparison]) -> Part:
     """A test or subtest as a part: how it ended, and the least figure of what it compared."""
     figure = adapters.least_of(
         comparison.figure for comparison in comparisons if comparison.figure is not None
@@ -300,21 +301,15 @@ def ran(order: dict[str, Any]) -> dict[str, Any]:
 
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    reply: dict[str, Any] = collected[0].run(order["test"], Path(order["into"]), Path(order["log"]))
+    verdict = collected[0].run(order["test"], Path(order["into"]), Path(order["log"]))
     # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
-    errors = [
-        *(problem["what"] for problem in reply["problems"]),
-        *(part["error"] for part in reply["parts"]),
-    ]
+    errors = [*(what for _, what in verdict.problems), *(part.error for part in verdict.parts)]
     if trouble := of_text("\n".join(errors)):
         raise InTrouble(trouble)
-    if not reply["problems"] and not order["keep"]:
+    if not verdict.problems and not order["keep"]:
         os.chdir("/")
         shutil.rmtree(order["into"], ignore_errors=True)
-    return {name: reply[name] for name in FACTS}
-
-
-FACTS = ("test", "outcome", "reason", "problems", "parts", "seconds", "cpu_seconds", "peak")
+    return as_json(verdict)
 
 
 def _seed() -> None:
