@@ -22,6 +22,8 @@ DATA_TYPES = LogPattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a
 CODE_NAME = LogPattern(r"\b(QNN_[A-Z]+(?:_[A-Z]+)*_ERROR_[A-Z_]+)\b")
 COLLECT = "the command, its whole output with the verbose option, and the versions of the programs in it"
 LONGEST = 200
+MODELS = "models"
+"""The family of the rules about a model and what is written in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,11 @@ class Explanation:
 
     def __str__(self) -> str:
         return f"{self.cause} ({self.id}: {self.source})" if self.public else f"{self.cause} ({self.id})"
+
+    @property
+    def with_text(self) -> str:
+        """The cause, and the line that tells of it."""
+        return f"{self.cause.rstrip('.')}: {self.text}"
 
     @property
     def public(self) -> bool:
@@ -188,6 +195,13 @@ def read(text: str | bytes, subject: str = "") -> Diagnosis:
 def nearest(text: str) -> Explanation | None:
     """The failure that a log shows first, if any is known."""
     return next(iter(read(text).explanations), None)
+
+
+def of_model(text: str) -> Explanation | None:
+    """What torch or ExecuTorch say of a model that they cannot load, export, quantize or lower."""
+    known = read(text)
+    shown = (*known.explanations, *known.later)
+    return next((row for row in shown if failure_rules()[row.id].family == MODELS), None)
 
 
 def causes(text: str) -> str:

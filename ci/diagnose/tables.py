@@ -84,6 +84,8 @@ class FailureRule:
     `several` causes does not say which of them it is."""
 
     id: str
+    family: str
+    """The name of its file."""
     patterns: Sequence[LogPattern]
     also: Sequence[LogPattern]
     unless_line: LogPattern | None
@@ -199,7 +201,7 @@ def _numbered(names: dict[str, str]) -> dict[int, str]:
 def failure_rules() -> dict[str, FailureRule]:
     """By id, in the order of the files."""
     rows = (
-        row
+        {"family": path.stem, **row}
         for path in sorted(RULES.glob("*.toml"))
         for row in toml.loads(path.read_text(encoding="utf-8"))["rule"]
     )
@@ -208,6 +210,7 @@ def failure_rules() -> dict[str, FailureRule]:
 
 def _rule(
     id: str,
+    family: str,
     cause: str,
     fix: str,
     source: str,
@@ -223,6 +226,7 @@ def _rule(
 ) -> FailureRule:
     return FailureRule(
         id,
+        family,
         [LogPattern(source, any_case=True) for source in patterns],
         [LogPattern(source, any_case=True) for source in also],
         LogPattern(*unless_line, any_case=True) if unless_line else None,

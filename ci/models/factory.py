@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ci.diagnose.explain import Explanation, of_model
 from ci.models import model_lines
 from ci.models.imports import search_first
 from ci.models.inputs import (
@@ -71,102 +72,8 @@ ONE_WEIGHT = Fix(
 PASS = re.compile(r"An error occurred when running the '\w+' pass")
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
-
-KEEP_DIMENSION = "write w[i : i + 1] for each w[i], where w is that constant and i the place of the number"
-NOT_COMPILABLE = (
-    (
-        "deserialize object on a CUDA device",
-        "it loads weights that were saved on a GPU, and there is none here",
-        '`torch.load(path, map_location="cpu")`',
-    ),
-    (
-        "not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available",
-        "it uses a GPU, and a model is compiled on the CPU",
-        'write `.cpu()` for `.cuda()`, and device = "cpu"',
-    ),
-    (
-        "data.dependent",
-        "the model branches on the value of a tensor, or takes a size from one, which a compiled program"
-        " cannot do",
-        "use torch.where there; sizes must not depend on values",
-    ),
-    (
-        r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero"
-        r"|TensorWrapper[\s\S]*Invoked with:[^\n]*\[(?:\d+, )*None",
-        "the size of a tensor depends on values, but a compiled program has fixed sizes",
-        "keep the full size: torch.where(condition, values, 0.0)",
-    ),
-    (
-        r"\bcomplex(?:64|128)\b",
-        "the model computes with complex numbers, which ExecuTorch does not have",
-        "compute the real and the imaginary part separately; a Fourier transform is two matrix products, of"
-        " the signal with the cosines and with the sines",
-    ),
-    (
-        r"Constraints violated \(([^)]+)\)",
-        "the export declares the size {0} as variable, but the model does not allow that",
-        "leave dynamic_shapes out: a compiled program has fixed sizes",
-    ),
-    (
-        r"Guard failed: (.+)",
-        "an exported model gets sizes for which it was not exported: expected {0}",
-        "export with an example of these sizes, or give inputs of the sizes of its example",
-    ),
-    (
-        r"target (\w+)\.\S+ references nonexistent attribute",
-        "a module of the model is called {0}, a name that torch.export keeps for itself",
-        "give that module another name",
-    ),
-    (
-        r"serialization name for <class '([\w.]+)'>",
-        "the model returns a {0}, which a program does not have",
-        "return its tensors: values, indices = ...; return values, indices",
-    ),
-    (
-        "'function' object has no attribute '_schema'",
-        "the model calls torch.vmap, which ExecuTorch cannot lower",
-        "compute it without vmap; a decoder of transformers makes its causal mask with it, unless it gets one"
-        " of four dimensions: net(input_ids=x, attention_mask=torch.full((1, 1, n, n), -1e4).triu(1))",
-    ),
-    (
-        "index out of range in self",
-        "an index is out of range once the operators that compute it are quantized",
-        'compute the indices once, in __init__, and keep them: self.register_buffer("bucket", bucket,'
-        " persistent=False); in a library's model, keep what its function gives and let it return that:"
-        " bias = layer.compute_bias(n, n).detach(); layer.compute_bias = lambda *a, **k: bias",
-    ),
-    (
-        "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but"
-        "|Expected dtype int[^:]* for index|tensors used as indices must be long",
-        "the operators that compute an index are quantized, and give floats",
-        "compute the indices before the model, and give them as its input; or fold what computes them into"
-        " the table: torch.nn.Embedding.from_pretrained(table.weight[rows]), where rows is what it gives for"
-        " each id; of indices that the model chooses, as by topk, return them, .to(torch.int32), and the"
-        " tensor that they are to read, and let the caller divide and read",
-    ),
-    (
-        r"im2col can only be converted when stride == kernel_size",
-        "ExecuTorch's QNN backend has no unfold whose windows overlap",
-        "it is a convolution: unfold(x, k, padding=p) of c channels is conv2d(x, self.eye,"
-        ' padding=p).flatten(2), with self.register_buffer("eye", torch.eye(c * k * k).view(-1, c, k, k))',
-    ),
-    (
-        r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
-        "a pass of ExecuTorch's QNN backend uses a whole constant where the model uses one number of it",
-        KEEP_DIMENSION,
-    ),
-    (
-        "min nan should be less than max nan",
-        "a value of the model is NaN for calibration samples",
-        "give samples that the model is made for; look for divisions and logarithms",
-    ),
-    (
-        r"Missing out variants: \{([^}]+)\}",
-        "ExecuTorch has no operator {0} and no decomposition of it",
-        "write it with other operators of torch",
-    ),
-)
-"""What torch or ExecuTorch print, what it means, and what to write instead."""
+WHOLE_CONSTANT = "whole-constant-broadcast"
+"""The rule whose fix is completed with the lines of the model."""
 
 
 def require_like(
@@ -314,7 +221,7 @@ def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, Any])
         with torch.enable_grad():
             return factory(**arguments)
     except Exception as error:
-        if not_compilable(str(error)):
+        if known_of(error):
             message, fix = explained(error)
             raise BadFactory(f"{dotted}: {message}", fix) from error
         raise BadFactory(f"{dotted} raises {described(error)}", _fix_of_call(error)) from error
@@ -668,9 +575,7 @@ def described(error: BaseException) -> str:
 
 def explained(error: BaseException) -> tuple[str, str]:
     """The cause, with the user's line, and a fix if known. The full text belongs in the log."""
-    errors = [error]
-    while errors[-1].__cause__ is not None:
-        errors.append(errors[-1].__cause__)
+    errors = _causes(error)
     text = "\n".join(str(error).strip() for error in errors)
     places = [
         f" ({model_lines.relative_path(file)}:{line})"
@@ -683,12 +588,11 @@ def explained(error: BaseException) -> tuple[str, str]:
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
     if node:
         place = f" ({_place_of(node)})"
-    if known := not_compilable(text):
-        message, fix = known[0] + place, known[1]
-        at_hand = node or _node_at_hand(frames)
-        if fix == KEEP_DIMENSION and at_hand and (lines := _lines_with_whole_constants(at_hand.graph)):
-            fix = f"{fix}, in {', '.join(lines)}"
-        return message, fix
+    if known := known_of(error):
+        fix, at_hand = known.fix, node or _node_at_hand(frames)
+        if known.id == WHOLE_CONSTANT and at_hand and (lines := _lines_with_whole_constants(at_hand.graph)):
+            fix = Fix("{}, in {}", fix, ", ".join(lines))
+        return f"{known.with_text}{place}", fix
     if node:
         operator = getattr(node.target, "__name__", node.target)
         words, fix = f"{operator} ({_place_of(node)})", model_lines.fix_inside(node)
@@ -703,6 +607,19 @@ def explained(error: BaseException) -> tuple[str, str]:
     if explanation := EXPLANATION.search(text):
         cause += f": {explanation[1].strip()}"
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, and those that it was raised from."""
+    errors = [error]
+    while errors[-1].__cause__ is not None:
+        errors.append(errors[-1].__cause__)
+    return errors
+
+
+def known_of(error: BaseException) -> Explanation | None:
+    """What the rules know of an error of torch or ExecuTorch, and of those that it was raised from."""
+    return of_model("".join("".join(traceback.format_exception_only(cause)) for cause in _causes(error)))
 
 
 POINTWISE = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
@@ -750,13 +667,6 @@ def _place_of(node: torch.fx.Node) -> str:
     """``file:line `code` ``."""
     source, code = model_lines.source_of(node)
     return f"{source} `{code}`"
-
-
-def not_compilable(text: str) -> tuple[str, str] | None:
-    for pattern, message, fix in NOT_COMPILABLE:
-        if match := re.search(pattern, text, re.IGNORECASE):
-            return message.format(*match.groups()), fix
-    return None
 
 
 def _is_users(file: str) -> bool:

@@ -20,6 +20,7 @@ What does a message of QNN, FastRPC, the loader, ExecuTorch or ONNX Runtime mean
 
 TITLES = {
     "qnn": "QNN",
+    "models": "Models in PyTorch",
     "executorch": "ExecuTorch",
     "onnxruntime": "ONNX Runtime",
     "devices": "Devices and apps",

@@ -56,7 +56,7 @@ from ci.models.factory import (
     explained,
     find,
     is_quantized,
-    not_compilable,
+    known_of,
     refuse_computed,
     refuse_halves,
     require_float32,
@@ -617,13 +617,13 @@ def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
 
 def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator]) -> Failed | None:
     """The line of an operator that ExecuTorch does not have at all."""
-    known = not_compilable(str(error))
+    known = known_of(error)
     names = re.findall(r"'(\w+)::(\w+)", str(error))
     meant = [row for row in cpu_operators if any(row.operator.startswith(".".join(name)) for name in names)]
     if not known or not meant:
         return None
     lines = "; ".join(f"{operator.source} `{operator.code}`" for operator in meant)
-    return Failed("compile", f"{known[0]} ({lines})", known[1], meant[0].source)
+    return Failed("compile", f"{known.with_text} ({lines})", known.fix, meant[0].source)
 
 
 def _with_workaround(
@@ -642,9 +642,9 @@ def _with_workaround(
             raise
         _refuse_model(model, sample)
         node = search.node
-        if node is not None and (known := not_compilable(str(error))):
+        if node is not None and (known := known_of(error)):
             source, code = source_of(node)
-            raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1], source) from error
+            raise Failed("compile", f"{known.with_text} ({source} `{code}`)", known.fix, source) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
         if not (workaround := workaround_of(search, error, lower, brief=brief)):
