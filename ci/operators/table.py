@@ -33,29 +33,21 @@ Result = Literal["crash", "dies", "wrong", "lost", "bad_test", "no_kernel", "cpu
 FAILING = ("lost", "wrong", "dies", "crash")
 NOT_COMPILED = ("dies", "crash")
 
-MEANINGS: Mapping[Result, tuple[str, str]] = {
-    "whole": ("whole", "all of it is one delegate on HTP"),
-    "float": ("float", "on HTP, but not quantized: it runs in fp16 there"),
-    "part": ("part", "some operators stay on the CPU"),
-    "cpu": ("CPU", "all of it stays on the CPU"),
-    "no_kernel": ("no kernel", "on the CPU, but ExecuTorch has no kernel for it: it does not run"),
-    "bad_test": ("no test", "ExecuTorch's test does not test the operator"),
-    "lost": (
-        "LOST",
-        f"HTP agrees with the quantized model, but that is below {bound_in_decibels(WRONG_DB)} of float; "
-        "the figure compares with float",
-    ),
-    "wrong": (
-        "WRONG",
-        f"it lowers and runs, but HTP is below {bound_in_decibels(WRONG_DB)} of the quantized model, or an "
-        "output's shape differs from the float model's",
-    ),
-    "dies": ("DIES", "the partitioner takes it, but quantizing, lowering or running it fails"),
-    "crash": ("CRASHES", "the process that lowers or runs it ends with a signal"),
+WORDS: Mapping[Result, str] = {
+    "whole": "whole",
+    "float": "float",
+    "part": "part",
+    "cpu": "CPU",
+    "no_kernel": "no kernel",
+    "bad_test": "no test",
+    "lost": "LOST",
+    "wrong": "WRONG",
+    "dies": "DIES",
+    "crash": "CRASHES",
 }
-"""The word and the meaning of a result, from the best."""
+"""By result, from the best."""
 
-WORST_FIRST: tuple[Result, ...] = tuple(reversed([*MEANINGS]))
+WORST_FIRST: tuple[Result, ...] = tuple(reversed([*WORDS]))
 
 IN_CHAIN = "in a chain"
 """The form between two layers; `in a chain, scalar` is another way to write the operator there."""
@@ -73,7 +65,7 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         """`WRONG -6 dB`, or `DIES`."""
-        return f"{MEANINGS[self.result][0]}{self.figure}"
+        return f"{WORDS[self.result]}{self.figure}"
 
     @property
     def figure(self) -> str:
@@ -112,7 +104,7 @@ class Cell(NamedTuple):
         )
         worst = min(failing, default=None)
         other = f"; {self.others[worst[1]]}: {worst[1]}" if worst and self.result not in FAILING else ""
-        return f"{MEANINGS[self.result][0]}{figure}{form}{loses}{other}"
+        return f"{WORDS[self.result]}{figure}{form}{loses}{other}"
 
     def of_form(self, form: str) -> Result:
         """What the cell says of a form."""
@@ -123,7 +115,7 @@ class Cell(NamedTuple):
     def results(self) -> tuple[Result, ...]:
         """Each word that one of its forms gave, from the best to the worst."""
         every = {self.result, *(case.result for case in self.others.values())}
-        return tuple(result for result in MEANINGS if result in every)
+        return tuple(result for result in WORDS if result in every)
 
     @property
     def good(self) -> bool:

@@ -101,6 +101,7 @@ PAGES = {
     "docs/operators.md": "lab.operators.pages:markdown",
     "manifests/workflow.yml": "lab.generate.adopter_workflow:text",
     "manifests/lanes.toml": "lab.generate.suite_schema:lanes",
+    "manifests/onnx_operators.json": "lab.onnx_operators.cells:text",
     "manifests/suites/onnx_operators.toml": "lab.onnx_operators.suite:suite",
     "docs/environments.md": "lab.generate.published_images:page",
     ".devcontainer/devcontainer.json": "lab.generate.published_images:devcontainer",

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.operators.onnx_tests import node_tests
 from ci.suite.precision import ONNX_PRECISIONS
 from ci.suite.programs import Scalar
+from lab.onnx_operators.node_tests import node_tests
 from lab.operators.value_cases import DRAWS
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS

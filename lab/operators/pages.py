@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ci.operators import onnx_page
 from ci.operators.names import key_of
-from ci.operators.onnx_page import OnnxOperators
-from ci.operators.table import FAILING, LOSES_DB, MEANINGS, TABLE, Cell, OperatorTable, read
+from ci.operators.table import FAILING, LOSES_DB, TABLE, WORDS, Cell, OperatorTable, Result, read
+from ci.suite.lost_parts import WRONG_DB
 from ci.suite.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
+from lab.onnx_operators.cells import measured_table
+from lab.onnx_operators.node_tests import NodeTests, node_tests
 from lab.operators.cells import table_of
 from lab.operators.records import FOLDER, PartsRecord, load_record, record_of_run
 from lab.operators.suites import NEWER
@@ -23,6 +24,7 @@ from provisioning.base.accepted import locked
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_SOC, ROOT
+from provisioning.base.units import bound_in_decibels
 
 PAGE = ROOT / "docs" / "operators.md"
 
@@ -42,6 +44,21 @@ $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml -k Softmax/
 
 In a clone, `nox -s lab -- operators reports/` puts the results of such runs into the table and this page.
 """
+
+MEANINGS: Mapping[Result, str] = {
+    "whole": "all of it is one delegate on HTP",
+    "float": "on HTP, but not quantized: it runs in fp16 there",
+    "part": "some operators stay on the CPU",
+    "cpu": "all of it stays on the CPU",
+    "no_kernel": "on the CPU, but ExecuTorch has no kernel for it: it does not run",
+    "bad_test": "ExecuTorch's test does not test the operator",
+    "lost": f"HTP agrees with the quantized model, but that is below {bound_in_decibels(WRONG_DB)} of float; "
+    "the figure compares with float",
+    "wrong": f"it lowers and runs, but HTP is below {bound_in_decibels(WRONG_DB)} of the quantized model, or "
+    "an output's shape differs from the float model's",
+    "dies": "the partitioner takes it, but quantizing, lowering or running it fails",
+    "crash": "the process that lowers or runs it ends with a signal",
+}
 
 HOW_TO_READ = f"""\
 ## How to read a cell
@@ -117,21 +134,26 @@ def accept_table(folder: Path) -> None:
     sys.stderr.write(f"wrote {TABLE} and {PAGE}{left}\n")
 
 
-def markdown(table: OperatorTable | None = None, onnx: OnnxOperators | None = None) -> str:
+def markdown(
+    table: OperatorTable | None = None,
+    onnx: OperatorTable | None = None,
+    tests: NodeTests | None = None,
+) -> str:
     """docs/operators.md, of the committed tables or of others."""
-    return "\n".join(_markdown(table or read(), onnx or onnx_page.shipped())) + "\n"
+    lines = _markdown(table or read(), onnx or measured_table(), tests or node_tests())
+    return "\n".join(lines) + "\n"
 
 
-def _markdown(table: OperatorTable, onnx: OnnxOperators) -> Iterator[str]:
+def _markdown(table: OperatorTable, onnx: OperatorTable, tests: NodeTests) -> Iterator[str]:
     yield HEAD
     yield from ("| word | meaning |", "| --- | --- |")
-    yield from (f"| {word} | {meaning} |" for word, meaning in MEANINGS.values())
+    yield from (f"| {WORDS[result]} | {meaning} |" for result, meaning in MEANINGS.items())
     yield from _summary("Through ExecuTorch", table.measured, table.cells, MEASURED_SCHEMES)
     yield from _summary(
-        f"Through ONNX Runtime, opset {onnx.opset}", onnx.measured, onnx.cells, ONNX_PRECISIONS
+        f"Through ONNX Runtime, opset {tests.opset}", onnx.measured, onnx.cells, ONNX_PRECISIONS
     )
     reasons: dict[str, list[str]] = defaultdict(list)
-    for operator, reason in onnx.left_out.items():
+    for operator, reason in tests.left_out.items():
         reasons[reason].append(operator)
     yield from ("", "Not measured:", "")
     yield from (f"- {reason}: {', '.join(names)}" for reason, names in sorted(reasons.items()))
@@ -158,7 +180,7 @@ def _summary(
     versions = measured.get(DEFAULT_SOC, "nothing yet")
     yield f"{len(cells)} operators on {DEFAULT_SOC}, measured with {versions}:"
     yield from ("", f"| result | {' | '.join(schemes)} |", f"| --- |{' ---: |' * len(schemes)}")
-    for result, (word, _) in MEANINGS.items():
+    for result, word in WORDS.items():
         if any(counts := [len(results[scheme][result]) for scheme in schemes]):
             yield f"| {word} | {' | '.join(map(str, counts))} |"
     yield from ("", "| precision | fails | stays on the CPU, all or in part |", "| --- | --- | --- |")

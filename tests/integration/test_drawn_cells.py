@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from ci.operators.onnx_page import shipped
-from ci.operators.onnx_tests import node_tests
+from ci.operators.onnx import shipped
 from ci.operators.table import ALONE, IN_CHAIN, PLAIN, Case, Cell, read
 from ci.suite.lost_parts import WRONG_DB
+from lab.onnx_operators.node_tests import node_tests
 from lab.operators.tried import LAYERS_LOSE
 from lab.operators.value_cases import CHAIN, ValueCase, cases, chains
 from provisioning.base.settings import ROOT

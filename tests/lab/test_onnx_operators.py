@@ -9,11 +9,10 @@ import pytest
 from ci.lanes.onnx.samples import resembling
 from ci.lanes.onnx.suite import programs_of
 from ci.models.shipped.onnx_nodes import node
-from ci.operators import onnx_page
-from ci.operators.onnx_page import OnnxOperators
-from ci.operators.onnx_tests import SUITE, Chosen, NodeTests, node_tests
 from ci.operators.table import OperatorTable
 from ci.suite.baseline import Recorded, load_baseline
+from lab.onnx_operators.cells import cell_of, onnx_of
+from lab.onnx_operators.node_tests import SUITE, Chosen, NodeTests, node_tests
 from lab.operators.pages import markdown
 from lab.operators.value_cases import DRAWS
 
@@ -104,8 +103,8 @@ CHOSEN = NodeTests.model_validate(
 )
 
 
-def onnx_cells() -> OnnxOperators:
-    return onnx_page.onnx_of(BASELINE, CHOSEN)
+def onnx_cells() -> OperatorTable:
+    return onnx_of(BASELINE, CHOSEN)
 
 
 def test_each_result_of_the_baseline_is_a_cell() -> None:
@@ -134,9 +133,9 @@ def test_a_cell_has_the_least_of_its_draws_and_says_which_are_otherwise() -> Non
     figures = [(60.0, 80.0), (61.0, 70.0), (11.0, 90.0)]
     draws = tuple({"sqnr_db": floats, "reference_sqnr_db": quantized} for floats, quantized in figures)
     lost = Recorded(build_id=BUILD, accuracy={"sqnr_db": 11.0, "reference_sqnr_db": 70.0}, draws=draws)
-    assert str(onnx_page.cell_of(lost)) == "whole 70 dB; LOST 11 dB to float: other draws"
+    assert str(cell_of(lost)) == "whole 70 dB; LOST 11 dB to float: other draws"
     equal, other = ({"agreement": 1.0, "reference_agreement": share} for share in (1.0, 0.5))
-    wrong = onnx_page.cell_of(Recorded(build_id=BUILD, accuracy=other, draws=(equal, other)))
+    wrong = cell_of(Recorded(build_id=BUILD, accuracy=other, draws=(equal, other)))
     assert (wrong.result, wrong.good) == ("wrong", False)
 
 
@@ -158,6 +157,6 @@ def test_only_what_is_quantized_and_near_the_float_model_is_good() -> None:
 
 
 def test_the_page_names_what_fails_and_what_is_left_out() -> None:
-    text = markdown(OperatorTable(), onnx_cells())
+    text = markdown(OperatorTable(), onnx_cells(), CHOSEN)
     assert "| 16a8w | Abs, Log |" in text and "| fp16 | Det, Equal | Erf |" in text
     assert "- control flow: If, Loop" in text and "proof_of_a_fault" not in text

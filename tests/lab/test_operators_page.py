@@ -11,7 +11,6 @@ import pytest
 
 from ci.lanes.upstream.accepted import AcceptedTests
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
-from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
 from ci.suite.precision import MEASURED_SCHEMES
 from lab.operators.cells import table_of
@@ -315,7 +314,7 @@ def test_what_is_not_quantized_on_htp_alone_was_tried_in_a_chain() -> None:
 
 def test_the_page_counts_results_and_names_what_fails_or_leaves_htp() -> None:
     found = table(own("abs", plain=RecordedPart("dies")) | own("exp", plain=ON_CPU) | own("log", plain=WHOLE))
-    lines = markdown(found, OnnxOperators()).splitlines()
+    lines = markdown(found, OperatorTable()).splitlines()
     assert "| 16a8w | abs | exp |" in lines
     counts = {cells[0]: cells[1:] for line in lines if len(cells := line.strip("| ").split(" | ")) > 3}
     place = MEASURED_SCHEMES.index("16a8w")

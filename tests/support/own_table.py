@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ci.operators import onnx_page, table
-from ci.operators.onnx_page import OnnxOperators
+from ci.operators import onnx as onnx_table
+from ci.operators import table
 from ci.operators.table import OperatorTable, RowNames
 
 
@@ -21,9 +21,9 @@ def own_table(
 ) -> Iterator[None]:
     """The versions by chip, the rows of ExecuTorch's operators by name, and those of ONNX's."""
     own = OperatorTable.model_validate({"measured": measured or {}, "cells": cells or {}}, strict=False)
-    rows = OperatorTable.model_validate({"cells": onnx or {}}, strict=False).cells
+    own_onnx = OperatorTable.model_validate({"cells": onnx or {}}, strict=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "shipped", lambda: own)
         patch.setattr(table, "row_names", lambda: RowNames(own.cells))
-        patch.setattr(onnx_page, "shipped", lambda: OnnxOperators(cells=rows))
+        patch.setattr(onnx_table, "shipped", lambda: own_onnx)
         yield

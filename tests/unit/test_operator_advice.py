@@ -18,7 +18,7 @@ from ci.lanes.executorch.emulate import findings_of
 from ci.lanes.executorch.judge import suspected_on_cpu
 from ci.lanes.executorch.records import EmulatorRun
 from ci.lanes.executorch.suite import SHIPPED, programs_of
-from ci.operators.onnx_page import inexact_onnx
+from ci.operators.onnx import inexact_onnx
 from ci.operators.partition import CpuOperator
 from ci.operators.table import Inexact, inexact, name_in_table, read
 from ci.outcome import Result

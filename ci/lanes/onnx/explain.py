@@ -32,7 +32,7 @@ from ci.lanes.onnx.user_program import (
     warn_of,
 )
 from ci.models import wheels
-from ci.operators.onnx_page import inexact_onnx
+from ci.operators.onnx import inexact_onnx
 from ci.outcome import Failure, Result
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import require_done, run_cached_step

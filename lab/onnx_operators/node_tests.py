@@ -1,6 +1,6 @@
 """The operators of ONNX's opset that are measured, by their authors' own node tests: which test, and why not.
 
-The laboratory chooses the tests from the installed onnx; this module needs no onnx.
+They are chosen from the installed onnx; this module needs no onnx.
 """
 
 from __future__ import annotations
