@@ -17,9 +17,11 @@ from ci.explain.divergence import DIFFERS_DB
 from ci.explain.divergence_report import (
     MANY_ROUND,
     NONE_ALONE,
+    alike_in_words,
     between_in_words,
     faint_in_words,
     operands_in_words,
+    stands_out,
 )
 from ci.explain.lane import explainer
 from ci.suite.accuracy import against_nearest, missed
@@ -112,8 +114,8 @@ def of_divergence(result: Mapping[str, Any], goes_on: str) -> Cause:
     if first is None:
         return Cause(late or NONE_ALONE, of_chip=True, goes_on=goes_on if between else "")
     place = operator_place(first) if first["source"] else f"{first['operator']} ({first['node']})"
-    share, faint = f"{first['share']:.0%} of the error", faint_in_words(result)
-    if first["share"] < STANDS_OUT:
+    share, faint = f"{first['share']:.0%} of the error{alike_in_words(first)}", faint_in_words(result)
+    if not stands_out(first):
         words = late or "; ".join(filter(None, [f"{MANY_ROUND}: at most {share} comes from {place}", faint]))
         return Cause(words, of_chip=True, goes_on=goes_on if between else "")
     operands = operands_in_words(first)

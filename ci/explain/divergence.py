@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from ci.explain.cuts import Cuts
@@ -18,6 +20,8 @@ SMALL = 1 / 16
 MOST_OF_IT = 1 / 2
 """No other operator adds more than one that adds this share of the whole program's error."""
 MOST_STEPS = 60
+MOST_SUSPECTS = 6
+"""That are looked at: each takes a program or two."""
 SHOWN_SECONDS = 30.0
 """For what is left once the program that shows all operators is known."""
 
@@ -26,12 +30,17 @@ ALL = ("", "the outputs")
 
 Worst = tuple[str, float]
 """A node, and what it adds to the whole program's error."""
+Suspects = Mapping[str, Collection[str]]
+"""By node, the known faults that it can have, the likeliest node first."""
+NO_SUSPECTS: Suspects = MappingProxyType({})
 
 
 class Divergence:
     """The operator whose output is farthest from what its operands explain.
 
-    Those that are suspected are looked at first, by programs that end there. Then a program that returns what
+    Those that are suspected are looked at first, by programs that end there. Where the fault of one is at
+    other places, too, what it adds is taken to be added there: a program that ends far behind takes as long
+    as all of them together. Then a program that returns what
     all operators compute is tried. That changes what the compiler fuses, and may repair what is searched:
     then each operator is the last one of a program of its own. All or none, since two programs round each in
     its own way, and the difference looks like an error."""
@@ -44,11 +53,10 @@ class Divergence:
         seconds: float = FOREVER,
         whole: float | None = None,
         keep: Callable[[Mapping[str, Any]], None] = lambda known: None,
-        suspects: Sequence[str] = (),
+        suspects: Suspects = NO_SUSPECTS,
     ) -> None:
         """`least` is the SQNR from which the program matches; `whole` its own, if that is known. `keep` gets
-        what is known before each program, as if the time were over. `suspects` are nodes that can have a
-        known fault, the likeliest first."""
+        what is known before each program, as if the time were over."""
         self.graph, self.least, self.keep, self.suspects = graph, least, keep, suspects
         self.cuts, self.over = Cuts(graph, trial, whole), time.monotonic() + seconds
         self.between: list[str] = []
@@ -60,8 +68,8 @@ class Divergence:
         if cuts.whole >= self.least:
             return self._known(None, [])
         suspected = self._suspected()
-        if suspected and suspected[1] >= MOST_OF_IT * cuts.power(cuts.whole):
-            return self._known(suspected, [])
+        if suspected and self._is_most(suspected):
+            return self._known(suspected, [], len(self._alike(suspected[0])))
         if time.monotonic() < self.over and cuts.show_all():
             # What is left is computed on the CPU.
             self.over = max(self.over, time.monotonic() + SHOWN_SECONDS)
@@ -80,9 +88,11 @@ class Divergence:
         best: Worst | None = None
         half = time.monotonic() + (self.over - time.monotonic()) / 2
         self.keep(self._known(best, ALL))
-        for name in self.suspects:
+        for name in islice(self.suspects, MOST_SUSPECTS):
             if time.monotonic() > half:
                 break
+            if best and name in self._alike(best[0]) and self._is_most(best):
+                continue
             # Before its operands are known, which may take as long again.
             self.keep(self._known(_worse(best, (name, self.cuts.error(name) or 0.0)), ALL))
             best = _worse(best, (name, self.cuts.own(name)))
@@ -91,13 +101,24 @@ class Divergence:
                 break
         return best
 
-    def _known(self, best: Worst | None, between: Sequence[str]) -> dict[str, Any]:
+    def _alike(self, name: str) -> list[str]:
+        """The other suspects that can have a fault of this one."""
+        faults = {*self.suspects.get(name, ())}
+        return [other for other, theirs in self.suspects.items() if other != name and faults & {*theirs}]
+
+    def _is_most(self, worst: Worst) -> bool:
+        """Whether no other operator adds more, if each place of its fault adds as much."""
+        name, adds = worst
+        return adds * (1 + len(self._alike(name))) >= MOST_OF_IT * self.cuts.power(self.cuts.whole)
+
+    def _known(self, best: Worst | None, between: Sequence[str], alike: int = 0) -> dict[str, Any]:
+        """`alike` is how many other places are taken to have the fault of the operator."""
         cuts = self.cuts
         return {
             "reference": self.graph.reference,
             "least": self.least,
             "sqnr_db": cuts.whole,
-            "first": self._row(*best) if best else None,
+            "first": {**self._row(*best), "alike": alike} if best else None,
             "cuts": {name: value for name, value in cuts.sqnr.items() if name},
             "failed": dict(cuts.failed),
             "between": [*between],

@@ -62,6 +62,15 @@ def operands_in_words(first: Mapping[str, Any]) -> str:
     )
 
 
+def stands_out(first: Mapping[str, Any]) -> bool:
+    return first["share"] >= STANDS_OUT or bool(first["alike"])
+
+
+def alike_in_words(first: Mapping[str, Any]) -> str:
+    """Behind its share of the error, how many other places are taken to add as much."""
+    return f", and {plural(first['alike'], 'other place')} can have its fault" if first["alike"] else ""
+
+
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     whose, least, first = result["reference"], result["least"], result["first"]
     yield f"the whole program: {in_words(result)} against {whose}"
@@ -83,8 +92,9 @@ def _of_operator(result: Mapping[str, Any], first: Mapping[str, Any]) -> Iterato
     yield f"  there: {in_decibels(first['sqnr_db'])}; at its operands: {operands}"
     if faint := faint_in_words(result):
         yield f"  {faint}"
-    alone = f"; {MANY_ROUND}" if first["share"] < STANDS_OUT else ""
-    yield f"  {first['share']:.0%} of the whole program's error is its own{alone}"
+    alone = "" if stands_out(first) else f"; {MANY_ROUND}"
+    alike = alike_in_words(first)
+    yield f"  {first['share']:.0%} of the whole program's error is its own{alone}{alike}"
     for known in first.get("known", ()):
         yield f"  suspected: {known['message']}"
         if not known.get("fault"):

@@ -34,6 +34,10 @@ from provisioning.fixes import NO_FIX, fix_at
 
 MOST = 3
 """Candidates."""
+TIMES = 2
+"""As long as the program itself took to compile, with what else the machine does."""
+LONGEST = 300.0
+"""Seconds for the trials where that is more than the time of the search leaves."""
 EXACT = {**MORE_EXACT, "fp16": "16a8w"}
 """By precision, the one that is tried in its place."""
 
@@ -68,8 +72,9 @@ class Proofs:
 def proofs_of(
     subject: LaneModel[Any, Any], soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
 ) -> Proofs:
-    """At the end of these seconds, also a trial that is at work ends."""
-    until = time.monotonic() + seconds
+    """Also a trial that is at work ends after these seconds, or those that a program of this size needs."""
+    needed = min(TIMES * before.costs.get("cpu_seconds", 0.0), LONGEST)
+    until = time.monotonic() + max(seconds, needed)
     limited = replace(subject.model, work=replace(subject.model.work, until=until))
     repairing, nearer, others = list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}

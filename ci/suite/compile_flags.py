@@ -236,7 +236,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", choices=("emulator", "none"), default="emulator", help="where to run it [%(default)s]"
     )
-    switch(parser, "--no-search", "do not search for the cause of wrong outputs (90 s at most)")
+    switch(parser, "--no-search", "do not search for the cause of wrong outputs (90 to 300 s at most)")
     valued(
         parser,
         "--suite",

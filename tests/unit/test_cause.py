@@ -59,6 +59,7 @@ def cuts(share: float, between: list[str] | None = None, **more: Any) -> dict[st
         "node": "pow_1",
         "sqnr_db": 2.0,
         "share": share,
+        "alike": 0,
         "operands": {"tanh": 70.0},
         "faint": 1e-8,
     }
@@ -71,6 +72,11 @@ def test_an_operator_is_the_cause_where_most_of_the_error_is_its_own() -> None:
     found = of_divergence(cuts(0.9, known=[fault, {"message": "measured", "command": "shows"}]), "divergence")
     assert "cause is aten.pow.Scalar at net.py:7" in found.words and "90%" in found.words
     assert found.in_words().endswith("suspected: pow is wrong") and found.place["node"] == "pow_1"
+
+
+def test_an_operator_whose_fault_others_can_have_is_the_cause_with_a_part_of_the_error() -> None:
+    found = of_divergence(cuts(0.2, alike=3), "divergence")
+    assert "cause is aten.pow.Scalar" in found.words and "3 other places" in found.words
 
 
 def test_where_all_add_a_little_none_is_the_cause() -> None:

@@ -321,6 +321,31 @@ def test_values_are_too_small_where_the_error_is_a_few_of_the_smallest_steps(
     assert (result["first"]["faint"] is not None) is faint
 
 
+def alone(*names: str) -> dict[str, list[str]]:
+    """Each suspected of a fault that no other one has."""
+    return {name: [f"fault-of-{name}"] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("fault_of_n9", "named", "others", "behind_it"), [("pad", "n9", 2, False), ("log", "n40", 1, True)]
+)
+def test_what_one_place_of_a_fault_adds_is_taken_to_be_added_at_the_others(
+    fault_of_n9: str, named: str, others: int, behind_it: bool
+) -> None:
+    """Programs that end at those take longest; one of another fault is looked at."""
+    cut, powers = list[str](), {"n9": 0.2, "n40": 0.6, "n50": 0.2}
+
+    def gives(name: str) -> Any:
+        cut.append(name)
+        noise = [power if int(name[1:]) >= int(node[1:]) else 0.0 for node, power in powers.items()]
+        return 1 + numpy.sqrt(numpy.array([*noise, 0.0]))
+
+    suspects = {"n9": [fault_of_n9], "n20": ["other"], "n40": ["pad"], "n50": ["pad"]}
+    first = found_in(Toy(chain(64)), gives, 30.0, whole=6.0, suspects=suspects)["first"]
+    assert (first["node"], first["alike"]) == (named, others)
+    assert "n20" in cut and ("n40" in cut) is behind_it
+
+
 def test_a_suspect_that_adds_most_of_the_error_is_named_by_programs_that_end_there() -> None:
     cut = list[str]()
 
@@ -328,7 +353,7 @@ def test_a_suspect_that_adds_most_of_the_error_is_named_by_programs_that_end_the
         cut.append(name)
         return wrong_from(40)(name)
 
-    result = found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=["n9", "n40", "n50"])
+    result = found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n9", "n40", "n50"))
     assert (result["first"]["node"], result["first"]["share"], result["between"]) == ("n40", 1.0, [])
     assert {*cut} == {"n8", "n9", "n39", "n40"}
 
@@ -343,7 +368,7 @@ def test_suspects_that_are_right_take_at_most_half_of_the_time(monkeypatch: pyte
         return wrong_from(40)(name)
 
     right = [f"n{place}" for place in range(1, 30, 2)]
-    result = found_in(Toy(chain(64)), gives, 30.0, seconds=400, whole=0.0, suspects=right)
+    result = found_in(Toy(chain(64)), gives, 30.0, seconds=400, whole=0.0, suspects=alone(*right))
     assert result["first"]["node"] == "n40" and len({*cut} & {*right}) < 15
 
 
@@ -355,7 +380,7 @@ def test_a_suspect_is_kept_before_its_operands_are_known(tmp_path: Path) -> None
 
     keep = partial(keep_partial, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=["n40"], keep=keep)
+        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n40"), keep=keep)
     known = partial_of(tmp_path)
     assert known and known["first"]["node"] == "n40" and known["first"]["operands"] == {"n39": None}
 
@@ -372,6 +397,6 @@ def test_a_search_that_ends_before_others_were_looked_at_names_the_worst_suspect
         clock[0] += 10
         return 1 + numpy.sqrt(numpy.full(4, lost.get(name, 0.0) * 1e-2))
 
-    result = found_in(Toy(operands), gives, 30.0, seconds=15, whole=20.0, suspects=["pad"])
+    result = found_in(Toy(operands), gives, 30.0, seconds=15, whole=20.0, suspects=alone("pad"))
     assert result["first"]["node"] == "pad" and result["between"]
     assert result["first"]["share"] == pytest.approx(0.4, abs=0.01)

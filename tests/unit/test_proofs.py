@@ -40,6 +40,23 @@ def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(
     assert taken.asked == [None, ("helps",)] and len(found.helping) + len(found.others) <= MOST
 
 
+@pytest.mark.parametrize(
+    ("compile_seconds", "most"), [(1.0, 5.0), (70.0, 140.0), (9000.0, 300.0)], ids=["small", "large", "huge"]
+)
+def test_a_trial_has_the_time_that_the_program_itself_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_seconds: float, most: float
+) -> None:
+    ends = list[float]()
+
+    def gives(model: OneModel) -> Outcome:
+        ends.append(model.work.until - time.monotonic())
+        return RED
+
+    before = replace(RED, costs={"cpu_seconds": compile_seconds})
+    proved(tmp_path, monkeypatch, gives, before, seconds=5.0)
+    assert all(most - 3 < end <= most for end in ends) and ends
+
+
 def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at_another_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,9 +36,6 @@ from ci.suite.runner import Runner
 from provisioning.base.files import empty_folder
 from provisioning.known_faults import Product
 
-MOST_SUSPECTS = 6
-"""Each takes a program or two."""
-
 
 def graph_of(order: dict[str, Any]) -> TorchGraph:
     """The quantized model, or the float one where nothing is quantized, and the samples that are compared."""
@@ -110,18 +107,19 @@ def diverge(order: dict[str, Any]) -> dict[str, Any]:
 
 def suspects_of(
     graph: TorchGraph, precision: str, soc: str, versions: Mapping[Product, str], whole: float | None
-) -> list[str]:
-    """The operators that can have a known fault: the first of each fault before the second ones, and before
-    others what is measured to lose as much as the program does."""
+) -> dict[str, list[str]]:
+    """The operators that can have a known fault, with these faults: the first of each fault before the second
+    ones, and before others what is measured to lose as much as the program does."""
     ranked: list[tuple[tuple[int, float], str]] = []
     times: Counter[str] = Counter()
+    faults: dict[str, list[str]] = {}
     for name in graph.operators:
         for met in faults_in(graph.traits(name), precision, soc, versions, seen_db=whole):
             distance = 0.0 if whole is None else abs(effect_db(met.fault) - whole)
             ranked.append(((times[met.fault.id], distance), name))
             times[met.fault.id] += 1
-    names = (name for _, name in sorted(ranked, key=lambda row: row[0]))
-    return [*dict.fromkeys(names)][:MOST_SUSPECTS]
+            faults.setdefault(name, []).append(met.fault.id)
+    return {name: faults[name] for _, name in sorted(ranked, key=lambda row: row[0])}
 
 
 def script(order: dict[str, Any]) -> dict[str, Any]:
