@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar
 from ci.explain.losses import FOREVER
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.suite.lane import mine_of
 from ci.suite.lane_model import LaneModel, of_lane
 from ci.suite.options import Choice, OneModel
+from ci.suite.stage import of_program
 from ci.suite.trial import Outcome
 from provisioning.base.errors import ToolkitError, UsageError
 
@@ -65,7 +65,7 @@ def tried(subject: LaneModel[Any, Any], programs: Sequence[Any]) -> list[Outcome
     results, outcomes = subject.do(plan), list[Outcome]()
     for program in plan.programs:
         try:
-            outcomes.append(subject.product(plan, program, mine_of(program, results)).outcome)
+            outcomes.append(subject.product(plan, program, of_program(program, results)).outcome)
         except ToolkitError as error:
             outcomes.append(Outcome.of_error(error))
     return outcomes

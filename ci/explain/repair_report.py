@@ -88,7 +88,7 @@ def repair_suites(
         code = code if repair.now.green else CheckFailed.exit_code
         words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
         rows.append((subject.name, *words))
-        name = f"{subject.lane.suites.lane}/{subject.name}"
+        name = f"{subject.suites.lane}/{subject.name}"
         repairs[name] = as_accepted(repair)
         if accepts and subject.given:
             # At once: a run that is interrupted has then lost nothing.

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     choice = [*_each("--suite", map(from_here, suites)), *_each("--tag", args.tag), *_each("-k", args.words)]
     choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
     flags = [*choice, *_each("--case", args.case)]
-    matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
+    matrix = matrix_of([*jobs_of(programs, selection.profile).values()], args.shards, flags)
     text = json.dumps(matrix)
     if args.output:
         write_named(args.output, f"{text}\n", fix="name another --output")

@@ -16,13 +16,13 @@ from ci.explain.cause import cause_of
 from ci.explain.proofs import proofs_of
 from ci.suite.compile_flags import CHECKPOINT
 from ci.suite.into_suite import Extension, require_place
-from ci.suite.lane import mine_of, update
 from ci.suite.lane_model import ELSEWHERE, L, LaneModel, P, Product, lane_model, offers
 from ci.suite.model_report import ModelReport, reported
 from ci.suite.options import Compiling, OneModel
 from ci.suite.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.suite.precision import written_name
 from ci.suite.programs import AnyProgram
+from ci.suite.stage import Measured, of_program, write_accepted
 from ci.suite.trial import Outcome, cells_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
@@ -68,7 +68,7 @@ def compile_model(
         try:
             results = exported.do(plan)
             products = [
-                exported.product(plan, program, mine_of(program, results)) for program in plan.programs
+                exported.product(plan, program, of_program(program, results)) for program in plan.programs
             ]
         except ToolkitError as error:
             if error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
@@ -79,9 +79,9 @@ def compile_model(
             raise lacking
         if extension:
             more = exported.for_suite(plan, results)
-            figures = [exported.lane.figures(program, mine_of(program, results)) for program in plan.programs]
-            extension.write([figure for figure in figures if figure is not None], more)
-            update(exported.lane, plan, results)
+            measured = exported.measured_of(plan, results)
+            extension.write(list(measured.figures.values()), more)
+            write_accepted(exported.suites, plan, Measured(recorded=measured.recorded))
     if _searches(exported, told):
         products = _explained(exported, plan.programs, products, told)
     return _shown(products, report)
@@ -291,4 +291,4 @@ def _extension(subject: LaneModel[P, L], suite: Path) -> Extension[P]:
     if "precision" in run:
         run["precision"] = written_name(run["precision"])
     socs, profile = model.selection.socs, model.selection.profile
-    return Extension(subject.lane.suites, suite, program.case_name, case, subject.same, run, socs, profile)
+    return Extension(subject.suites, suite, program.case_name, case, subject.same, run, socs, profile)

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         except ToolkitError as error:
             if error.exit_code != CheckFailed.exit_code:
                 raise
-            again = command("audit") or subject.lane.suites.repeat(program)
+            again = command("audit") or subject.suites.repeat(program)
             raise CheckFailed(
                 f"{name}: {error.message}",
                 fix=Fix("{} shows what does not compile, and what to write instead", again),

@@ -210,7 +210,7 @@ def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, repo
     comment = f"Written by `{report.stage.command}`."
     precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
     texts = {
-        SUFFIX: written(subject.lane.suites.lane, precision, nodes, comment),
+        SUFFIX: written(subject.suites.lane, precision, nodes, comment),
         ".precision.py": lane.in_python(precision, nodes, comment),
     }
     with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
@@ -256,7 +256,7 @@ def tune_suites(
         if tuned.chosen is None:
             code = 1
             report.fail(f"{subject.name}: {wrong(tuned)}")
-        name = f"{subject.lane.suites.lane}/{program.case_name}/{program.soc}"
+        name = f"{subject.suites.lane}/{program.case_name}/{program.soc}"
         found[name] = {**as_accepted(tuned), "rewrites": " ".join(repair.rewrites)}
         if accepts:
             accept(accepted_path(program.suite, TUNED), partial(replaced, of_it={name: found[name]}))

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ci.suite.cached_steps import require_done
+from ci.outcome import Result
 from ci.suite.compile_flags import LANES
-from ci.suite.lane import Lane, Mine, Results
-from ci.suite.options import Accept, Choice, Compiling, OneModel, StageOptions
+from ci.suite.options import Compiling, OneModel
 from ci.suite.output import Publish
 from ci.suite.precision import written_name
-from ci.suite.programs import AnyProgram
-from ci.suite.stage import AnyPlan
+from ci.suite.programs import AnyProgram, Suites
+from ci.suite.stage import AnyPlan, Measured, Results
 from ci.suite.trial import Outcome
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -66,8 +65,8 @@ class LaneModel(ABC, Generic[P, L]):
     given: P | None = field(default=None, kw_only=True)
     """A suite's program, in place of MODEL."""
 
-    lane: ClassVar[Lane[Any, Any]]
-    """Its stage, which will hold what `compile --suite` writes."""
+    suites: ClassVar[Suites[Any]]
+    """Those of its lane, which will hold what `compile --suite` writes."""
     fields: ClassVar[tuple[str, ...]] = ("precision",)
     """What `compile --suite` writes of a run."""
 
@@ -86,8 +85,15 @@ class LaneModel(ABC, Generic[P, L]):
         imports nothing heavy."""
 
     @abstractmethod
-    def product(self, plan: L, program: P, mine: Mine) -> Product:
-        """Raises the error of a program that there is not."""
+    def plan(self, programs: Sequence[P]) -> L: ...
+
+    @abstractmethod
+    def do(self, plan: L) -> Results:
+        """The results of all steps. `product` may raise the error of what failed."""
+
+    @abstractmethod
+    def product(self, plan: L, program: P, results: Mapping[str, Result]) -> Product:
+        """From its results by step. Raises the error of a program that there is not."""
 
     @property
     def measured(self) -> bool:
@@ -111,19 +117,9 @@ class LaneModel(ABC, Generic[P, L]):
         model = replace(self.model, options=()) if verb == "quantize" else self.model
         return session(verb, *model.words(soc), *more)
 
-    def plan(self, programs: Sequence[P]) -> L:
-        model = self.model
-        options = StageOptions(model.selection, Choice(), model.work, Accept(), False)
-        plan: L = self.lane.plan(programs, options)
-        return plan
-
-    def do(self, plan: L) -> Results:
-        """The results of all steps. `product` may raise the error of what failed."""
-        results = self.lane.do(plan, new_baseline=True)
-        for step in results.values():
-            for result in step.values():
-                require_done(result)
-        return results
+    def measured_of(self, plan: L, results: Results) -> Measured:
+        """What a suite that gets the model accepts of it."""
+        return Measured()
 
     def for_suite(self, plan: L, results: Results) -> Mapping[str, Any]:
         """What a run of a suite gets from the results. Raises the error of what no suite may have."""

@@ -1,23 +1,28 @@
-"""What the stages that run a suite have in common: choosing programs, baselines, and the report."""
+"""What the stages that run a suite share: choosing programs, accepting what was measured, and the report.
+
+A lane's stage calls these in turn (CONTRIBUTING.md, "Add a lane")."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ci.jobs import Job
-from ci.models.own_packages import OwnPackages, installed
+from ci.models.own_packages import OwnPackages, installed, record
 from ci.outcome import Result
 from ci.suite.baseline import Baseline, load_baseline, load_tolerances
-from ci.suite.findings import verdict
+from ci.suite.findings import not_passed, one_a_cause, verdict
+from ci.suite.installed import source_of_executorch
 from ci.suite.measured_thresholds import low_figures, thresholds_of
 from ci.suite.offers import offers_of, words_of
 from ci.suite.offers import show as show_offers
 from ci.suite.options import Accept, Choice, WorkOptions
 from ci.suite.programs import AnyProgram, Suites, accepted_thresholds
-from ci.suite.recheck import RepeatableWork
+from ci.suite.recheck import RepeatableWork, metrics, recheck
+from ci.suite.recheck import findings as recheck_findings
 from ci.suite.shards import shard_named
 from ci.trouble import MACHINE
 from provisioning.base.commands import Fix
@@ -59,6 +64,34 @@ class AnyPlan(WorkPlan[P]):
         return self.baselines[program.suite]
 
 
+Results = Mapping[str, Mapping[str, Result]]
+"""By step, and then by program; the last step is the one that a program's verdict is about."""
+
+
+def of_program(program: AnyProgram[Any, Any], results: Results) -> dict[str, Result]:
+    """By step, of those that it came to."""
+    return {step: result[program.name] for step, result in results.items() if program.name in result}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What --accept writes, by program; of what was not measured nothing."""
+
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Its accuracy, which gives thresholds."""
+    recorded: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """What the baseline has of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a lane says of a program that it came to a verdict on."""
+
+    findings: Iterable[Finding]
+    row: Mapping[str, Metric]
+    """What its row of the report has beside what all lanes' rows have."""
+
+
 def chosen(
     suites: Suites[P],
     choice: Choice,
@@ -92,13 +125,14 @@ def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict
     return {suite: load_baseline(suite, profile, program.lane) for suite, program in suites.items()}
 
 
-def write_accepted(
-    suites: Suites[P],
-    plan: AnyPlan[P],
-    values: Mapping[str, Mapping[str, object]],
-    figures: Mapping[str, Mapping[str, float]],
-    stage: str = "",
-) -> None:
+def show_list(programs: Sequence[AnyProgram[Any, Any]]) -> int:
+    """For --list; returns the exit code."""
+    for program in programs:
+        sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
+    return 0
+
+
+def write_accepted(suites: Suites[P], plan: AnyPlan[P], measured: Measured, stage: str = "") -> None:
     """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
     that their suites have no more are dropped."""
 
@@ -108,10 +142,11 @@ def write_accepted(
     margin_db = load_tolerances().sqnr_margin_db
     for suite, baseline in list(plan.baselines.items()):
         every = suites.programs_of(suite, profile=plan.selection.profile)
-        thresholds = thresholds_of(every, _of_suite(suite, plan.programs, figures), margin_db, again)
+        figures = _of_suite(suite, plan.programs, measured.figures)
         runs = {program.run_name for program in every}
-        mine = _of_suite(suite, plan.programs, values)
-        plan.baselines[suite] = baseline.rewritten(mine, thresholds, runs)
+        recorded = _of_suite(suite, plan.programs, measured.recorded)
+        thresholds = thresholds_of(every, figures, margin_db, again)
+        plan.baselines[suite] = baseline.rewritten(recorded, thresholds, runs)
 
 
 def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
@@ -123,19 +158,14 @@ def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Map
 
 
 def accepted(
-    accept: Accept,
-    suites: Suites[P],
-    plan: AnyPlan[P],
-    figures: Mapping[str, Mapping[str, float]],
-    values: Mapping[str, Mapping[str, object]],
-    stage: StageRun,
+    accept: Accept, suites: Suites[P], plan: AnyPlan[P], measured: Measured, stage: StageRun
 ) -> tuple[P, ...]:
     """Write what was measured if it is accepted; returns the programs with their thresholds of now."""
     if not accept.values:
         return plan.programs
-    reasons = dict(_reasons(plan, figures, accept.reason, stage.command))
-    explained = {name: {**fields, **reasons.get(name, {})} for name, fields in values.items()}
-    write_accepted(suites, plan, explained, figures, stage.stage)
+    reasons = dict(_reasons(plan, measured.figures, accept.reason, stage.command))
+    recorded = {name: {**fields, **reasons.get(name, {})} for name, fields in measured.recorded.items()}
+    write_accepted(suites, plan, Measured(measured.figures, recorded), stage.stage)
     profile = plan.selection.profile
     known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
     return tuple(
@@ -156,6 +186,33 @@ def _reasons(
     for suite, baseline in plan.baselines.items():
         reasons = baseline.reasons(_of_suite(suite, plan.programs, figures), reason, command, low)
         yield from ((name, {"reason": text}) for name, text in reasons.items())
+
+
+def report(
+    stage: StageRun, suites: Suites[P], plan: AnyPlan[P], judged: Mapping[str, Judged], results: Results
+) -> None:
+    """Put the findings and the row of each program into the report, and do a part of the work twice for
+    --recheck. A program without a verdict has none in `judged`: what it needs has failed."""
+    commands = {program.name: suites.repeat(program, stage.stage) for program in plan.programs}
+    differences: list[Finding] = []
+    if share := plan.work.recheck:
+        done = recheck(plan.repeatable, share)
+        stage.metrics |= metrics(done)
+        differences += recheck_findings(done, lambda work: commands[work.name])
+    rows: dict[str, Metric] = {}
+    for program in plan.programs:
+        verdict_of, name = judged.get(program.name), program.name
+        findings = [finding for finding in differences if finding.subject == name]
+        findings = one_a_cause([*findings, *(verdict_of.findings if verdict_of else ())])
+        stage.findings += findings
+        if verdict_of:
+            rows[name] = {**row_of(program, findings, commands[name], stage.stage), **verdict_of.row}
+    for result in results.values():
+        stage.findings += not_passed(plan.programs, result)
+    *_, last = results.values()
+    stage.metrics |= counts(rows, last.values())
+    stage.metrics |= {"selected": len(plan.programs), **source_of_executorch()}
+    record(stage, {row.needs: row.suite for row in plan.programs if row.needs}, plan.selection)
 
 
 def row_of(

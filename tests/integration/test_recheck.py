@@ -9,7 +9,7 @@ import pytest
 from tests.support.lowering_suites import run
 from tests.support.onnx_models import conv_model, write
 
-# What differs is found in a lane of a few lines: tests/unit/test_lane.py.
+# What differs is found in a lane of a few lines: tests/support/toy_lane.py.
 pytestmark = [pytest.mark.heavy, pytest.mark.whole, pytest.mark.timeout(900)]
 
 NET = """\

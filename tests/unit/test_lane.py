@@ -5,126 +5,63 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from pydantic import Field
 
 from ci.model_commands.compile_one import compile_model
-from ci.models.own_packages import OwnPackages
-from ci.results import CachedResults, Key
-from ci.suite.cached_steps import CachedStep, run_cached_step
-from ci.suite.lane import Lane, Mine, Results, run
+from ci.outcome import Result
+from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.model_report import reported
-from ci.suite.options import (
-    Accept,
-    Choice,
-    Compiling,
-    OneModel,
-    StageOptions,
-    WorkOptions,
-)
-from ci.suite.programs import NO_SUITE, AnyCase, AnyProgram, AnyRun, Suites
-from ci.suite.recheck import Repeats
-from ci.suite.stage import AnyPlan, baselines_of
-from ci.suite.suite_file import LaneForm
-from ci.work import Home
+from ci.suite.options import Accept, Choice, Compiling, OneModel, StageOptions, WorkOptions
+from ci.suite.programs import NO_SUITE
+from ci.suite.stage import AnyPlan, Measured, Results
 from provisioning.base.errors import ToolkitError, UsageError
-from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import Selection
-
-
-# The lane begins here.
-class ToyRun(AnyRun):
-    width: int
-
-    @property
-    def kind(self) -> str:
-        return "toy"
-
-
-class ToyCase(AnyCase):
-    runs: tuple[ToyRun, ...] = Field(min_length=1, alias="run")
-
-
-@dataclass(frozen=True, slots=True)
-class Program(AnyProgram[ToyCase, ToyRun]):
-    pass
-
-
-@dataclass(frozen=True)
-class Compile(CachedStep[Program]):
-    kind, title, keeps_files, repeats = "toy", "toys", True, Repeats()
-    function = "tests.support.toy_worker:compiled"
-    plan: AnyPlan[Program]
-    more: Mapping[str, Any]
-
-    def home(self, own: OwnPackages) -> Home:
-        environment = {"PATH": "/usr/bin:/bin"}
-        return Home(environment, self.plan.logs, "tests.support.toy_worker:prepare", "nothing", "")
-
-    def key(self, program: Program, results: CachedResults) -> Key:
-        return program.request
-
-    def request(self, program: Program) -> Mapping[str, Any]:
-        return {"width": program.run.width, **self.more}
-
-
-class Toy(Lane[Program, AnyPlan[Program]]):
-    stage, rules = "test_toy", "toy"
-    more: ClassVar[Mapping[str, Any]] = {}
-    suites = Suites("test_toy", Path("toy.toml"), Program, LaneForm("toy", ToyCase, ("test_toy",)))
-
-    def plan(self, programs: Sequence[Program], options: StageOptions) -> AnyPlan[Program]:
-        selection, baselines = options.selection, baselines_of(programs, options.selection.profile)
-        return AnyPlan(tuple(programs), selection, options.work, selection.reports / "toy", baselines)
-
-    def do(self, plan: AnyPlan[Program], *, new_baseline: bool) -> Results:
-        return {"toy": run_cached_step(Compile(plan, self.more), plan.programs)}
-
-    def findings(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Iterator[Finding]:
-        if failure := mine["toy"].failure:
-            yield Finding(f"toy-{failure.rule}", Severity.ERROR, program.name, failure.message, failure.fix)
-
-    def row(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Mapping[str, Any]:
-        return {"cached": mine["toy"].cached, "width": program.run.width}
-
-    def figures(self, program: Program, mine: Mine) -> Mapping[str, float] | None:
-        return None if mine["toy"].failure else {"sqnr_db": mine["toy"].facts["sqnr_db"]}
-
-    def recorded(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Mapping[str, Any] | None:
-        return {"context_bytes": program.run.width, "build_id": "v1", "accuracy": self.figures(program, mine)}
-
-
-# The lane ends here.
+from tests.support import toy_lane
+from tests.support.toy_lane import SUITES, Compile, ToyCase, ToyProgram, ToyRun, measured_of, plan_of, run
 
 
 # Its models begin here.
-class ToyModel(LaneModel[Program, AnyPlan[Program]]):
-    lane = Toy()
-    fields = ("width",)
+class ToyModel(LaneModel[ToyProgram, AnyPlan[ToyProgram]]):
+    suites, fields = SUITES, ("width",)
 
-    def program(self, soc: str, suite: Path | None = None) -> Program:
+    def program(self, soc: str, suite: Path | None = None) -> ToyProgram:
         run = ToyRun(width=int(self.model.typed), socs=(soc,))
-        return Program(suite or Path(NO_SUITE).absolute(), "net", ToyCase(run=(run,)), run, soc)
+        return ToyProgram(suite or Path(NO_SUITE).absolute(), "net", ToyCase(run=(run,)), run, soc)
 
-    def product(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Product:
-        assert mine["toy"].folder
-        files = {f"net-{program.soc}": mine["toy"].folder / "program"}
+    def plan(self, programs: Sequence[ToyProgram]) -> AnyPlan[ToyProgram]:
+        return plan_of(programs, self.model.selection, self.model.work)
+
+    def do(self, plan: AnyPlan[ToyProgram]) -> Results:
+        return {"toy": run_cached_step(Compile(plan), plan.programs)}
+
+    def measured_of(self, plan: AnyPlan[ToyProgram], results: Results) -> Measured:
+        return measured_of(plan, results["toy"])
+
+    def product(
+        self, plan: AnyPlan[ToyProgram], program: ToyProgram, results: Mapping[str, Result]
+    ) -> Product:
+        folder = require_done(results["toy"]).folder
+        assert folder
+        files = {f"net-{program.soc}": folder / "program"}
         return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"])
 
 
 # Its models end here.
 class Recorded(ToyModel):
-    def product(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Product:
-        assert mine["toy"].folder
+    def product(
+        self, plan: AnyPlan[ToyProgram], program: ToyProgram, results: Mapping[str, Result]
+    ) -> Product:
+        assert results["toy"].folder
         files: dict[str, Path | str] = {"net.json": json.dumps({"schema": 1})}
-        return Product({**files, "net": mine["toy"].folder / "program"})
+        return Product({**files, "net": results["toy"].folder / "program"})
 
 
 SUITE = "schema = 2\n" + "".join(
@@ -146,8 +83,7 @@ def toys(
         suite.write_text(SUITE)
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder / "reports")
     chosen = Choice(suites=(suite,), **choice)
-    lane = type("Toy", (Toy,), {"more": more})()
-    ended = run(lane, StageOptions(selection, chosen, work, accept or Accept(), listed))
+    ended = run(StageOptions(selection, chosen, work, accept or Accept(), listed), more)
     rows = {} if listed else Report.read(folder / "reports/test_toy.json").metrics["programs"]
     assert isinstance(rows, dict)
     return ended, {name.partition("/")[0]: row for name, row in rows.items()}
@@ -199,7 +135,7 @@ def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureF
 def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
     both = Accept(values=True)
     assert toys(tmp_path, both, words=("net2 or net3",))[0] == 0
-    programs = Toy.suites.programs_of(tmp_path / "toy.toml")
+    programs = SUITES.programs_of(tmp_path / "toy.toml")
     assert [program.accepted.sqnr_db for program in programs] == [19.0, 29.0, None, None]
     assert (tmp_path / "toy.toml").read_text() == SUITE
 
@@ -255,7 +191,7 @@ def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> 
     compiled(tmp_path, 5, suite)
     code, rows = toys(tmp_path)
     assert code == 0 and [(row["width"], row["cached"]) for row in rows.values()] == [(5, True)]
-    (program,) = Toy.suites.programs_of(suite)
+    (program,) = SUITES.programs_of(suite)
     assert program.thresholds and program.thresholds.sqnr_db
 
 
@@ -313,8 +249,9 @@ def test_a_machine_in_trouble_is_no_difference(tmp_path: Path) -> None:
 
 
 def test_a_toy_lane_takes_few_lines() -> None:
-    text = Path(__file__).read_text(encoding="utf-8")
-    lane = text.partition("# The lane begins here.")[2].partition("# The lane ends here.")[0]
-    assert len([line for line in lane.splitlines() if line.strip()]) <= 80
-    models = text.partition("# Its models begin here.")[2].partition("# Its models end here.")[0]
-    assert len([line for line in models.splitlines() if line.strip()]) <= 15
+    text = Path(toy_lane.__file__).read_text(encoding="utf-8")
+    lines = [line for line in text.partition("\nclass ")[2].splitlines() if line.strip()]
+    assert len(lines) <= 80
+    models = Path(__file__).read_text(encoding="utf-8")
+    models = models.partition("# Its models begin here.")[2].partition("# Its models end here.")[0]
+    assert len([line for line in models.splitlines() if line.strip()]) <= 25

@@ -26,9 +26,10 @@ from ci.lanes.executorch.records import (
     compiled_in,
     ran_in,
 )
-from ci.lanes.executorch.reload import judged, reloads
+from ci.lanes.executorch.reload import judged as judged_again
+from ci.lanes.executorch.reload import reloads
 from ci.lanes.executorch.run_worker import OUTPUTS
-from ci.lanes.executorch.stage import Lowering
+from ci.lanes.executorch.stage import chosen_programs, note_left_out, plan_of_stage
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.operators.faults import Met, faults_in, versions_of
@@ -51,22 +52,144 @@ from ci.suite.findings import (
     placeholder,
     shown_thresholds,
 )
-from ci.suite.lane import Mine, Results
 from ci.suite.options import StageOptions
 from ci.suite.runner import Runner, find_runner, ready_runner
 from ci.suite.scoring import scores_of
+from ci.suite.stage import Judged, Measured, Results, accepted, finish, of_program, report, show_list
 from ci.work import Home
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Severity
+from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import in_decibels
 
 RAN = "emulator"
 """The step whose figures are a program's."""
-RELOADED = "reload"
 RUN_WORKER = "ci.lanes.executorch.run_worker"
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
+
+
+STAGE = "test_emulator"
+
+
+def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
+    """The exit code."""
+    selection, accept = options.selection, options.accept
+    if options.list_only:
+        return show_list(chosen_programs(options.choice, selection))
+    stage = StageRun.as_typed(STAGE, selection.profile, DEFAULT_TARGET)
+    with stage.reported(selection.reports, "emulator-not-run"):
+        plan = plan_of_stage(chosen_programs(options.choice, selection), options, "emulator")
+        _refuse_other_backends(plan)
+        runner = ready_runner(os.environ, selection.reports)
+        compiled = compile_programs(plan)
+        measured = measure(plan, runner, compiled)
+        # What is loaded again, as it was compiled.
+        runnable = {name: compiled[name] for name, result in measured.items() if ran(result)}
+        again = reloads(plan, runnable) if reload else {}
+        results = {COMPILED: compiled, "reload": again, RAN: measured}
+        plan = replace(plan, programs=accepted(accept, SUITES, plan, measured_of(plan, results), stage))
+        judged = {
+            program.name: Judged(_findings_of(plan, program, of), _row_of(plan, program, of))
+            for program in plan.programs
+            for of in [of_program(program, results)]
+        }
+        report(stage, SUITES, plan, judged, results)
+        stage.metrics |= {"build_id": plan.basis.build_id, "runner": find_runner(os.environ).described}
+        note_left_out(stage, plan, "emulator-not-run")
+        _show_outputs_of_failed(stage, measured)
+        if keep_programs:
+            _keep(stage, compiled, selection.reports / KEPT)
+        if reload:
+            stage.findings += judged_again(plan, runnable, again)
+            stage.metrics["loaded again"] = len(again)
+    return finish(stage, selection)
+
+
+def _refuse_other_backends(plan: ExecutorchPlan) -> None:
+    for program in plan.programs:
+        if program.backend != "htp":
+            message = f"the emulator has only the HTP, but this program is for the {program.backend}"
+            fix = SUITES.repeat(program, "test_lowering")
+            finding = Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
+            plan.refused.setdefault(program.name, finding)
+
+
+def figures_of(result: Result | None) -> Mapping[str, float] | None:
+    """None of what did not run, or gave nothing to compare."""
+    return ran_in(result).figures if result is not None and ran(result) else None
+
+
+def measured_of(plan: ExecutorchPlan, results: Results) -> Measured:
+    """Costs and accuracy, all from one build."""
+    measured = {name: result for name, result in results[RAN].items() if ran(result)}
+    recorded = {
+        name: {
+            "build_id": plan.basis.build_id,
+            **costs_of(results[COMPILED][name]),
+            "accuracy": rounded(ran_in(result).figures),
+            **({} if result.cached else {"run_seconds": round(ran_in(result).seconds, 1)}),
+        }
+        for name, result in measured.items()
+    }
+    return Measured({name: ran_in(result).figures for name, result in measured.items()}, recorded)
+
+
+def _findings_of(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Iterator[Finding]:
+    again, lowered = SUITES.repeat(program, STAGE), results.get(COMPILED)
+    if lowered is None:
+        yield plan.refused[program.name]
+    elif lowered.failure:
+        yield failure_finding(program, lowered.failure, STAGE)
+    else:
+        record = compiled_in(lowered)
+        found = findings_of(program, results[RAN], record, plan.basis.build_id)
+        yield from explained(found, plan.selection.store, record.without_time)
+        yield from kept_on_cpu(program, record)
+        if (figures := figures_of(results[RAN])) is not None:
+            every = SUITES.repeat(program, STAGE, every_chip=True)
+            yield from placeholder(program, figures, every.plus("--accept"))
+            slices = ran_in(results[RAN]).slices
+            yield from constant_outputs(program, figures, slices, again)
+            causes = partial(causes_of, program, record, slices, figures, plan.basis.build_id)
+            yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
+
+
+def _row_of(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Mapping[str, Metric]:
+    figures = figures_of(results.get(RAN))
+    shown: dict[str, Metric] = {
+        "backend": program.backend,
+        "scheme": program.run.precision,
+        "thresholds": shown_thresholds(program, figures or {}),
+        "expected_fault": program.run.emulator_fault,
+    }
+    if figures is None:
+        return shown
+    lowered, result, agreed = results[COMPILED], results[RAN], plan.baseline(program).of(program.name)
+    record = ran_in(result)
+    return shown | {
+        "sha256": hash_file(program_file(lowered)),
+        "costs": dict(costs_of(lowered)),
+        "cached": result.cached,
+        "not_cached_because": result.not_remembered,
+        "figures": dict(figures),
+        "slices": list(record.slices),
+        "baseline": dict(agreed.accuracy) if agreed else {},
+        **record.times,
+    }
+
+
+def _show_outputs_of_failed(stage: StageRun, measured: Mapping[str, Result]) -> None:
+    wrong = {finding.subject for finding in stage.findings if finding.severity is Severity.ERROR}
+    for name, result in measured.items():
+        if result.folder and name in wrong:
+            files = sorted(result.folder.rglob("*.raw"))
+            stage.artifacts += [Artifact.of("failure", path) for path in files]
 
 
 @dataclass(frozen=True)
@@ -140,121 +263,9 @@ class RunOnEmulator(CachedStep[ExecutorchProgram]):
         return folder
 
 
-@dataclass(frozen=True)
-class Emulation(Lowering):
-    """`test_emulator`: every program compiled, run, and compared with PyTorch."""
-
-    stage, rules = "test_emulator", "emulator"
-
-    reload: bool
-    keep_programs: bool
-
-    def plan(self, programs: Sequence[ExecutorchProgram], options: StageOptions) -> ExecutorchPlan:
-        plan = super().plan(programs, options)
-        for program in plan.programs:
-            if program.backend != "htp":
-                message = f"the emulator has only the HTP, but this program is for the {program.backend}"
-                fix = SUITES.repeat(program, "test_lowering")
-                finding = Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
-                plan.refused.setdefault(program.name, finding)
-        return plan
-
-    def do(self, plan: ExecutorchPlan, *, new_baseline: bool) -> Results:
-        runner = ready_runner(os.environ, plan.selection.reports)
-        compiled = compile_programs(plan)
-        measured = measure(plan, runner, compiled)
-        again = reloads(plan, _runnable(compiled, measured)) if self.reload else {}
-        return {COMPILED: compiled, RELOADED: again, RAN: measured}
-
-    def findings(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Iterator[Finding]:
-        again, lowered = SUITES.repeat(program, self.stage), mine.get(COMPILED)
-        if lowered is None:
-            yield plan.refused[program.name]
-        elif lowered.failure:
-            yield failure_finding(program, lowered.failure, self.stage)
-        else:
-            record = compiled_in(lowered)
-            found = findings_of(program, mine[RAN], record, plan.basis.build_id)
-            yield from explained(found, plan.selection.store, record.without_time)
-            yield from kept_on_cpu(program, record)
-            if (figures := self.figures(program, mine)) is not None:
-                every = SUITES.repeat(program, self.stage, every_chip=True)
-                yield from placeholder(program, figures, every.plus("--accept"))
-                slices = ran_in(mine[RAN]).slices
-                yield from constant_outputs(program, figures, slices, again)
-                causes = partial(causes_of, program, record, slices, figures, plan.basis.build_id)
-                yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
-
-    def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
-        figures = self.figures(program, mine)
-        shown: dict[str, Metric] = {
-            "backend": program.backend,
-            "scheme": program.run.precision,
-            "thresholds": shown_thresholds(program, figures or {}),
-            "expected_fault": program.run.emulator_fault,
-        }
-        if figures is None:
-            return shown
-        lowered, result, agreed = mine[COMPILED], mine[RAN], plan.baseline(program).of(program.name)
-        record = ran_in(result)
-        return shown | {
-            "sha256": hash_file(program_file(lowered)),
-            "costs": dict(costs_of(lowered)),
-            "cached": result.cached,
-            "not_cached_because": result.not_remembered,
-            "figures": dict(figures),
-            "slices": list(record.slices),
-            "baseline": dict(agreed.accuracy) if agreed else {},
-            **record.times,
-        }
-
-    def figures(self, program: ExecutorchProgram, mine: Mine) -> Mapping[str, float] | None:
-        result = mine.get(RAN)
-        return ran_in(result).figures if result is not None and ran(result) else None
-
-    def recorded(
-        self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine
-    ) -> Mapping[str, object] | None:
-        """Costs and accuracy, all from one build."""
-        result = mine.get(RAN)
-        if result is None or not ran(result):
-            return None
-        record = ran_in(result)
-        return {
-            "build_id": plan.basis.build_id,
-            **costs_of(mine[COMPILED]),
-            "accuracy": rounded(record.figures),
-            **({} if result.cached else {"run_seconds": round(record.seconds, 1)}),
-        }
-
-    def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
-        compiled, measured = results[COMPILED], results[RAN]
-        stage.metrics |= {"build_id": plan.basis.build_id, "runner": find_runner(os.environ).described}
-        self.note_left_out(stage, plan)
-        failed_rows = {finding.subject for finding in stage.findings if finding.severity is Severity.ERROR}
-        for name, result in measured.items():
-            if result.folder and name in failed_rows:
-                files = sorted(result.folder.rglob("*.raw"))
-                stage.artifacts += [Artifact.of("failure", path) for path in files]
-        if self.keep_programs:
-            _keep(stage, compiled, plan.selection.reports / KEPT)
-        if self.reload:
-            again = results[RELOADED]
-            stage.findings += judged(plan, _runnable(compiled, measured), again)
-            stage.metrics["loaded again"] = len(again)
-
-    def lacking(self, findings: Sequence[Finding]) -> bool:
-        return False
-
-
 def ran(result: Result) -> bool:
     """Whether there are figures."""
     return not result.failure and not ran_in(result).rule
-
-
-def _runnable(compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> dict[str, Result]:
-    """What is loaded again, as it was compiled."""
-    return {name: compiled[name] for name, result in measured.items() if ran(result)}
 
 
 class RunOne(RunOnEmulator):

@@ -37,7 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     look_ahead()
-    from ci.lanes.executorch.emulate import Emulation
-    from ci.suite.lane import run as run_lane
+    from ci.lanes.executorch import emulate
 
-    return run_lane(Emulation(args.reload, args.keep_programs), stage_options(args))
+    return emulate.run(stage_options(args), reload=args.reload, keep_programs=args.keep_programs)

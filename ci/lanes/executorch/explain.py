@@ -22,7 +22,7 @@ from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import WORKER, Lower, compile_programs, home_of
 from ci.lanes.executorch.product import PytorchModel
 from ci.lanes.executorch.records import ChipProgram, Row, compiled_in
-from ci.lanes.executorch.stage import Lowering
+from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
     plan_of_model,
@@ -37,7 +37,6 @@ from ci.outcome import Result, WorkerDied
 from ci.plain import as_json
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import run_cached_step
-from ci.suite.lane import chosen_programs
 from ci.suite.options import Choice, Compiling, OneModel
 from ci.suite.runner import Runner, ready_runner
 from ci.work import asking
@@ -152,7 +151,7 @@ def chosen_program(model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) 
 
 
 def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
-    return [program for program in chosen_programs(Lowering(), choice, selection) if program.backend == "htp"]
+    return [program for program in chosen_programs(choice, selection) if program.backend == "htp"]
 
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[PytorchModel]:

@@ -17,11 +17,11 @@ from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compil
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import (
     RAN,
-    Emulation,
     RunOne,
     causes_of,
     findings_of,
     measure,
+    measured_of,
     ran,
     suspected_of,
 )
@@ -34,7 +34,7 @@ from ci.lanes.executorch.judge import (
     suspected_on_cpu,
 )
 from ci.lanes.executorch.records import ChipProgram, EmulatorRun, Lacking, ModelFacts, compiled_in, ran_in
-from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.lanes.executorch.user_program import (
     plan_of_model,
     program_of,
@@ -50,11 +50,11 @@ from ci.outcome import Failure, Result
 from ci.plain import as_json
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
-from ci.suite.lane import Mine, Results
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.output import Publish, keep_origins, require_own
 from ci.suite.precision import scheme_named
 from ci.suite.runner import Runner, ready_runner
+from ci.suite.stage import Measured, Results
 from ci.suite.trial import Outcome
 from provisioning.base import answer
 from provisioning.base.commands import Fix
@@ -71,7 +71,7 @@ NO_RUNNER = "runner"
 
 @dataclass(frozen=True)
 class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
-    lane = Emulation(False, False)
+    suites = SUITES
     fields = ("precision", "cpu_nodes", "calibration")
 
     @property
@@ -123,7 +123,9 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             measured = dict.fromkeys(runnable, no_runner)
         return {COMPILED: compiled, RAN: measured}
 
-    def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
+    def product(
+        self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mapping[str, Result]
+    ) -> Product:
         compiled, run = _compiled(program, plan, mine), mine.get(RAN)
         assert compiled.folder is not None
         unverified: EnvironmentLacking | None = None
@@ -202,6 +204,9 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         stem = program.case_name if self.given else pytorch_model(self.model).name
         return f"{stem}-{program.soc}-{program.run.name}"
 
+    def measured_of(self, plan: ExecutorchPlan, results: Results) -> Measured:
+        return measured_of(plan, results)
+
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
         program = plan.programs[0]
         records = [compiled_in(results[COMPILED][row.name]) for row in plan.programs]
@@ -242,7 +247,7 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
     )
 
 
-def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> Result:
+def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mapping[str, Result]) -> Result:
     """Raises the error of what is no program, or none that runs."""
     result = require_done(program, plan, {program.name: mine[COMPILED]} if COMPILED in mine else {})
     if isinstance(result.record, Lacking):

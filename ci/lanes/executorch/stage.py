@@ -32,29 +32,78 @@ from ci.lanes.executorch.judge import (
 from ci.lanes.executorch.records import ChipProgram, Lacking
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import shown_by_inputs
+from ci.outcome import Result
 from ci.plain import as_json
 from ci.suite.baseline import Recorded, beside, load_tolerances
 from ci.suite.findings import factory_notes
 from ci.suite.installed import ready_environment
-from ci.suite.lane import Lane, Mine, Results
-from ci.suite.options import StageOptions, WorkOptions
-from ci.suite.stage import baselines_of
+from ci.suite.options import Choice, StageOptions, WorkOptions
+from ci.suite.stage import (
+    Judged,
+    Measured,
+    accepted,
+    baselines_of,
+    chosen,
+    finish,
+    report,
+    show_list,
+)
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Place, Severity
-from provisioning.base.settings import Selection
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.manifest import soc_named
 
+STAGE = "test_lowering"
 
-def jobs_of(programs: Sequence[ExecutorchProgram], profile: str) -> list[Job]:
+
+def run(options: StageOptions) -> int:
+    """The exit code."""
+    selection, accept = options.selection, options.accept
+    if options.list_only:
+        return show_list(chosen_programs(options.choice, selection))
+    stage = StageRun.as_typed(STAGE, selection.profile, DEFAULT_TARGET)
+    with stage.reported(selection.reports, "lowering-not-run"):
+        plan = plan_of_stage(chosen_programs(options.choice, selection), options, "lowering")
+        results = compile_programs(plan)
+        plan = replace(plan, programs=accepted(accept, SUITES, plan, _measured_of(plan, results), stage))
+        judged = {
+            program.name: Judged(_findings_of(plan, program, results), _row_of(plan, program, results))
+            for program in plan.programs
+        }
+        report(stage, SUITES, plan, judged, {COMPILED: results})
+        stage.metrics |= {"build_id": plan.basis.build_id, "sdk": str(plan.sdk)}
+        note_left_out(stage, plan, "lowering-not-run")
+    return finish(stage, selection, lacking=only_library_missing(stage.findings))
+
+
+def chosen_programs(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
+    return chosen(SUITES, choice, selection, lambda every: jobs_of(every, selection.profile))
+
+
+def jobs_of(programs: Sequence[ExecutorchProgram], profile: str) -> dict[str, Job]:
+    """By program, for shards."""
     baselines = baselines_of(programs, profile)
-    jobs = []
+    jobs = {}
     for program in programs:
         recorded = baselines[program.suite].of(program.name) or Recorded()
         seconds = (recorded.cpu_seconds or UNKNOWN_SECONDS) + (recorded.run_seconds or 1.0)
-        jobs.append(Job(program.name, seconds))
+        jobs[program.name] = Job(program.name, seconds)
     return jobs
+
+
+def plan_of_stage(programs: Sequence[ExecutorchProgram], options: StageOptions, name: str) -> ExecutorchPlan:
+    """Of the programs that this executorch can lower."""
+    plan = plan_of(programs, options.selection, options.work, name)
+    executorch = version("executorch")
+    fitting = tuple(program for program in programs if program.lowers_with(executorch))
+    if programs and not fitting:
+        wanted = f"{programs[0].name} is for executorch {programs[0].run.executorch}"
+        message = f"{wanted}, and so are all that were chosen for others than this {executorch}"
+        raise EnvironmentLacking(message, fix="choose others, or take that executorch")
+    left_out = tuple(program for program in programs if not program.lowers_with(executorch))
+    return replace(plan, programs=fitting, left_out=left_out)
 
 
 def plan_of(
@@ -94,94 +143,70 @@ def refusals(
             yield name, Finding("lowering-soc", Severity.ERROR, name, message, fix)
 
 
-class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
-    """`test_lowering`: every program compiled, audited and compared with its baseline."""
+def _findings_of(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Iterator[Finding]:
+    result, build_id = results.get(program.name), plan.basis.build_id
+    if result is None:
+        yield plan.refused[program.name]
+        return
+    if result.failure:
+        yield failure_finding(program, result.failure, STAGE)
+        return
+    record = result.record
+    if isinstance(record, Lacking | ChipProgram) and record.lpai:
+        yield from findings_before_compile(program, record.lpai)
+    if not isinstance(record, ChipProgram):
+        return
+    yield from delegation(program, record)
+    yield from kept_on_cpu(program, record)
+    yield from factory_notes(program, record.notes, SUITES.repeat(program, STAGE))
+    shown = shown_by_inputs(record.nodes, record.least, program.run.precision, program.soc, build_id)
+    for met in shown:
+        yield Finding(
+            "known-fault", Severity.WARNING, program.name, str(met), met.fault.fix, Place.read(met.line)
+        )
+    yield from artifact(program, result, build_id)
+    yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
 
-    stage, rules = "test_lowering", "lowering"
-    suites = SUITES
 
-    def jobs(self, programs: Sequence[ExecutorchProgram], profile: str) -> Mapping[str, Job]:
-        return {job.name: job for job in jobs_of(programs, profile)}
+def _row_of(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Mapping[str, Metric]:
+    shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
+    result = results.get(program.name)
+    record = result.record if result is not None else None
+    if isinstance(record, Lacking | ChipProgram) and record.lpai:
+        shown["figures"] = dict(record.lpai.in_torch.figures)
+    if result is None or not isinstance(record, ChipProgram):
+        return shown
+    return shown | {
+        "cached": result.cached,
+        "not_cached_because": result.not_remembered,
+        "program": str(program_file(result)),
+        "seconds": record.seconds,
+        "export_seconds": result.export_seconds,
+        "peak_bytes": record.peak,
+        "delegates": record.delegates,
+        "cpu_operators": len(record.left),
+        "partition": [as_json(part) for part in record.partition],
+        "costs": dict(costs_of(result)),
+        **beside(costs_of(result), plan.basis.build_id, plan.baseline(program).of(program.name)),
+    }
 
-    def plan(self, programs: Sequence[ExecutorchProgram], options: StageOptions) -> ExecutorchPlan:
-        plan = plan_of(programs, options.selection, options.work, self.rules)
-        executorch = version("executorch")
-        fitting = tuple(program for program in programs if program.lowers_with(executorch))
-        if programs and not fitting:
-            wanted = f"{programs[0].name} is for executorch {programs[0].run.executorch}"
-            message = f"{wanted}, and so are all that were chosen for others than this {executorch}"
-            raise EnvironmentLacking(message, fix="choose others, or take that executorch")
-        left_out = tuple(program for program in programs if not program.lowers_with(executorch))
-        return replace(plan, programs=fitting, left_out=left_out)
 
-    def do(self, plan: ExecutorchPlan, *, new_baseline: bool) -> Results:
-        return {COMPILED: compile_programs(plan)}
+def _measured_of(plan: ExecutorchPlan, results: Mapping[str, Result]) -> Measured:
+    build_id = plan.basis.build_id
+    recorded = {
+        name: {**costs_of(result), "build_id": build_id, "peak_mb": result.record.peak >> 20}
+        for name, result in results.items()
+        if isinstance(result.record, ChipProgram)
+    }
+    return Measured(recorded=recorded)
 
-    def findings(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Iterator[Finding]:
-        result, build_id = mine.get(COMPILED), plan.basis.build_id
-        if result is None:
-            yield plan.refused[program.name]
-            return
-        if result.failure:
-            yield failure_finding(program, result.failure, self.stage)
-            return
-        record = result.record
-        if isinstance(record, Lacking | ChipProgram) and record.lpai:
-            yield from findings_before_compile(program, record.lpai)
-        if not isinstance(record, ChipProgram):
-            return
-        yield from delegation(program, record)
-        yield from kept_on_cpu(program, record)
-        yield from factory_notes(program, record.notes, SUITES.repeat(program, self.stage))
-        shown = shown_by_inputs(record.nodes, record.least, program.run.precision, program.soc, build_id)
-        for met in shown:
-            yield Finding(
-                "known-fault", Severity.WARNING, program.name, str(met), met.fault.fix, Place.read(met.line)
-            )
-        yield from artifact(program, result, build_id)
-        yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
 
-    def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
-        shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
-        result = mine.get(COMPILED)
-        record = result.record if result is not None else None
-        if isinstance(record, Lacking | ChipProgram) and record.lpai:
-            shown["figures"] = dict(record.lpai.in_torch.figures)
-        if result is None or not isinstance(record, ChipProgram):
-            return shown
-        return shown | {
-            "cached": result.cached,
-            "not_cached_because": result.not_remembered,
-            "program": str(program_file(result)),
-            "seconds": record.seconds,
-            "export_seconds": result.export_seconds,
-            "peak_bytes": record.peak,
-            "delegates": record.delegates,
-            "cpu_operators": len(record.left),
-            "partition": [as_json(part) for part in record.partition],
-            "costs": dict(costs_of(result)),
-            **beside(costs_of(result), plan.basis.build_id, plan.baseline(program).of(program.name)),
-        }
-
-    def recorded(
-        self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine
-    ) -> Mapping[str, object] | None:
-        result = mine.get(COMPILED)
-        if result is None or not isinstance(result.record, ChipProgram):
-            return None
-        megabytes = result.record.peak >> 20
-        return {**costs_of(result), "build_id": plan.basis.build_id, "peak_mb": megabytes}
-
-    def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
-        stage.metrics |= {"build_id": plan.basis.build_id, "sdk": str(plan.sdk)}
-        self.note_left_out(stage, plan)
-
-    def note_left_out(self, stage: StageRun, plan: ExecutorchPlan) -> None:
-        for program in plan.left_out:
-            wanted, here = program.run.executorch, version("executorch")
-            message = f"not run: its suite has it for executorch {wanted}, and this is {here}"
-            fix = "take that executorch to run it"
-            stage.add(f"{self.rules}-not-run", Severity.NOTE, program.name, message, fix)
-
-    def lacking(self, findings: Sequence[Finding]) -> bool:
-        return only_library_missing(findings)
+def note_left_out(stage: StageRun, plan: ExecutorchPlan, rule: str) -> None:
+    for program in plan.left_out:
+        wanted, here = program.run.executorch, version("executorch")
+        message = f"not run: its suite has it for executorch {wanted}, and this is {here}"
+        stage.add(rule, Severity.NOTE, program.name, message, "take that executorch to run it")

@@ -38,7 +38,6 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 def run(args: argparse.Namespace) -> int:
     look_ahead()
-    from ci.lanes.executorch.stage import Lowering
-    from ci.suite.lane import run as run_lane
+    from ci.lanes.executorch import stage
 
-    return run_lane(Lowering(), stage_options(args))
+    return stage.run(stage_options(args))

@@ -31,8 +31,7 @@ from ci.lanes.llm.orders import (
     record_in,
 )
 from ci.lanes.llm.prompts import hashed_runs, judged_text, require_tokenizer, windows
-from ci.lanes.llm.stage import LanguageModels
-from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
+from ci.lanes.llm.suite import SUITES, LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.work import (
     CompileCheckpoint,
     LlmPlan,
@@ -45,11 +44,11 @@ from ci.outcome import Result
 from ci.plain import read
 from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.installed import ready_environment
-from ci.suite.lane import Mine, Results
 from ci.suite.lane_model import LaneModel, Product, not_taken
 from ci.suite.options import LANGUAGE_TIMEOUT, Compiling, OneModel
 from ci.suite.output import SCRATCH
 from ci.suite.programs import NO_SUITE
+from ci.suite.stage import Results
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
@@ -123,7 +122,7 @@ def _pace() -> float:
 
 @dataclass(frozen=True)
 class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
-    lane = LanguageModels()
+    suites = SUITES
 
     shape: Architecture
     order: CompileOrder
@@ -216,7 +215,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         beginning = len(self.shape.beginning)
         return hashed_runs(row[beginning:] for row in self.calibration)
 
-    def product(self, plan: LlmPlan, program: LlmProgram, mine: Mine) -> Product:
+    def product(self, plan: LlmPlan, program: LlmProgram, mine: Mapping[str, Result]) -> Product:
         result, order, output = mine[COMPILED], self.order, self.how.output
         assert result.folder is not None
         store, written = self.model.selection.store, read(Written, result.facts)

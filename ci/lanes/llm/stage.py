@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from ci.jobs import Job
 from ci.lanes.llm.orders import EXECUTORCH, GENIE
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
@@ -13,61 +14,65 @@ from ci.lanes.llm.work import LlmPlan, ReadExecutorchPrograms, ReadPrograms, Tra
 from ci.outcome import Result
 from ci.suite.cached_steps import run_cached_step
 from ci.suite.installed import ready_environment
-from ci.suite.lane import Lane, Mine, Results
-from ci.suite.options import StageOptions
-from provisioning.base.findings import Finding, Metric
+from ci.suite.options import Choice, StageOptions
+from ci.suite.stage import Judged, chosen, finish, report, show_list
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 
 PACKAGES = ("executorch", "onnx", "onnxruntime", "onnxruntime-qnn", "torch", "tokenizers", "transformers")
-MODELS, VERDICTS = "models", "verdicts"
+STAGE, MODELS, VERDICTS = "test_llm", "models", "verdicts"
 
 
-class LanguageModels(Lane[LlmProgram, LlmPlan]):
-    stage, rules = "test_llm", "llm"
-    suites = SUITES
-
-    def require_installed(self) -> None:
+def run(options: StageOptions) -> int:
+    """The exit code."""
+    selection = options.selection
+    if options.list_only:
+        return show_list(_chosen_programs(options.choice, selection))
+    stage = StageRun.as_typed(STAGE, selection.profile, DEFAULT_TARGET)
+    with stage.reported(selection.reports, "llm-not-run"):
         require_installed()
-
-    def plan(self, programs: Sequence[LlmProgram], options: StageOptions) -> LlmPlan:
-        selection = options.selection
-        lowered = any(program.run.through == EXECUTORCH for program in programs)
-        qnn_environment = ready_environment(selection, os.environ) if lowered else None
-        logs = selection.reports.absolute() / "llm"
-        return LlmPlan(tuple(programs), selection, options.work, logs, {}, qnn_environment)
-
-    def do(self, plan: LlmPlan, *, new_baseline: bool) -> Results:
-        models, verdicts = run_cached_step(Train(plan), plan.programs), dict[str, Result]()
-        for through, step in {GENIE: ReadPrograms, EXECUTORCH: ReadExecutorchPrograms}.items():
-            trained = [
-                program
-                for program in plan.programs
-                if program.run.through == through
-                and (model := models[program.name]).folder
-                and not model.failure
-            ]
-            if trained:
-                verdicts |= run_cached_step(step(plan, models), trained)
-        return {MODELS: models, VERDICTS: verdicts}
-
-    def reached(self, mine: Mine) -> bool:
-        return VERDICTS in mine
-
-    def findings(self, plan: LlmPlan, program: LlmProgram, mine: Mine) -> Iterable[Finding]:
-        return findings_of(program, mine[VERDICTS])
-
-    def row(self, plan: LlmPlan, program: LlmProgram, mine: Mine) -> Mapping[str, Metric]:
-        return report_row(program, mine[VERDICTS])
-
-    def close(self, stage: StageRun, plan: LlmPlan, results: Results) -> None:
+        plan = _plan_of(_chosen_programs(options.choice, selection), options)
+        models = run_cached_step(Train(plan), plan.programs)
+        verdicts = _verdicts(plan, models)
+        # Of a program whose model was not trained, the finding about the model says it.
+        judged = {
+            program.name: Judged(findings_of(program, result), report_row(program, result))
+            for program in plan.programs
+            if (result := verdicts.get(program.name))
+        }
+        report(stage, SUITES, plan, judged, {MODELS: models, VERDICTS: verdicts})
         of_case = {program.case_name: program for program in plan.programs}
-        models = {name: results[MODELS][program.name] for name, program in of_case.items()}
         for name, program in of_case.items():
-            stage.findings += model_findings(name, program.case.perplexity, models[name])
+            stage.findings += model_findings(name, program.case.perplexity, models[program.name])
+        perplexity = {name: models[program.name].facts.get("perplexity") for name, program in of_case.items()}
         stage.metrics |= {
-            "not_run": len(plan.programs) - len(results[VERDICTS]),
-            "perplexity": {
-                name: round(result.facts["perplexity"], 2) for name, result in models.items() if result.facts
-            },
+            "not_run": len(plan.programs) - len(verdicts),
+            "perplexity": {name: round(value, 2) for name, value in perplexity.items() if value is not None},
             "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         }
+    return finish(stage, selection)
+
+
+def _chosen_programs(choice: Choice, selection: Selection) -> list[LlmProgram]:
+    return chosen(SUITES, choice, selection, lambda every: {row.name: Job(row.name) for row in every})
+
+
+def _plan_of(programs: Sequence[LlmProgram], options: StageOptions) -> LlmPlan:
+    selection = options.selection
+    lowered = any(program.run.through == EXECUTORCH for program in programs)
+    qnn_environment = ready_environment(selection, os.environ) if lowered else None
+    logs = selection.reports.absolute() / "llm"
+    return LlmPlan(tuple(programs), selection, options.work, logs, {}, qnn_environment)
+
+
+def _verdicts(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
+    verdicts = dict[str, Result]()
+    for through, step in {GENIE: ReadPrograms, EXECUTORCH: ReadExecutorchPrograms}.items():
+        trained = [
+            program
+            for program in plan.programs
+            if program.run.through == through and (model := models[program.name]).folder and not model.failure
+        ]
+        if trained:
+            verdicts |= run_cached_step(step(plan, models), trained)
+    return verdicts

@@ -24,7 +24,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.llm.stage import LanguageModels
-    from ci.suite.lane import run as run_lane
+    from ci.lanes.llm import stage
 
-    return run_lane(LanguageModels(), stage_options(args))
+    return stage.run(stage_options(args))

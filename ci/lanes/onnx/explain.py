@@ -20,7 +20,7 @@ from ci.lanes.onnx.compile import PROGRAM, environment, home_of, order_of, plan_
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN, GraphProblem, load_graph
 from ci.lanes.onnx.orders import precision_of, search_path
 from ci.lanes.onnx.product import OnnxModel
-from ci.lanes.onnx.stage import OnnxLane
+from ci.lanes.onnx.stage import chosen_programs
 from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
 from ci.lanes.onnx.user_program import (
     ExportOne,
@@ -36,7 +36,6 @@ from ci.operators.onnx import inexact_onnx
 from ci.outcome import Failure, Result
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import require_done, run_cached_step
-from ci.suite.lane import chosen_programs
 from ci.suite.options import Choice, Compiling, OneModel
 from ci.suite.precision import ONNX_PRECISIONS, precision_named
 from ci.work import asking
@@ -117,7 +116,7 @@ class ScoresOfOne(OnnxSearch):
 
 
 def chosen_program(model: OneModel, choice: Choice, _kept: tuple[str, ...] = ()) -> OnnxProgram:
-    return program_of(model) if model.typed else only(chosen_programs(OnnxLane(), choice, model.selection))
+    return program_of(model) if model.typed else only(chosen_programs(choice, model.selection))
 
 
 def divergence_of(
@@ -161,7 +160,7 @@ def scores_of(
 
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[OnnxModel]:
-    programs = chosen_programs(OnnxModel.lane, choice, model.selection)
+    programs = chosen_programs(choice, model.selection)
     by_code = [row for row in programs if row.case.factory or ":" in row.case.samples]
     exported = _exported(model, by_code)
     return [_of(model, program, exported.get(program.name)) for program in programs]

@@ -13,17 +13,18 @@ from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
 from ci.lanes.onnx.forecast import forecast_of_chip
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import parse_assignments, settings_of
-from ci.lanes.onnx.stage import COMPILED, OnnxLane
-from ci.lanes.onnx.suite import OnnxProgram
+from ci.lanes.onnx.stage import COMPILED, measured_of
+from ci.lanes.onnx.suite import SUITES, OnnxProgram
 from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
 from ci.models.inputs import inputs_used
+from ci.outcome import Result
 from ci.suite.accuracy import against_in_words
 from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
 from ci.suite.forecast import Forecasted
-from ci.suite.lane import Mine, Results
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.options import Compiling, OneModel
+from ci.suite.stage import Measured, Results
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Severity
@@ -33,7 +34,7 @@ from provisioning.manifest import soc_named
 
 @dataclass(frozen=True)
 class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
-    lane = OnnxLane()
+    suites = SUITES
     fields = ("precision", "per_channel", "calibration", "options")
 
     @classmethod
@@ -78,7 +79,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             users_options=parse_assignments(self.model.options),
         )
 
-    def product(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Product:
+    def product(self, plan: OnnxPlan, program: OnnxProgram, mine: Mapping[str, Result]) -> Product:
         result, step = require_done(mine[COMPILED]), self._step(plan)
         assert result.folder is not None
         facts, files = result.facts, step.files(program, result.folder)
@@ -124,6 +125,9 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
     def drawn(self, program: OnnxProgram) -> Iterator[str]:
         if program.run.quantizes and not program.case.samples:
             yield "it was calibrated with random inputs: --calibrate DIR takes real ones"
+
+    def measured_of(self, plan: OnnxPlan, results: Results) -> Measured:
+        return measured_of(plan, results[COMPILED])
 
     def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
         for program in plan.programs:

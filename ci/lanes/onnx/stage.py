@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ci.explain.cause import explained
-from ci.jobs import Job
 from ci.lanes.onnx.compile import OnnxPlan, compile_programs, jobs_of, plan_of, require_installed, versions
 from ci.lanes.onnx.crosscheck import LaneFigures, executorch_lane, markdown, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
@@ -28,85 +27,94 @@ from ci.outcome import Result
 from ci.suite.accuracy import rounded
 from ci.suite.baseline import COSTS, load_tolerances
 from ci.suite.findings import known_faults
-from ci.suite.lane import Lane, Mine, Results
-from ci.suite.options import StageOptions
-from ci.suite.stage import baselines_of
+from ci.suite.options import Choice, StageOptions
+from ci.suite.stage import Judged, Measured, accepted, baselines_of, chosen, finish, report, show_list
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Finding, Metric
+from provisioning.base.findings import Artifact, Finding
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import RUN, StageRun
 
-COMPILED = "onnx"
+STAGE, COMPILED = "test_onnx", "onnx"
 
 
-class OnnxLane(Lane[OnnxProgram, OnnxPlan]):
-    stage, rules = "test_onnx", "onnx"
-    suites = SUITES
-
-    def require_installed(self) -> None:
+def run(options: StageOptions) -> int:
+    """The exit code."""
+    selection, accept = options.selection, options.accept
+    if options.list_only:
+        return show_list(chosen_programs(options.choice, selection))
+    stage = StageRun.as_typed(STAGE, selection.profile, DEFAULT_TARGET)
+    with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
+        plan = plan_of(chosen_programs(options.choice, selection), selection, options.work)
+        results = compile_programs(plan, new_baseline=accept.values)
+        programs = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
+        others = executorch_lane(programs, selection.reports, selection.profile, os.environ.get(RUN, ""))
+        plan = replace(plan, programs=programs, pairs=tuple(pairs_of(programs, lanes_of(results), others)))
+        judged = {program.name: judged_of(plan, program, results[program.name]) for program in programs}
+        report(stage, SUITES, plan, judged, {COMPILED: results})
+        _note_of_all(stage, plan, results)
+    return finish(stage, selection)
 
-    def jobs(self, programs: Sequence[OnnxProgram], profile: str) -> Mapping[str, Job]:
-        return jobs_of(programs, baselines_of(programs, profile))
 
-    def plan(self, programs: Sequence[OnnxProgram], options: StageOptions) -> OnnxPlan:
-        return plan_of(programs, options.selection, options.work)
+def chosen_programs(choice: Choice, selection: Selection) -> list[OnnxProgram]:
+    profile = selection.profile
+    return chosen(SUITES, choice, selection, lambda every: jobs_of(every, baselines_of(every, profile)))
 
-    def do(self, plan: OnnxPlan, *, new_baseline: bool) -> Results:
-        return {COMPILED: compile_programs(plan, new_baseline=new_baseline)}
 
-    def findings(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Iterator[Finding]:
-        result, baseline, tolerances = mine[COMPILED], plan.baseline(program), load_tolerances()
-        judged = result.facts and was_compiled(result)
-        name = identity_of(context_of(result)) if judged else ""
-        yield from explained(findings_of(program, result), plan.selection.store, name)
-        yield from cost(program, result, baseline, tolerances)
-        yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
-        yield from (check for check in cross_checks(plan) if check.subject == program.name)
+def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> Measured:
+    """Costs and accuracy. What QNN refuses has its operators instead, and what fails how it did."""
+    figures, recorded = dict[str, Mapping[str, float]](), dict[str, Mapping[str, object]]()
+    for program in plan.programs:
+        name, result = program.name, results[program.name]
+        accuracy = accuracy_of(result)
+        if accuracy is not None and not program.case.recorded:
+            figures[name] = accuracy
+        if result.facts:
+            costs: Mapping[str, object] = {**dict.fromkeys(COSTS), "accuracy": {}}
+            if accuracy is not None:
+                megabytes = int(result.facts["peak"]) >> 20
+                costs = {**costs_of(result), "peak_mb": megabytes, "accuracy": rounded(accuracy)}
+            recorded[name] = {**costs, **outcome_of(result), "build_id": build_id_of(result)}
+    return Measured(figures, recorded)
 
-    def row(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Mapping[str, Metric]:
-        others = {pair.name: pair.executorch for pair in plan.pairs}
-        return row(program, mine[COMPILED], plan.baseline(program), others.get(program.name))
 
-    def figures(self, program: OnnxProgram, mine: Mine) -> Mapping[str, float] | None:
-        return None if program.case.recorded else accuracy_of(mine[COMPILED])
+def judged_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Judged:
+    others = {pair.name: pair.executorch for pair in plan.pairs}
+    shown = row(program, result, plan.baseline(program), others.get(program.name))
+    return Judged(_findings_of(plan, program, result), shown)
 
-    def recorded(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Mapping[str, object] | None:
-        """Costs and accuracy. What QNN refuses has its operators instead, and what fails how it did."""
-        result = mine[COMPILED]
-        if not result.facts:
-            return None
-        common = {**outcome_of(result), "build_id": build_id_of(result)}
-        if (figures := accuracy_of(result)) is None:
-            return {**dict.fromkeys(COSTS), "accuracy": {}, **common}
-        megabytes = int(result.facts["peak"]) >> 20
-        return {**costs_of(result), "peak_mb": megabytes, "accuracy": rounded(figures), **common}
 
-    def compared(self, plan: OnnxPlan, results: Results) -> OnnxPlan:
-        """With ExecuTorch's programs of the same models."""
-        selection = plan.selection
-        others = executorch_lane(plan.programs, selection.reports, selection.profile, os.environ.get(RUN, ""))
-        return replace(plan, pairs=tuple(pairs_of(plan.programs, lanes_of(results[COMPILED]), others)))
+def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterator[Finding]:
+    baseline, tolerances = plan.baseline(program), load_tolerances()
+    judged = result.facts and was_compiled(result)
+    name = identity_of(context_of(result)) if judged else ""
+    yield from explained(findings_of(program, result), plan.selection.store, name)
+    yield from cost(program, result, baseline, tolerances)
+    yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
+    yield from (check for check in cross_checks(plan) if check.subject == program.name)
 
-    def close(self, stage: StageRun, plan: OnnxPlan, results: Results) -> None:
-        stage.findings += [check for check in cross_checks(plan) if check.subject == self.stage]
-        build_ids = sorted({lane.build_id for lane in lanes_of(results[COMPILED]).values()})
-        for build_id in build_ids:
-            stage.findings += known_faults(stage.findings, build_id, "onnx")
-        if plan.pairs:
-            path = plan.logs / "cross_check.md"
-            replace_text(path, markdown(plan.pairs, load_tolerances().cross_check_db))
-            stage.artifacts.append(Artifact.of("cross-check", path))
-        stage.metrics |= {
-            "socs": len({program.soc for program in plan.programs}),
-            "build_id": ", ".join(build_ids) or "unknown",
-            "versions": versions(),
-            "cross_checked": len(plan.pairs),
-        }
+
+def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result]) -> None:
+    """What is to be said of all programs together."""
+    stage.findings += [check for check in cross_checks(plan) if check.subject == STAGE]
+    build_ids = sorted({lane.build_id for lane in lanes_of(results).values()})
+    for build_id in build_ids:
+        stage.findings += known_faults(stage.findings, build_id, "onnx")
+    if plan.pairs:
+        path = plan.logs / "cross_check.md"
+        replace_text(path, markdown(plan.pairs, load_tolerances().cross_check_db))
+        stage.artifacts.append(Artifact.of("cross-check", path))
+    stage.metrics |= {
+        "socs": len({program.soc for program in plan.programs}),
+        "build_id": ", ".join(build_ids) or "unknown",
+        "versions": versions(),
+        "cross_checked": len(plan.pairs),
+    }
 
 
 def cross_checks(plan: OnnxPlan) -> Iterator[Finding]:
     if any(program.case.factory for program in plan.programs):
-        yield from verdicts(plan.pairs, load_tolerances().cross_check_db, OnnxLane.stage)
+        yield from verdicts(plan.pairs, load_tolerances().cross_check_db, STAGE)
 
 
 def lanes_of(results: Mapping[str, Result]) -> dict[str, LaneFigures]:

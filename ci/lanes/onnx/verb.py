@@ -29,7 +29,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     look_ahead()
-    from ci.lanes.onnx.stage import OnnxLane
-    from ci.suite.lane import run as run_lane
+    from ci.lanes.onnx import stage
 
-    return run_lane(OnnxLane(), stage_options(args))
+    return stage.run(stage_options(args))

@@ -1,0 +1,111 @@
+"""A toy lane: a program is as many letters as its run is wide. To write a lane, begin with a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ci.jobs import Job
+from ci.models.own_packages import OwnPackages
+from ci.outcome import Result
+from ci.results import CachedResults, Key
+from ci.suite.cached_steps import CachedStep, run_cached_step
+from ci.suite.options import StageOptions, WorkOptions
+from ci.suite.programs import AnyCase, AnyProgram, AnyRun, Suites
+from ci.suite.recheck import Repeats
+from ci.suite.stage import (
+    AnyPlan,
+    Judged,
+    Measured,
+    accepted,
+    baselines_of,
+    chosen,
+    finish,
+    report,
+    show_list,
+)
+from ci.suite.suite_file import LaneForm
+from ci.work import Home
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.stage_run import StageRun
+
+
+class ToyRun(AnyRun):
+    width: int
+
+    @property
+    def kind(self) -> str:
+        return "toy"
+
+
+class ToyCase(AnyCase):
+    runs: tuple[ToyRun, ...] = Field(min_length=1, alias="run")
+
+
+@dataclass(frozen=True, slots=True)
+class ToyProgram(AnyProgram[ToyCase, ToyRun]):
+    pass
+
+
+SUITES = Suites("test_toy", Path("toy.toml"), ToyProgram, LaneForm("toy", ToyCase, ("test_toy",)))
+
+
+@dataclass(frozen=True)
+class Compile(CachedStep[ToyProgram]):
+    kind, title, keeps_files, repeats = "toy", "toys", True, Repeats()
+    function = "tests.support.toy_worker:compiled"
+    plan: AnyPlan[ToyProgram]
+    goes_wrong: Mapping[str, Any] | None = None
+
+    def home(self, own: OwnPackages) -> Home:
+        environment = {"PATH": "/usr/bin:/bin"}
+        return Home(environment, self.plan.logs, "tests.support.toy_worker:prepare", "nothing", "")
+
+    def key(self, program: ToyProgram, results: CachedResults) -> Key:
+        return program.request
+
+    def request(self, program: ToyProgram) -> Mapping[str, Any]:
+        return {"width": program.run.width, **(self.goes_wrong or {})}
+
+
+def plan_of(programs: Sequence[ToyProgram], selection: Selection, work: WorkOptions) -> AnyPlan[ToyProgram]:
+    baselines = baselines_of(programs, selection.profile)
+    return AnyPlan(tuple(programs), selection, work, selection.reports / "toy", baselines)
+
+
+def measured_of(plan: AnyPlan[ToyProgram], results: Mapping[str, Result]) -> Measured:
+    figures = {name: {"sqnr_db": result.facts["sqnr_db"]} for name, result in results.items() if result.facts}
+    width = {program.name: program.run.width for program in plan.programs}
+    common = {"build_id": "v1"}
+    recorded = {name: {**common, "context_bytes": width[name], "accuracy": figures[name]} for name in figures}
+    return Measured(figures, recorded)
+
+
+def judged_of(program: ToyProgram, result: Result) -> Judged:
+    findings = []
+    if failure := result.failure:
+        rule = f"toy-{failure.rule}"
+        findings = [Finding(rule, Severity.ERROR, program.name, failure.message, failure.fix)]
+    return Judged(findings, {"cached": result.cached, "width": program.run.width})
+
+
+def run(options: StageOptions, goes_wrong: Mapping[str, Any] | None = None) -> int:
+    selection, accept = options.selection, options.accept
+    programs = chosen(
+        SUITES, options.choice, selection, lambda every: {row.name: Job(row.name) for row in every}
+    )
+    if options.list_only:
+        return show_list(programs)
+    stage = StageRun.as_typed("test_toy", selection.profile, DEFAULT_TARGET)
+    with stage.reported(selection.reports, "toy-not-run"):
+        plan = plan_of(programs, selection, options.work)
+        results = run_cached_step(Compile(plan, goes_wrong), programs)
+        plan = replace(plan, programs=accepted(accept, SUITES, plan, measured_of(plan, results), stage))
+        judged = {program.name: judged_of(program, results[program.name]) for program in plan.programs}
+        report(stage, SUITES, plan, judged, {"toy": results})
+    return finish(stage, selection)
