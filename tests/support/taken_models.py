@@ -43,7 +43,7 @@ class Taken:
         self.name, self.model = name, OneModel(selection, name, lane, WorkOptions(), "16a8w")
         self.how = Compiling(folder / "out", search=False)
         self.folder, self.gives = folder, gives
-        self.lane: Any = SimpleNamespace(suites=SimpleNamespace(lane="executorch"))
+        self.suites: Any = SimpleNamespace(lane="executorch")
         self.given: Any = None
         self.asked: list[tuple[str, ...] | None] = []
 
