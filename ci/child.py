@@ -134,7 +134,7 @@ def error_reply(kind: str, message: str, **more: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class WorkCosts:
     """What work took."""
 
     seconds: float
@@ -154,9 +154,9 @@ class Meter:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._began, self._cpu = time.monotonic(), cpu_seconds()
 
-    def read(self) -> Costs:
+    def read(self) -> WorkCosts:
         seconds, cpu = time.monotonic() - self._began, cpu_seconds() - self._cpu
-        return Costs(round(seconds, 3), round(cpu, 3), memory_of_process("VmHWM"))
+        return WorkCosts(round(seconds, 3), round(cpu, 3), memory_of_process("VmHWM"))
 
 
 @contextlib.contextmanager
