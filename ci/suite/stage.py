@@ -84,7 +84,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Verdict:
     """What a lane says of a program that it came to a verdict on."""
 
     findings: Iterable[Finding]
@@ -189,10 +189,10 @@ def _reasons(
 
 
 def report(
-    stage: StageRun, suites: Suites[P], plan: AnyPlan[P], judged: Mapping[str, Judged], results: Results
+    stage: StageRun, suites: Suites[P], plan: AnyPlan[P], verdicts: Mapping[str, Verdict], results: Results
 ) -> None:
     """Put the findings and the row of each program into the report, and do a part of the work twice for
-    --recheck. A program without a verdict has none in `judged`: what it needs has failed."""
+    --recheck. A program without a verdict has none in `verdicts`: what it needs has failed."""
     commands = {program.name: suites.repeat(program, stage.stage) for program in plan.programs}
     differences: list[Finding] = []
     if share := plan.work.recheck:
@@ -201,12 +201,12 @@ def report(
         differences += recheck_findings(done, lambda work: commands[work.name])
     rows: dict[str, Metric] = {}
     for program in plan.programs:
-        verdict_of, name = judged.get(program.name), program.name
+        own, name = verdicts.get(program.name), program.name
         findings = [finding for finding in differences if finding.subject == name]
-        findings = one_a_cause([*findings, *(verdict_of.findings if verdict_of else ())])
+        findings = one_a_cause([*findings, *(own.findings if own else ())])
         stage.findings += findings
-        if verdict_of:
-            rows[name] = {**row_of(program, findings, commands[name], stage.stage), **verdict_of.row}
+        if own:
+            rows[name] = {**row_of(program, findings, commands[name], stage.stage), **own.row}
     for result in results.values():
         stage.findings += not_passed(plan.programs, result)
     *_, last = results.values()

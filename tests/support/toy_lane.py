@@ -19,7 +19,7 @@ from ci.suite.programs import AnyCase, AnyProgram, AnyRun, Suites
 from ci.suite.recheck import Repeats
 from ci.suite.stage import (
     AnyPlan,
-    Judged,
+    Verdict,
     Measured,
     accepted,
     baselines_of,
@@ -86,12 +86,12 @@ def measured_of(plan: AnyPlan[ToyProgram], results: Mapping[str, Result]) -> Mea
     return Measured(figures, recorded)
 
 
-def judged_of(program: ToyProgram, result: Result) -> Judged:
+def verdict_of(program: ToyProgram, result: Result) -> Verdict:
     findings = []
     if failure := result.failure:
         rule = f"toy-{failure.rule}"
         findings = [Finding(rule, Severity.ERROR, program.name, failure.message, failure.fix)]
-    return Judged(findings, {"cached": result.cached, "width": program.run.width})
+    return Verdict(findings, {"cached": result.cached, "width": program.run.width})
 
 
 def run(options: StageOptions, goes_wrong: Mapping[str, Any] | None = None) -> int:
@@ -106,6 +106,6 @@ def run(options: StageOptions, goes_wrong: Mapping[str, Any] | None = None) -> i
         plan = plan_of(programs, selection, options.work)
         results = run_cached_step(Compile(plan, goes_wrong), programs)
         plan = replace(plan, programs=accepted(accept, SUITES, plan, measured_of(plan, results), stage))
-        judged = {program.name: judged_of(program, results[program.name]) for program in plan.programs}
-        report(stage, SUITES, plan, judged, {"toy": results})
+        verdicts = {program.name: verdict_of(program, results[program.name]) for program in plan.programs}
+        report(stage, SUITES, plan, verdicts, {"toy": results})
     return finish(stage, selection)

@@ -55,7 +55,7 @@ from ci.suite.findings import (
 from ci.suite.options import StageOptions
 from ci.suite.runner import Runner, find_runner, ready_runner
 from ci.suite.scoring import scores_of
-from ci.suite.stage import Judged, Measured, Results, accepted, finish, of_program, report, show_list
+from ci.suite.stage import Verdict, Measured, Results, accepted, finish, of_program, report, show_list
 from ci.work import Home
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file
@@ -90,12 +90,12 @@ def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
         again = reloads(plan, runnable) if reload else {}
         results = {COMPILED: compiled, "reload": again, RAN: measured}
         plan = replace(plan, programs=accepted(accept, SUITES, plan, measured_of(plan, results), stage))
-        judged = {
-            program.name: Judged(_findings_of(plan, program, of), _row_of(plan, program, of))
+        verdicts = {
+            program.name: Verdict(_findings_of(plan, program, of), _row_of(plan, program, of))
             for program in plan.programs
             for of in [of_program(program, results)]
         }
-        report(stage, SUITES, plan, judged, results)
+        report(stage, SUITES, plan, verdicts, results)
         stage.metrics |= {"build_id": plan.basis.build_id, "runner": find_runner(os.environ).described}
         note_left_out(stage, plan, "emulator-not-run")
         _show_outputs_of_failed(stage, measured)

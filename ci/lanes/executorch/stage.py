@@ -39,7 +39,7 @@ from ci.suite.findings import factory_notes
 from ci.suite.installed import ready_environment
 from ci.suite.options import Choice, StageOptions, WorkOptions
 from ci.suite.stage import (
-    Judged,
+    Verdict,
     Measured,
     accepted,
     baselines_of,
@@ -68,11 +68,11 @@ def run(options: StageOptions) -> int:
         plan = plan_of_stage(chosen_programs(options.choice, selection), options, "lowering")
         results = compile_programs(plan)
         plan = replace(plan, programs=accepted(accept, SUITES, plan, _measured_of(plan, results), stage))
-        judged = {
-            program.name: Judged(_findings_of(plan, program, results), _row_of(plan, program, results))
+        verdicts = {
+            program.name: Verdict(_findings_of(plan, program, results), _row_of(plan, program, results))
             for program in plan.programs
         }
-        report(stage, SUITES, plan, judged, {COMPILED: results})
+        report(stage, SUITES, plan, verdicts, {COMPILED: results})
         stage.metrics |= {"build_id": plan.basis.build_id, "sdk": str(plan.sdk)}
         note_left_out(stage, plan, "lowering-not-run")
     return finish(stage, selection, lacking=only_library_missing(stage.findings))

@@ -15,7 +15,7 @@ from ci.outcome import Result
 from ci.suite.cached_steps import run_cached_step
 from ci.suite.installed import ready_environment
 from ci.suite.options import Choice, StageOptions
-from ci.suite.stage import Judged, chosen, finish, report, show_list
+from ci.suite.stage import Verdict, chosen, finish, report, show_list
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 
@@ -33,20 +33,20 @@ def run(options: StageOptions) -> int:
         require_installed()
         plan = _plan_of(_chosen_programs(options.choice, selection), options)
         models = run_cached_step(Train(plan), plan.programs)
-        verdicts = _verdicts(plan, models)
+        measured = _measured(plan, models)
         # Of a program whose model was not trained, the finding about the model says it.
-        judged = {
-            program.name: Judged(findings_of(program, result), report_row(program, result))
+        verdicts = {
+            program.name: Verdict(findings_of(program, result), report_row(program, result))
             for program in plan.programs
-            if (result := verdicts.get(program.name))
+            if (result := measured.get(program.name))
         }
-        report(stage, SUITES, plan, judged, {MODELS: models, VERDICTS: verdicts})
+        report(stage, SUITES, plan, verdicts, {MODELS: models, VERDICTS: measured})
         of_case = {program.case_name: program for program in plan.programs}
         for name, program in of_case.items():
             stage.findings += model_findings(name, program.case.perplexity, models[program.name])
         perplexity = {name: models[program.name].facts.get("perplexity") for name, program in of_case.items()}
         stage.metrics |= {
-            "not_run": len(plan.programs) - len(verdicts),
+            "not_run": len(plan.programs) - len(measured),
             "perplexity": {name: round(value, 2) for name, value in perplexity.items() if value is not None},
             "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         }
@@ -65,8 +65,8 @@ def _plan_of(programs: Sequence[LlmProgram], options: StageOptions) -> LlmPlan:
     return LlmPlan(tuple(programs), selection, options.work, logs, {}, qnn_environment)
 
 
-def _verdicts(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
-    verdicts = dict[str, Result]()
+def _measured(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
+    measured = dict[str, Result]()
     for through, step in {GENIE: ReadPrograms, EXECUTORCH: ReadExecutorchPrograms}.items():
         trained = [
             program
@@ -74,5 +74,5 @@ def _verdicts(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
             if program.run.through == through and (model := models[program.name]).folder and not model.failure
         ]
         if trained:
-            verdicts |= run_cached_step(step(plan, models), trained)
-    return verdicts
+            measured |= run_cached_step(step(plan, models), trained)
+    return measured

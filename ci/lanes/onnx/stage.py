@@ -28,7 +28,7 @@ from ci.suite.accuracy import rounded
 from ci.suite.baseline import COSTS, load_tolerances
 from ci.suite.findings import known_faults
 from ci.suite.options import Choice, StageOptions
-from ci.suite.stage import Judged, Measured, accepted, baselines_of, chosen, finish, report, show_list
+from ci.suite.stage import Verdict, Measured, accepted, baselines_of, chosen, finish, report, show_list
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding
 from provisioning.base.settings import DEFAULT_TARGET, Selection
@@ -50,8 +50,8 @@ def run(options: StageOptions) -> int:
         programs = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
         others = executorch_lane(programs, selection.reports, selection.profile, os.environ.get(RUN, ""))
         plan = replace(plan, programs=programs, pairs=tuple(pairs_of(programs, lanes_of(results), others)))
-        judged = {program.name: judged_of(plan, program, results[program.name]) for program in programs}
-        report(stage, SUITES, plan, judged, {COMPILED: results})
+        verdicts = {program.name: verdict_of(plan, program, results[program.name]) for program in programs}
+        report(stage, SUITES, plan, verdicts, {COMPILED: results})
         _note_of_all(stage, plan, results)
     return finish(stage, selection)
 
@@ -78,10 +78,10 @@ def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> Measured:
     return Measured(figures, recorded)
 
 
-def judged_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Judged:
+def verdict_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Verdict:
     others = {pair.name: pair.executorch for pair in plan.pairs}
     shown = row(program, result, plan.baseline(program), others.get(program.name))
-    return Judged(_findings_of(plan, program, result), shown)
+    return Verdict(_findings_of(plan, program, result), shown)
 
 
 def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterator[Finding]:
