@@ -22,7 +22,7 @@ from ci.suite.options import Compiling, OneModel
 from ci.suite.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.suite.precision import written_name
 from ci.suite.programs import AnyProgram
-from ci.suite.stage import Measured, of_program, write_accepted
+from ci.suite.stage import MeasuredValues, of_program, write_accepted
 from ci.suite.trial import Outcome, cells_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
@@ -81,7 +81,7 @@ def compile_model(
             more = exported.for_suite(plan, results)
             measured = exported.measured_of(plan, results)
             extension.write(list(measured.figures.values()), more)
-            write_accepted(exported.suites, plan, Measured(recorded=measured.recorded))
+            write_accepted(exported.suites, plan, MeasuredValues(recorded=measured.recorded))
     if _searches(exported, told):
         products = _explained(exported, plan.programs, products, told)
     return _shown(products, report)

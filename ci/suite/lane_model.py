@@ -16,7 +16,7 @@ from ci.suite.options import Compiling, OneModel
 from ci.suite.output import Publish
 from ci.suite.precision import written_name
 from ci.suite.programs import AnyProgram, Suites
-from ci.suite.stage import AnyPlan, Measured, Results
+from ci.suite.stage import AnyPlan, MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -117,9 +117,9 @@ class LaneModel(ABC, Generic[P, L]):
         model = replace(self.model, options=()) if verb == "quantize" else self.model
         return session(verb, *model.words(soc), *more)
 
-    def measured_of(self, plan: L, results: Results) -> Measured:
+    def measured_of(self, plan: L, results: Results) -> MeasuredValues:
         """What a suite that gets the model accepts of it."""
-        return Measured()
+        return MeasuredValues()
 
     def for_suite(self, plan: L, results: Results) -> Mapping[str, Any]:
         """What a run of a suite gets from the results. Raises the error of what no suite may have."""

@@ -74,7 +74,7 @@ def of_program(program: AnyProgram[Any, Any], results: Results) -> dict[str, Res
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredValues:
     """What --accept writes, by program; of what was not measured nothing."""
 
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -132,7 +132,7 @@ def show_list(programs: Sequence[AnyProgram[Any, Any]]) -> int:
     return 0
 
 
-def write_accepted(suites: Suites[P], plan: AnyPlan[P], measured: Measured, stage: str = "") -> None:
+def write_accepted(suites: Suites[P], plan: AnyPlan[P], measured: MeasuredValues, stage: str = "") -> None:
     """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
     that their suites have no more are dropped."""
 
@@ -158,14 +158,14 @@ def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Map
 
 
 def accepted(
-    accept: Accept, suites: Suites[P], plan: AnyPlan[P], measured: Measured, stage: StageRun
+    accept: Accept, suites: Suites[P], plan: AnyPlan[P], measured: MeasuredValues, stage: StageRun
 ) -> tuple[P, ...]:
     """Write what was measured if it is accepted; returns the programs with their thresholds of now."""
     if not accept.values:
         return plan.programs
     reasons = dict(_reasons(plan, measured.figures, accept.reason, stage.command))
     recorded = {name: {**fields, **reasons.get(name, {})} for name, fields in measured.recorded.items()}
-    write_accepted(suites, plan, Measured(measured.figures, recorded), stage.stage)
+    write_accepted(suites, plan, MeasuredValues(measured.figures, recorded), stage.stage)
     profile = plan.selection.profile
     known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
     return tuple(

@@ -19,8 +19,8 @@ from ci.suite.programs import AnyCase, AnyProgram, AnyRun, Suites
 from ci.suite.recheck import Repeats
 from ci.suite.stage import (
     AnyPlan,
+    MeasuredValues,
     Verdict,
-    Measured,
     accepted,
     baselines_of,
     chosen,
@@ -78,12 +78,12 @@ def plan_of(programs: Sequence[ToyProgram], selection: Selection, work: WorkOpti
     return AnyPlan(tuple(programs), selection, work, selection.reports / "toy", baselines)
 
 
-def measured_of(plan: AnyPlan[ToyProgram], results: Mapping[str, Result]) -> Measured:
+def measured_of(plan: AnyPlan[ToyProgram], results: Mapping[str, Result]) -> MeasuredValues:
     figures = {name: {"sqnr_db": result.facts["sqnr_db"]} for name, result in results.items() if result.facts}
     width = {program.name: program.run.width for program in plan.programs}
     common = {"build_id": "v1"}
     recorded = {name: {**common, "context_bytes": width[name], "accuracy": figures[name]} for name in figures}
-    return Measured(figures, recorded)
+    return MeasuredValues(figures, recorded)
 
 
 def verdict_of(program: ToyProgram, result: Result) -> Verdict:

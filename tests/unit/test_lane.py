@@ -20,7 +20,7 @@ from ci.suite.lane_model import LaneModel, Product
 from ci.suite.model_report import reported
 from ci.suite.options import Accept, Choice, Compiling, OneModel, StageOptions, WorkOptions
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import AnyPlan, Measured, Results
+from ci.suite.stage import AnyPlan, MeasuredValues, Results
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import Selection
@@ -42,7 +42,7 @@ class ToyModel(LaneModel[ToyProgram, AnyPlan[ToyProgram]]):
     def do(self, plan: AnyPlan[ToyProgram]) -> Results:
         return {"toy": run_cached_step(Compile(plan), plan.programs)}
 
-    def measured_of(self, plan: AnyPlan[ToyProgram], results: Results) -> Measured:
+    def measured_of(self, plan: AnyPlan[ToyProgram], results: Results) -> MeasuredValues:
         return measured_of(plan, results["toy"])
 
     def product(

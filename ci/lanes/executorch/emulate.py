@@ -55,7 +55,7 @@ from ci.suite.findings import (
 from ci.suite.options import StageOptions
 from ci.suite.runner import Runner, find_runner, ready_runner
 from ci.suite.scoring import scores_of
-from ci.suite.stage import Verdict, Measured, Results, accepted, finish, of_program, report, show_list
+from ci.suite.stage import MeasuredValues, Results, Verdict, accepted, finish, of_program, report, show_list
 from ci.work import Home
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file
@@ -121,7 +121,7 @@ def figures_of(result: Result | None) -> Mapping[str, float] | None:
     return ran_in(result).figures if result is not None and ran(result) else None
 
 
-def measured_of(plan: ExecutorchPlan, results: Results) -> Measured:
+def measured_of(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
     """Costs and accuracy, all from one build."""
     measured = {name: result for name, result in results[RAN].items() if ran(result)}
     recorded = {
@@ -133,7 +133,7 @@ def measured_of(plan: ExecutorchPlan, results: Results) -> Measured:
         }
         for name, result in measured.items()
     }
-    return Measured({name: ran_in(result).figures for name, result in measured.items()}, recorded)
+    return MeasuredValues({name: ran_in(result).figures for name, result in measured.items()}, recorded)
 
 
 def _findings_of(

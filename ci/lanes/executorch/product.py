@@ -54,7 +54,7 @@ from ci.suite.lane_model import LaneModel, Product
 from ci.suite.output import Publish, keep_origins, require_own
 from ci.suite.precision import scheme_named
 from ci.suite.runner import Runner, ready_runner
-from ci.suite.stage import Measured, Results
+from ci.suite.stage import MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base import answer
 from provisioning.base.commands import Fix
@@ -204,7 +204,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         stem = program.case_name if self.given else pytorch_model(self.model).name
         return f"{stem}-{program.soc}-{program.run.name}"
 
-    def measured_of(self, plan: ExecutorchPlan, results: Results) -> Measured:
+    def measured_of(self, plan: ExecutorchPlan, results: Results) -> MeasuredValues:
         return measured_of(plan, results)
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:

@@ -39,8 +39,8 @@ from ci.suite.findings import factory_notes
 from ci.suite.installed import ready_environment
 from ci.suite.options import Choice, StageOptions, WorkOptions
 from ci.suite.stage import (
+    MeasuredValues,
     Verdict,
-    Measured,
     accepted,
     baselines_of,
     chosen,
@@ -195,14 +195,14 @@ def _row_of(
     }
 
 
-def _measured_of(plan: ExecutorchPlan, results: Mapping[str, Result]) -> Measured:
+def _measured_of(plan: ExecutorchPlan, results: Mapping[str, Result]) -> MeasuredValues:
     build_id = plan.basis.build_id
     recorded = {
         name: {**costs_of(result), "build_id": build_id, "peak_mb": result.record.peak >> 20}
         for name, result in results.items()
         if isinstance(result.record, ChipProgram)
     }
-    return Measured(recorded=recorded)
+    return MeasuredValues(recorded=recorded)
 
 
 def note_left_out(stage: StageRun, plan: ExecutorchPlan, rule: str) -> None:

@@ -24,7 +24,7 @@ from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
 from ci.suite.forecast import Forecasted
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.options import Compiling, OneModel
-from ci.suite.stage import Measured, Results
+from ci.suite.stage import MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Severity
@@ -126,7 +126,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if program.run.quantizes and not program.case.samples:
             yield "it was calibrated with random inputs: --calibrate DIR takes real ones"
 
-    def measured_of(self, plan: OnnxPlan, results: Results) -> Measured:
+    def measured_of(self, plan: OnnxPlan, results: Results) -> MeasuredValues:
         return measured_of(plan, results[COMPILED])
 
     def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from ci.suite.accuracy import rounded
 from ci.suite.baseline import COSTS, load_tolerances
 from ci.suite.findings import known_faults
 from ci.suite.options import Choice, StageOptions
-from ci.suite.stage import Verdict, Measured, accepted, baselines_of, chosen, finish, report, show_list
+from ci.suite.stage import MeasuredValues, Verdict, accepted, baselines_of, chosen, finish, report, show_list
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding
 from provisioning.base.settings import DEFAULT_TARGET, Selection
@@ -61,7 +61,7 @@ def chosen_programs(choice: Choice, selection: Selection) -> list[OnnxProgram]:
     return chosen(SUITES, choice, selection, lambda every: jobs_of(every, baselines_of(every, profile)))
 
 
-def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> Measured:
+def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues:
     """Costs and accuracy. What QNN refuses has its operators instead, and what fails how it did."""
     figures, recorded = dict[str, Mapping[str, float]](), dict[str, Mapping[str, object]]()
     for program in plan.programs:
@@ -75,7 +75,7 @@ def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> Measured:
                 megabytes = int(result.facts["peak"]) >> 20
                 costs = {**costs_of(result), "peak_mb": megabytes, "accuracy": rounded(accuracy)}
             recorded[name] = {**costs, **outcome_of(result), "build_id": build_id_of(result)}
-    return Measured(figures, recorded)
+    return MeasuredValues(figures, recorded)
 
 
 def verdict_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Verdict:
