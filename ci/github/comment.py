@@ -20,7 +20,6 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from ci.report.changes import (
-    LANES,
     MOST_BYTES,
     MOST_CHANGES,
     MOST_PROGRAMS,
@@ -32,6 +31,7 @@ from ci.report.changes import (
     rank,
 )
 from ci.report.job_summary import cell, code
+from ci.report.values import LANES
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report

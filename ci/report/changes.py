@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.report.values import Row, in_unit, mapping, number, rows_of
+from ci.report.values import LANES, Lane, Row, in_unit, mapping, number, rows_of
 from ci.suite.baseline import Tolerances, load_tolerances
 from provisioning.base.documents import Model
 from provisioning.base.findings import Report
@@ -19,11 +19,6 @@ MOST_PROGRAMS = 1_000_000
 LONGEST = 200
 SHARE = 0.01
 """A share of equal elements that is less by so much is less exact."""
-
-Lane = Literal["executorch", "onnx", "llm"]
-LANES: dict[str, Lane] = {
-    "test_lowering": "executorch", "test_emulator": "executorch", "test_onnx": "onnx", "test_llm": "llm",
-}  # fmt: skip
 
 What = Literal[
     "passed",

@@ -1,4 +1,4 @@
-"""The page's sections on models: a matrix by scheme, then each program's partition, accuracy and costs.
+"""The page's sections on models: a matrix by scheme, then each program, in one form for all lanes.
 
 And what the commands for one model did in this folder, by the rows that each keeps in its report.
 """
@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from ci.report.language_models import TextView, costs_of_text, text_of
 from ci.report.values import (
+    LANES,
     ORDER,
     WHOLE_DB,
     Bar,
@@ -31,8 +33,6 @@ from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
 
-STAGES = ("test_lowering", "test_emulator")
-
 FIGURES = {
     "metric": "metric of the task",
     "float_metric": "the same of the float model",
@@ -49,6 +49,11 @@ FIGURES = {
     "max_rel": "largest relative error",
 }
 LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
+LANES_OF_PAGE = {**LANES, "check": "check"}
+STAGES = {"executorch": ("test_lowering", "test_emulator"), "llm": ("", "test_llm"), "check": ("", "check")}
+"""By lane: the stage that compiles its programs, and the one that runs them. ONNX has one for both."""
+IN_CELLS = {"onnx": "ONNX"}
+"""The word that tells a lane's programs from others of the same case and scheme."""
 SHOWN_OPERATORS = 6
 CACHED = "cached: measured in an earlier run"
 
@@ -65,6 +70,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class ProgramView:
+    lane: str
     name: str
     case: str
     scheme: str
@@ -76,6 +82,7 @@ class ProgramView:
     partition: Sequence[Box]
     accuracy: Sequence[Bar]
     slices: Sequence[str]
+    text: TextView
     other_build: str
     """The QNN that the baseline is of, if it is another."""
     costs: Sequence[Bar]
@@ -86,7 +93,7 @@ class ProgramView:
 
     @property
     def anchor(self) -> str:
-        return anchor_of(self.name)
+        return f"{self.lane}-{quote(self.name, errors='replace')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +106,24 @@ class Programs:
 
 
 def programs_of(reports: Iterable[Report]) -> Programs | None:
-    """Both stages' programs in the suite's order; None without any. Rows of another form are left out."""
-    rows: dict[str, dict[str, Row]] = {}
-    findings: dict[str, dict[tuple[str, str], Finding]] = {}
+    """The programs of all lanes in the suite's order; None without any. Rows of another form are left out."""
+    rows: dict[tuple[str, str], dict[str, Row]] = {}
+    findings: dict[tuple[str, str], dict[tuple[str, str], Finding]] = {}
     for report in reports:
-        if report.stage not in STAGES:
+        if not (lane := LANES_OF_PAGE.get(report.stage)):
             continue
         for name, values in rows_of(report, "programs").items():
-            rows.setdefault(name, {})[report.stage] = values
+            rows.setdefault((lane, name), {})[report.stage] = values
         for finding in report.findings:
-            # Both stages report a program that was not compiled; show it once.
-            findings.setdefault(finding.subject, {}).setdefault((finding.rule, finding.message), finding)
+            # Two stages report a program that was not compiled; show it once.
+            same = findings.setdefault((lane, finding.subject), {})
+            same.setdefault((finding.rule, finding.message), finding)
     if not rows:
         return None
-    programs = [_program(name, row, findings.get(name, {}).values()) for name, row in rows.items()]
+    programs = [
+        _program(lane, name, row, findings.get((lane, name), {}).values())
+        for (lane, name), row in rows.items()
+    ]
     cells = defaultdict(list)
     for program in programs:
         cells[program.case, program.scheme].append(program)
@@ -127,29 +138,30 @@ def programs_of(reports: Iterable[Report]) -> Programs | None:
     )
 
 
-def anchor_of(name: str) -> str:
-    return "program-" + quote(name, errors="replace")
-
-
-def _program(name: str, rows: Mapping[str, Row], findings: Collection[Finding]) -> ProgramView:
-    lowered, ran = (rows.get(stage, {}) for stage in STAGES)
+def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection[Finding]) -> ProgramView:
     first = next(iter(rows.values()))
-    case, run, scheme, soc = (word(first, key) for key in ("case", "run", "scheme", "soc"))
+    # ExecuTorch's programs are compiled by one stage and run by another one.
+    compiled, ran = (rows.get(stage, {}) for stage in STAGES.get(lane, (*rows, *rows)))
+    scheme = word(first, "scheme") or word(first, "precision")
+    label = f"{word(first, 'soc')} {word(first, 'run').removeprefix(scheme).lstrip('-')}".strip()
+    costs = [*_costs(compiled, {finding.rule for finding in findings}), *costs_of_text(ran)]
     return ProgramView(
+        lane,
         name,
-        case,
+        word(first, "case") or name,
         scheme,
-        soc if run == scheme else f"{soc} {run.removeprefix(scheme).lstrip('-')}",
+        f"{label} {IN_CELLS.get(lane, '')}".strip(),
         verdict_of(*rows.values()),
-        ", ".join(_brief(lowered, ran, rows.values())),
+        ", ".join(_brief(compiled, ran, rows.values())),
         findings,
-        [_box(row) for row in map(mapping, entries(lowered.get("partition")))],
+        [_box(row) for row in map(mapping, entries(compiled.get("partition")))],
         list(accuracy_of(ran)),
-        slices_of(ran),
-        word(lowered, "baseline_build_id"),
-        list(_costs(lowered, {finding.rule for finding in findings})),
-        ", ".join(_durations(lowered, ran)),
-        [word(row, "command") for row in rows.values()],
+        [entry for entry in entries(ran.get("slices")) if isinstance(entry, str)],
+        text_of(ran),
+        word(compiled, "baseline_build_id"),
+        costs,
+        ", ".join(_durations(compiled, ran)),
+        [command for row in rows.values() if (command := word(row, "command"))],
         offers_in(*rows.values()),
     )
 
@@ -165,6 +177,7 @@ def _brief(lowered: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:
     if "delegates" in lowered:
         yield plural(int(number(lowered, "delegates") or 0), "delegate")
         yield f"{int(number(lowered, 'cpu_operators') or 0)} on the CPU"
+    yield from filter(None, [word(ran, "through")])
     figures = mapping(ran.get("figures"))
     if (sqnr := number(figures, "sqnr_db")) is not None:
         yield in_unit("sqnr_db", sqnr)
@@ -214,11 +227,6 @@ def accuracy_of(row: Row) -> Iterator[Bar]:
         if key.endswith(("cosine", "agreement")):
             longest = 1.0
         yield bar_of(name, value, text, good=good, marks=[(mark, 0.6)], longest=longest)
-
-
-def slices_of(row: Row) -> Sequence[str]:
-    """What is lost or constant of the outputs."""
-    return [entry for entry in entries(row.get("slices")) if isinstance(entry, str)]
 
 
 def _figure(key: str, value: float) -> str:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from provisioning.base.findings import Metric, Report
 from provisioning.base.units import in_decibels, seconds, size
 
 Row = Mapping[str, Metric]
+
+Lane = Literal["executorch", "onnx", "llm"]
+LANES: dict[str, Lane] = {
+    "test_lowering": "executorch", "test_emulator": "executorch", "test_onnx": "onnx", "test_llm": "llm",
+}  # fmt: skip
+"""By stage: the lane of the programs in its report."""
 
 
 def mapping(value: Metric) -> Row:
@@ -54,22 +61,13 @@ def rows_of(report: Report, key: str) -> dict[str, Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A line across a bar, or along it, in hundredths of its place."""
-
-    x: float
-    width: float
-    y: int = 0
-    height: int = 20
-
-
-@dataclass(frozen=True, slots=True)
 class Bar:
     name: str
     text: str
     kind: str
     length: float
-    marks: Sequence[Mark] = ()
+    marks: Sequence[tuple[float, float]] = ()
+    """The place and the width of lines across it, in hundredths of the bar's own place."""
 
 
 WHOLE_DB = 100.0
@@ -77,7 +75,7 @@ WHOLE_DB = 100.0
 
 
 def longest_of(*values: float | None) -> float:
-    return max(1e-12, *(value or 0 for value in values))
+    return max((1e-12, *(value or 0 for value in values)))
 
 
 def bar_of(
@@ -86,13 +84,13 @@ def bar_of(
     text: str,
     *,
     good: bool,
-    marks: Sequence[tuple[float | None, float]],
+    marks: Sequence[tuple[float | None, float]] = (),
     longest: float | None = None,
 ) -> Bar:
     """A bar beside one that is as long as `longest`, with marks of a value (None: no mark) and a width each.
 
     Without `longest` the bar is only comparable with its own marks."""
     unit = 100 / (1.05 * (longest or longest_of(value, *(place for place, _ in marks))))
-    drawn = [Mark(max(0.0, unit * place), width) for place, width in marks if place is not None]
+    drawn = [(max(0.0, unit * place), width) for place, width in marks if place is not None]
     length = max(0.5, unit * max(value, 0))
     return Bar(name, text, "good" if good else "bad", length, drawn)

@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def worse_than(folder: Path, directory: Path) -> int:
-    from ci.report.changes import LANES, WORSE, changes_of, in_words
+    from ci.report.changes import WORSE, changes_of, in_words
+    from ci.report.values import LANES
 
     def reports_in(where: Path) -> list[Report]:
         files = [where / f"{stage}.json" for stage in LANES]

@@ -16,7 +16,7 @@ from tests.support.program_reports import GOOD, SPEAKER, reports, speaker
 pytestmark = [pytest.mark.heavy, NEEDS, pytest.mark.timeout(180)]
 
 WIDTHS = (360, 400, 768, 1400)
-ANCHOR = f"program-{GOOD}"
+ANCHOR = f"executorch-{GOOD}"
 QUESTIONS = """<!DOCTYPE html><html><body><script>
 (async () => {
   const opened = async (width) => {
@@ -46,9 +46,9 @@ QUESTIONS = """<!DOCTYPE html><html><body><script>
   await new Promise((done) => setTimeout(done, 100));
   seen.opened = all("details[open]").map((each) => each.id);
   const texts = (selector) => all(selector).map((each) => each.textContent.trim());
-  seen.positions = all("#speakers .positions polyline").map((each) => each.points.length);
-  seen.parts = all("#speakers rect.bad").length;
-  seen.figures = texts("#speakers .figure");
+  seen.positions = all("#models .positions polyline").map((each) => each.points.length);
+  seen.parts = all("#models rect.bad").length;
+  seen.figures = texts("#models .figure");
   document.body.textContent = JSON.stringify(seen);
 })();
 </script></body></html>
@@ -84,5 +84,5 @@ def test_a_language_model_has_its_divergence_its_parts_and_its_costs(tmp_path: P
         "logits -2.3 dB (at least 30.0), 3.0 on the CPU",
     ):
         assert figure in seen["figures"], seen["figures"]
-    assert f"program-{SPEAKER}" in seen["opened"]
+    assert f"llm-{SPEAKER}" in seen["opened"]
     assert all(shown <= int(width) for width, shown in seen["widths"].items()), seen["widths"]

@@ -101,12 +101,15 @@ def speaker() -> Report:
 
 ONNX: dict[str, Metric] = {
     "net/u8u8/SM8650": {
+        "case": "net",
+        "run": "u8u8",
+        "soc": "SM8650",
         "verdict": "pass",
+        "precision": "u8u8",
+        "figures": {"sqnr_db": 34.0, "cosine": 0.99},
+        "costs": {"context_bytes": 4096, "ddr_read": 2048},
+        "baseline": {"context_bytes": 4096},
         "baseline_build_id": "2.36.0",
-        "lanes": {
-            "onnx": {"build_id": "2.37.1", "sqnr_db": 34.0, "cosine": 0.99, "size": 4096, "ddr_read": 2048},
-            "executorch": {"build_id": "2.37.0", "sqnr_db": 35.0, "agreed": True},
-        },
     },
 }
 

@@ -364,8 +364,8 @@ def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
     for part in (
         "Commands for one model",
         "Models",
-        "ONNX Runtime",
-        "Language models",
+        "-strange ONNX",
+        "Each part by itself",
         "Findings",
         "Artifacts",
         "Figures",

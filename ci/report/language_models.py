@@ -1,28 +1,13 @@
-"""The page's section on language models: how near each is to float, where it differs, and what it costs."""
+"""What the page shows of a language model beside what it shows of any program: how it reads a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ci.report.programs import anchor_of
-from ci.report.values import (
-    ORDER,
-    Bar,
-    Row,
-    bar_of,
-    entries,
-    longest_of,
-    mapping,
-    number,
-    rows_of,
-    verdict_of,
-    word,
-)
-from provisioning.base.findings import Finding, Report
+from ci.report.values import Bar, Row, bar_of, entries, longest_of, mapping, number, word
 from provisioning.base.units import in_decibels, size
 
-STAGES = ("test_llm", "check")
 WIDTH, HEIGHT = 100.0, 20.0
 """Of a drawing."""
 FIGURES = {
@@ -49,49 +34,20 @@ class PositionLine:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeakerView:
-    name: str
-    verdict: str
-    brief: str
-    findings: Sequence[Finding]
+class TextView:
     figures: Sequence[tuple[str, Sequence[str]]]
+    """By reader: the cells of FIGURES."""
     positions: Sequence[PositionLine]
     parts: Sequence[Bar]
-    costs: Sequence[Bar]
-
-    @property
-    def anchor(self) -> str:
-        return anchor_of(self.name)
 
 
-def speakers_of(reports: Iterable[Report]) -> list[SpeakerView]:
-    """The worst first."""
-    views = [
-        _view(name, row, [finding for finding in report.findings if finding.subject == name])
-        for report in reports
-        if report.stage in STAGES
-        for name, row in rows_of(report, "programs").items()
-    ]
-    return sorted(views, key=lambda view: ORDER.index(view.verdict))
-
-
-def _view(name: str, row: Row, findings: Sequence[Finding]) -> SpeakerView:
-    return SpeakerView(
-        name,
-        verdict_of(row),
-        ", ".join(_brief(row)),
-        findings,
+def text_of(row: Row) -> TextView:
+    """All of it is empty in the row of another program."""
+    return TextView(
         list(_figures(mapping(row.get("figures")))),
         list(_positions(mapping(row.get("positions")))),
         list(_parts(row)),
-        list(_costs(row)),
     )
-
-
-def _brief(row: Row) -> Iterator[str]:
-    yield from filter(None, (word(row, key) for key in ("through", "precision", "soc")))
-    if row.get("cached"):
-        yield "cached"
 
 
 def _figures(figures: Row) -> Iterator[tuple[str, Sequence[str]]]:
@@ -155,7 +111,7 @@ def _parts(row: Row) -> Iterator[Bar]:
         )
 
 
-def _costs(row: Row) -> Iterator[Bar]:
+def costs_of_text(row: Row) -> Iterator[Bar]:
     speed = mapping(row.get("speed"))
     rates = [(key, number(speed, key)) for key in ("tokens_per_second", "read_per_second")]
     names = {"tokens_per_second": "generated on the emulator", "read_per_second": "read on the emulator"}
@@ -163,7 +119,7 @@ def _costs(row: Row) -> Iterator[Bar]:
     for key, rate in rates:
         if rate is not None:
             text = f"{rate:.4g} tokens a second"
-            yield bar_of(names[key], rate, text, good=True, marks=[], longest=longest)
+            yield bar_of(names[key], rate, text, good=True, longest=longest)
     for key, title in (("bytes", "size of the binaries"), ("peak", "memory while it was made")):
         if (value := number(row, key)) is not None:
-            yield bar_of(title, value, size(int(value)), good=True, marks=[])
+            yield bar_of(title, value, size(int(value)), good=True)
