@@ -72,7 +72,7 @@ def is_of_chip(outcome: Outcome, kind: str) -> bool | None:
 
 
 def cause_of(
-    subject: LaneModel[Any, Any],
+    subject: LaneModel,
     program: Any,
     outcome: Outcome,
     seconds: float = SECONDS,

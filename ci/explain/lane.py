@@ -21,7 +21,7 @@ class Explains(Protocol):
     def chosen_program(self, model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> Any:
         """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
 
-    def of_suites(self, model: OneModel, choice: Choice) -> Sequence[LaneModel[Any, Any]]:
+    def of_suites(self, model: OneModel, choice: Choice) -> Sequence[LaneModel]:
         """Each program that is chosen, with its precision."""
 
     def divergence_of(
@@ -59,7 +59,7 @@ def explainer(model: OneModel) -> Explains:
     return lane
 
 
-def tried(subject: LaneModel[Any, Any], programs: Sequence[Any]) -> list[Outcome]:
+def tried(subject: LaneModel, programs: Sequence[Any]) -> list[Outcome]:
     """What becomes of each: it is compiled, run and compared. The one trial of a candidate."""
     plan = subject.plan(programs)
     results, outcomes = subject.do(plan), list[Outcome]()
@@ -71,7 +71,7 @@ def tried(subject: LaneModel[Any, Any], programs: Sequence[Any]) -> list[Outcome
     return outcomes
 
 
-def measured(subject: LaneModel[Any, Any]) -> Outcome:
+def measured(subject: LaneModel) -> Outcome:
     try:
         (outcome,) = tried(subject, subject.programs)
     except ToolkitError as error:

@@ -70,7 +70,7 @@ class Proofs:
 
 
 def proofs_of(
-    subject: LaneModel[Any, Any], soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
+    subject: LaneModel, soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
 ) -> Proofs:
     """Also a trial that is at work ends after these seconds, or those that a program of this size needs."""
     needed = min(TIMES * before.costs.get("cpu_seconds", 0.0), LONGEST)
@@ -101,9 +101,7 @@ def proofs_of(
     return proofs
 
 
-def _candidates(
-    subject: LaneModel[Any, Any], soc: str, cause: Cause | None, before: Outcome
-) -> Iterator[Candidate]:
+def _candidates(subject: LaneModel, soc: str, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
     """Those that there are, as far as none of them needs what this machine lacks."""
     try:
         yield from candidates_of(subject, soc, cause, died=bool(before.error))
@@ -138,9 +136,7 @@ def _in_words(outcome: Outcome) -> str:
     return f"{words}, which is still red" if outcome.wrong else words
 
 
-def candidates_of(
-    subject: LaneModel[Any, Any], soc: str, cause: Cause | None, *, died: bool
-) -> Iterator[Candidate]:
+def candidates_of(subject: LaneModel, soc: str, cause: Cause | None, *, died: bool) -> Iterator[Candidate]:
     """Rewrites at the place of the cause, or of the whole model; then flags. None of a model that does not
     export."""
     one = subject.of(_for_one(subject.model, soc), replace(subject.how, search=False))
@@ -166,7 +162,7 @@ def candidates_of(
         yield _of_model(subject, soc, precision=other)
 
 
-def _of_model(subject: LaneModel[Any, Any], soc: str, **changed: Any) -> Candidate:
+def _of_model(subject: LaneModel, soc: str, **changed: Any) -> Candidate:
     other = subject.of(_for_one(replace(subject.model, **changed), soc), replace(subject.how, search=False))
     return Candidate(other.command("compile", soc, "-o", "out"), _tried(lambda: measured(other)))
 
@@ -178,7 +174,7 @@ def _for_one(model: OneModel, soc: str) -> OneModel:
 
 
 def _rewrites(
-    one: LaneModel[Any, Any],
+    one: LaneModel,
     lane: Explains,
     every: Sequence[RewrittenPlace],
     soc: str,
@@ -207,9 +203,7 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
     return tuple(dict.fromkeys(rule for change in here for rule in change.rules))
 
 
-def _repaired(
-    one: LaneModel[Any, Any], lane: Explains, choice: RewriteChoice, soc: str, words: str = ""
-) -> Candidate:
+def _repaired(one: LaneModel, lane: Explains, choice: RewriteChoice, soc: str, words: str = "") -> Candidate:
     """`words` say what the user changes for it."""
 
     def outcome() -> Outcome | None:
@@ -222,7 +216,7 @@ def _repaired(
     return Candidate(Fix("{}, as {} does", words, command) if words else command, _tried(outcome))
 
 
-def _of_edit(one: LaneModel[Any, Any], edit: Edit) -> Outcome | None:
+def _of_edit(one: LaneModel, edit: Edit) -> Outcome | None:
     """Of the source with that line changed: of a folder that links to all else that the model's has."""
     model = user_model(one.model.typed, Parser.user_folder())
     folder = model.search_path

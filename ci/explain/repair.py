@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ci.explain.lane import Explains, measured
 from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
@@ -27,7 +26,7 @@ Rules = tuple[tuple[str, ...], ...]
 class Repair:
     """What became of a model."""
 
-    subject: LaneModel[Any, Any]
+    subject: LaneModel
     before: Outcome
     rewritten: Rewritten
     after: Outcome | None
@@ -54,7 +53,7 @@ class Repair:
         return [*names, BY_CHANNEL] if self.by_channel else [*names]
 
     @property
-    def model(self) -> LaneModel[Any, Any]:
+    def model(self) -> LaneModel:
         """What it left of the model."""
         subject = of_rewritten(self.subject, self.rewritten) or self.subject
         if not self.by_channel:
@@ -62,7 +61,7 @@ class Repair:
         return subject.of(replace(subject.model, per_channel=True), subject.how)
 
 
-def repair_of(subject: LaneModel[Any, Any], lane: Explains, choice: RewriteChoice) -> Repair:
+def repair_of(subject: LaneModel, lane: Explains, choice: RewriteChoice) -> Repair:
     """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
     that were tried."""
     before = measured(subject)
@@ -133,7 +132,7 @@ def _is_quantized(precision: str | None) -> bool:
     return precision is not None and precision_named(precision).quantized
 
 
-def of_rewritten(subject: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[Any, Any] | None:
+def of_rewritten(subject: LaneModel, rewritten: Rewritten) -> LaneModel | None:
     """The rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.made:
         return None

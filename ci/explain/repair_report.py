@@ -37,9 +37,7 @@ REPAIRED = "repaired"
 """In the name of the file of what was accepted of a suite's repairs."""
 
 
-def repair_model(
-    subject: LaneModel[Any, Any], lane: Explains, choice: RewriteChoice, report: ModelReport
-) -> int:
+def repair_model(subject: LaneModel, lane: Explains, choice: RewriteChoice, report: ModelReport) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
     repair = repair_of(subject, lane, choice)
     now, after, rewritten = repair.now, repair.after, repair.rewritten
@@ -72,7 +70,7 @@ def _report(repair: Repair, report: ModelReport) -> None:
 
 
 def repair_suites(
-    every: Sequence[LaneModel[Any, Any]],
+    every: Sequence[LaneModel],
     lane: Explains,
     choice: RewriteChoice,
     report: ModelReport,

@@ -161,7 +161,7 @@ class TuneSearch:
         return total * above / span if span > 0 else 0.0
 
 
-def tuned(subject: LaneModel[Any, Any], lane: Explains, precisions: tuple[str, str], goal: Goal) -> Tuned:
+def tuned(subject: LaneModel, lane: Explains, precisions: tuple[str, str], goal: Goal) -> Tuned:
     """The mixture of both precisions for a model, or for a suite's program."""
     model = replace(subject.model, precision=precisions[0])
     subject = replace(subject, model=model, how=Compiling())

@@ -14,7 +14,7 @@ from ci.suite.programs import AnyProgram
 from ci.suite.trial import Outcome
 from provisioning.base.units import in_decibels
 
-P = TypeVar("P", bound=AnyProgram[Any, Any])
+P = TypeVar("P", bound=AnyProgram)
 
 SQNR, PART = "sqnr_db", "slice_sqnr_db"
 COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}

@@ -16,7 +16,7 @@ from ci.explain.cause import cause_of
 from ci.explain.proofs import proofs_of
 from ci.suite.compile_flags import CHECKPOINT
 from ci.suite.into_suite import Extension, require_place
-from ci.suite.lane_model import ELSEWHERE, L, LaneModel, P, Product, lane_model, offers
+from ci.suite.lane_model import ELSEWHERE, LaneModel, Product, lane_model, offers
 from ci.suite.model_report import ModelReport, reported
 from ci.suite.options import Compiling, OneModel
 from ci.suite.output import Publish, document_of, origin_of, require_own, writing_into
@@ -48,7 +48,7 @@ class Told:
 
 
 def compile_model(
-    subject: LaneModel[P, L], suite: Path | None, report: ModelReport, told: Told | None = None
+    subject: LaneModel, suite: Path | None, report: ModelReport, told: Told | None = None
 ) -> int:
     """Write a program for each chip; with `suite`, write the model to that suite too. What is in `told` stays
     unsaid."""
@@ -87,11 +87,11 @@ def compile_model(
     return _shown(products, report)
 
 
-def _searches(subject: LaneModel[P, L], told: Told) -> bool:
+def _searches(subject: LaneModel, told: Told) -> bool:
     return subject.how.search and not told.searched and offers(subject.model, "explain")
 
 
-def _fix_of(error: ToolkitError, subject: LaneModel[Any, Any], soc: str, told: Told) -> str:
+def _fix_of(error: ToolkitError, subject: LaneModel, soc: str, told: Told) -> str:
     """Of a program that does not compile or run."""
     if subject.how.verify and _searches(subject, told):
         told.searched = True
@@ -103,7 +103,7 @@ def _fix_of(error: ToolkitError, subject: LaneModel[Any, Any], soc: str, told: T
 
 
 def _explained(
-    subject: LaneModel[P, L], programs: Sequence[P], products: Sequence[Product], told: Told
+    subject: LaneModel, programs: Sequence[AnyProgram], products: Sequence[Product], told: Told
 ) -> list[Product]:
     """The products: their errors say the cause, as far as it was found in time, and the fixes that were
     tried. What is no error is only said."""
@@ -144,15 +144,13 @@ def _explained(
     return found
 
 
-def _exported(
-    subject: LaneModel[P, L], scratch: Path, publish: Publish, report: ModelReport
-) -> LaneModel[P, L]:
+def _exported(subject: LaneModel, scratch: Path, publish: Publish, report: ModelReport) -> LaneModel:
     exported = subject.exported(scratch, publish)
     report.exported = exported.model
     return exported
 
 
-def require_fp16(program: AnyProgram[Any, Any]) -> None:
+def require_fp16(program: AnyProgram) -> None:
     """Refuse floats for a chip that has none of 16 bits."""
     if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
         raise UsageError(
@@ -178,7 +176,7 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
     for precision, subject in zip(precisions, every, strict=True):
         asked = subject.model
 
-        def work(report: ModelReport, subject: LaneModel[Any, Any] = subject, named: str = precision) -> int:
+        def work(report: ModelReport, subject: LaneModel = subject, named: str = precision) -> int:
             done = compile_model(subject, suite, report, told)
             rows.extend({"precision": named, **cells} for cells in report.cells)
             return done
@@ -197,7 +195,7 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
 
 
 def quantize_model(
-    subject: LaneModel[P, L], quantized: Callable[[LaneModel[P, L]], Sequence[Product]], report: ModelReport
+    subject: LaneModel, quantized: Callable[[LaneModel], Sequence[Product]], report: ModelReport
 ) -> int:
     output, store = subject.how.output, subject.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
@@ -220,7 +218,7 @@ def _shown(products: Sequence[Product], report: ModelReport) -> int:
 
 def _write(
     products: Sequence[Product],
-    subject: LaneModel[Any, Any],
+    subject: LaneModel,
     scratch: Path,
     publish: Publish,
     report: ModelReport,
@@ -281,7 +279,7 @@ def _answered(folder: Path, product: Product) -> dict[str, Any]:
     }
 
 
-def _extension(subject: LaneModel[P, L], suite: Path) -> Extension[P]:
+def _extension(subject: LaneModel, suite: Path) -> Extension:
     """The run that the suite is to have."""
     model = subject.model
     program = subject.program(model.selection.soc, suite)

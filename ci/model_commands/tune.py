@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ci.suite.compile_flags import ONNX, add_model_or_suite, model_or_suite_of, require_one_chip
 from ci.suite.flags import add_accept, add_work, choice_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ci.suite.model_report import ModelReport
     from provisioning.base.accepted import Values
 
-    Mixture = Callable[[LaneModel[Any, Any]], Tuned]
+    Mixture = Callable[[LaneModel], Tuned]
 
 EXAMPLES = """\
   qnn-ci tune net.py:model --soc SM8650 --floor 35dB
@@ -229,7 +229,7 @@ def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, repo
 
 
 def tune_suites(
-    every: Sequence[LaneModel[Any, Any]],
+    every: Sequence[LaneModel],
     lane: Explains,
     mixture: Mixture,
     report: ModelReport,

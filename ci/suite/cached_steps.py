@@ -15,7 +15,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from ci.child import WARM
 from ci.jobs import Job
@@ -34,10 +34,6 @@ from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 
-N = TypeVar("N", bound=Named)
-P = TypeVar("P", bound=AnyProgram[Any, Any])
-
-
 FEW_NEW = 2
 """Of fewer new programs, warming up takes longer than it saves."""
 
@@ -47,7 +43,7 @@ class NotCached(Exception):
 
 
 @dataclass(frozen=True)
-class CachedStep(ABC, Generic[N]):
+class CachedStep(ABC):
     """One piece of a lane's work on its programs."""
 
     keeps_files: ClassVar[bool] = False
@@ -64,7 +60,7 @@ class CachedStep(ABC, Generic[N]):
     repeats: ClassVar[Repeats | None] = None
     """What is the same when its work is done twice; None: it is not compared."""
 
-    plan: WorkPlan[N]
+    plan: WorkPlan
 
     @property
     @abstractmethod
@@ -94,33 +90,33 @@ class CachedStep(ABC, Generic[N]):
     def home(self, own: OwnPackages) -> Home: ...
 
     @abstractmethod
-    def request(self, program: N) -> Mapping[str, Any]:
+    def request(self, program: Any) -> Mapping[str, Any]:
         """What the function gets, beside the folders and the log to write to: `into` for the result's files,
         `scratch` for what the program needs meanwhile, and `shared` of its export."""
 
     @abstractmethod
-    def key(self, program: N, results: CachedResults) -> Key:
+    def key(self, program: Any, results: CachedResults) -> Key:
         """What the result depends on, beside what the home has and an export says."""
 
-    def export(self, program: N) -> ChildTask | None:
+    def export(self, program: Any) -> ChildTask | None:
         """What builds the program's model; programs of one name share it."""
         return None
 
-    def export_key(self, program: N, reply: Mapping[str, Any]) -> Key:
+    def export_key(self, program: Any, reply: Mapping[str, Any]) -> Key:
         """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
         return {}
 
-    def cost(self, program: N) -> Job:
+    def cost(self, program: Any) -> Job:
         return Job(program.name)
 
-    def folder(self, program: N) -> Path:
+    def folder(self, program: Any) -> Path:
         """For the files of a program that failed."""
-        return self.plan.logs / program.name
+        return self.plan.logs / str(program.name)
 
-    def log(self, program: N) -> Path:
+    def log(self, program: Any) -> Path:
         return self.plan.logs / f"{program.name}.log"
 
-    def accepts(self, program: N, result: Result) -> bool:
+    def accepts(self, program: Any, result: Result) -> bool:
         """Whether a result is one to keep, and to take when it is there."""
         return True
 
@@ -128,18 +124,18 @@ class CachedStep(ABC, Generic[N]):
         """The record of a reply, new or cached, if it has one."""
         return None
 
-    def stops_after(self, program: N, result: Result) -> bool:
+    def stops_after(self, program: Any, result: Result) -> bool:
         """Whether the programs that are left are not worked on."""
         return False
 
-    def line(self, program: N, result: Result) -> Line:
+    def line(self, program: Any, result: Result) -> Line:
         return line_of(result)
 
-    def left(self, program: N, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+    def left(self, program: Any, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
         """What a process that died has left that is a result."""
         return None
 
-    def ended(self, program: N, gone: WorkerDied, log: Path) -> Failure:
+    def ended(self, program: Any, gone: WorkerDied, log: Path) -> Failure:
         """What it says of a program whose process died."""
         fix = f"give it longer with {self.flag}" if gone.kind == "timeout" else session("diagnose", log)
         return Failure(gone.kind, gone.sentence(log), fix, log)
@@ -161,14 +157,14 @@ class _Export:
         return cls(reply.get("export_seconds", 0.0), reply.get("lines", {}), asked)
 
 
-class _StepRun(Generic[N]):
+class _StepRun:
     """The programs of one step that have the same packages."""
 
     def __init__(
         self,
-        step: CachedStep[N],
+        step: CachedStep,
         own: OwnPackages,
-        programs: Sequence[N],
+        programs: Sequence[Named],
         scratch: Path | None = None,
         template: Template | None = None,
     ) -> None:
@@ -237,7 +233,7 @@ class _StepRun(Generic[N]):
         self._this_run.close()
         return {name: self._results[name] for name in self._programs if name in self._results}
 
-    def _is_new(self, program: N) -> bool:
+    def _is_new(self, program: Named) -> bool:
         """Whether its last result was another one, whatever its model is now."""
         last = self._cached.last(self._subject(program))
         rows = {**self._base, **self._step.key(program, self._cached)}
@@ -249,7 +245,7 @@ class _StepRun(Generic[N]):
             left = len(self._programs) - cached
             sys.stderr.write(f"{self._step.title}: {cached} cached, {left} to do\n")
 
-    def _known_in_this_run(self, program: N) -> bool:
+    def _known_in_this_run(self, program: Named) -> bool:
         known = self._this_run.find(self._subject_of_run(program)) if self._may_reuse else None
         if known is None:
             return False
@@ -257,7 +253,7 @@ class _StepRun(Generic[N]):
         self._exports[program.name] = _Export(lines=known["lines"], asked=known["asked"])
         return self._take_cached(program)
 
-    def _subject_of_run(self, program: N) -> Metric:
+    def _subject_of_run(self, program: Named) -> Metric:
         suite = program.suite if isinstance(program, AnyProgram) else None
         # Of a model that no suite has, the folder may be anything, with any number of files.
         code = folder_digest(suite.parent) if suite and suite.name != NO_SUITE else os.urandom(8).hex()
@@ -293,12 +289,12 @@ class _StepRun(Generic[N]):
             return refused
         return self._looked_up(program, model)
 
-    def _is_twin(self, program: N) -> bool:
+    def _is_twin(self, program: Named) -> bool:
         """Whether another program has the same key: its result serves both."""
         rows = self._keys[program.name] = {**self._base, **self._step.key(program, self._cached)}
         return self._twins.setdefault(digest_of(rows), program.name) != program.name
 
-    def _looked_up(self, program: N, model: Key) -> ChildTask | Outcome:
+    def _looked_up(self, program: Named, model: Key) -> ChildTask | Outcome:
         """What is to be done, or the outcome of a program whose result is there."""
         rows = {**self._base, **self._step.key(program, self._cached), **model}
         self._keys[program.name] = rows
@@ -310,7 +306,7 @@ class _StepRun(Generic[N]):
             self._reasons.setdefault(program.name, self._cached.difference(self._subject(program), rows))
         return self._begun(program)
 
-    def _begun(self, program: N) -> ChildTask | Outcome:
+    def _begun(self, program: Named) -> ChildTask | Outcome:
         try:
             return self._task(program)
         except OSError as error:
@@ -319,13 +315,13 @@ class _StepRun(Generic[N]):
             self._results[program.name] = Result(failure=Failure.of(trouble, self._step.log(program)))
             return {}
 
-    def _subject(self, program: N) -> str:
+    def _subject(self, program: Named) -> str:
         whose = ""
         if isinstance(program, AnyProgram):
             whose = f" {program.suite.parent.name}/{program.suite.name} {program.model_without_suite}"
         return program.name + whose
 
-    def _take_cached(self, program: N) -> bool:
+    def _take_cached(self, program: Named) -> bool:
         cached = self._cached.find(self._keys[program.name])
         if cached is None:
             return False
@@ -345,7 +341,7 @@ class _StepRun(Generic[N]):
         self._keep_for_this_run(program)
         return True
 
-    def _take_failure(self, program: N) -> bool:
+    def _take_failure(self, program: Named) -> bool:
         document = self._cached.failure(self._keys[program.name]) if self._work.known_failures else None
         failure = Failure.of_document(document) if document else None
         if failure is None:
@@ -354,14 +350,14 @@ class _StepRun(Generic[N]):
         self._results[program.name] = Result(failure=failure, cached=True)
         return True
 
-    def _keep_for_this_run(self, program: N) -> None:
+    def _keep_for_this_run(self, program: Named) -> None:
         if self._step.export(program):
             export = self._exports[program.name]
             document = {"lines": dict(export.lines), "asked": dict(export.asked)}
             document["key"] = dict(self._keys[program.name])
             self._this_run.keep(self._subject_of_run(program), document)
 
-    def _task(self, program: N) -> ChildTask:
+    def _task(self, program: Named) -> ChildTask:
         step = self._step
         into = self._scratch_folder() if step.keeps_files else empty_folder(step.folder(program))
         self._folders[program.name] = into
@@ -391,7 +387,7 @@ class _StepRun(Generic[N]):
     def _scratch_folder(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self._scratch)) if self._scratch else self._cached.scratch()
 
-    def _log(self, program: N) -> Path:
+    def _log(self, program: Named) -> Path:
         step = self._step
         folder = self._folders[program.name]
         return (folder / step.log_in_folder if step.log_in_folder else step.log(program)).absolute()
@@ -409,7 +405,7 @@ class _StepRun(Generic[N]):
     def _stops(self, name: str, outcome: Outcome) -> bool:
         return self._step.stops_after(self._programs[name], self._results[name])
 
-    def _ended(self, program: N, outcome: Outcome) -> Result:
+    def _ended(self, program: Named, outcome: Outcome) -> Result:
         try:
             if isinstance(outcome, WorkerDied) and program.name in self._folders:
                 outcome = self._step.left(program, outcome, self._folders[program.name]) or outcome
@@ -421,7 +417,7 @@ class _StepRun(Generic[N]):
                 raise
             return Result(failure=Failure.of(trouble, self._step.log(program)))
 
-    def _failed(self, program: N, outcome: WorkerDied | Refused) -> Result:
+    def _failed(self, program: Named, outcome: WorkerDied | Refused) -> Result:
         step, log = self._step, self._step.log(program)
         self._put_log(program)
         if isinstance(outcome, Refused):
@@ -442,7 +438,7 @@ class _StepRun(Generic[N]):
         asked = self._exports.get(program.name, _Export()).asked
         return Result(failure=failure, why=self._reasons.get(program.name, ""), asked=asked)
 
-    def _put_log(self, program: N) -> None:
+    def _put_log(self, program: Named) -> None:
         """The log of a result that is none, for the user; its other files go."""
         if not self._step.keeps_files or program.name not in self._folders:
             return
@@ -453,7 +449,7 @@ class _StepRun(Generic[N]):
         finally:
             shutil.rmtree(self._folders[program.name], ignore_errors=True)
 
-    def _finished(self, program: N, reply: dict[str, Any]) -> Result:
+    def _finished(self, program: Named, reply: dict[str, Any]) -> Result:
         step, name, into = self._step, program.name, self._folders[program.name]
         if late := reply.pop("imported_late", None):
             self._uncached[name] = f"its process imports {', '.join(late)} too late to be in its key"
@@ -502,12 +498,12 @@ def variables_named_in(modules: Iterable[Path], environ: Mapping[str, str]) -> I
     yield from sorted(named & environ.keys())
 
 
-def run_cached_tasks(step: CachedStep[N], tasks: Sequence[N], template: Template) -> dict[str, Result]:
+def run_cached_tasks(step: CachedStep, tasks: Sequence[Named], template: Template) -> dict[str, Result]:
     """The same of what is no program of a suite."""
     return _StepRun(step, NO_PACKAGES, tasks, template=template).results() if tasks else {}
 
 
-def run_cached_step(step: CachedStep[P], programs: Iterable[P]) -> dict[str, Result]:
+def run_cached_step(step: CachedStep, programs: Iterable[AnyProgram]) -> dict[str, Result]:
     """The result of each program by name; fewer if the step stopped after one."""
     results: dict[str, Result] = {}
     programs = list(programs)
@@ -529,7 +525,7 @@ def run_cached_step(step: CachedStep[P], programs: Iterable[P]) -> dict[str, Res
 
 
 def _done_again(
-    step: CachedStep[N], own: OwnPackages, programs: Mapping[str, N], names: Sequence[str], scratch: Path
+    step: CachedStep, own: OwnPackages, programs: Mapping[str, Named], names: Sequence[str], scratch: Path
 ) -> Mapping[str, Result]:
     """Without the cache, by processes whose fresh memory is filled, with files elsewhere."""
     plan = replace(step.plan, logs=step.plan.logs / "recheck" / step.kind)

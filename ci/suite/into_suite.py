@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ci.models.imports import module_file
 from ci.models.user_model import UserModel
@@ -25,8 +25,6 @@ from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
 from provisioning.base.project import project
 from provisioning.base.settings import MANIFESTS
-
-P = TypeVar("P", bound=AnyProgram[Any, Any])
 
 WORKFLOW = MANIFESTS / "workflow.yml"
 """Calls the gate for a suite of the calling repository."""
@@ -126,10 +124,10 @@ def suite_with(
 
 
 @dataclass(frozen=True)
-class Extension(Generic[P]):
+class Extension:
     """A run of a model that a suite is to have, and that the emulator is to measure first."""
 
-    suites: Suites[P]
+    suites: Suites[Any]
     path: Path
     name: str
     case: Mapping[str, Any]
@@ -142,7 +140,7 @@ class Extension(Generic[P]):
         return suite_with(self.path, self.name, self.case, self.suites.lane, self.same, run, socs)
 
     @cached_property
-    def programs(self) -> list[P]:
+    def programs(self) -> list[AnyProgram]:
         """For all chips of the run: of one that is there already, the thresholds hold for each."""
         text, number = self._text(self.run, self.socs)
         suite = self.suites.parse(toml.loads(text), self.path)

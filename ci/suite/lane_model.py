@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from ci.outcome import Result
 from ci.suite.compile_flags import LANES
@@ -16,15 +16,11 @@ from ci.suite.options import Compiling, OneModel
 from ci.suite.output import Publish
 from ci.suite.precision import written_name
 from ci.suite.programs import AnyProgram, Suites
-from ci.suite.stage import AnyPlan, MeasuredValues, Results
+from ci.suite.stage import MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding
-
-P = TypeVar("P", bound=AnyProgram[Any, Any])
-L = TypeVar("L", bound=AnyPlan[Any])
-
 
 NOT_TRIED = Outcome()
 
@@ -57,12 +53,12 @@ class Product:
 
 
 @dataclass(frozen=True)
-class LaneModel(ABC, Generic[P, L]):
+class LaneModel(ABC):
     """The user's model as its lane takes it."""
 
     model: OneModel
     how: Compiling
-    given: P | None = field(default=None, kw_only=True)
+    given: AnyProgram | None = field(default=None, kw_only=True)
     """A suite's program, in place of MODEL."""
 
     suites: ClassVar[Suites[Any]]
@@ -71,7 +67,7 @@ class LaneModel(ABC, Generic[P, L]):
     """What `compile --suite` writes of a run."""
 
     @classmethod
-    def of(cls, model: OneModel, how: Compiling) -> LaneModel[P, L]:
+    def of(cls, model: OneModel, how: Compiling) -> LaneModel:
         return cls(model, how)
 
     @staticmethod
@@ -80,19 +76,19 @@ class LaneModel(ABC, Generic[P, L]):
         return str(written_name(precision))
 
     @abstractmethod
-    def program(self, soc: str, suite: Path | None = None) -> P:
+    def program(self, soc: str, suite: Path | None = None) -> Any:
         """The program of a suite of one, or of the suite that will have it. Refuses what cannot be compiled;
         imports nothing heavy."""
 
     @abstractmethod
-    def plan(self, programs: Sequence[P]) -> L: ...
+    def plan(self, programs: Sequence[Any]) -> Any: ...
 
     @abstractmethod
-    def do(self, plan: L) -> Results:
+    def do(self, plan: Any) -> Results:
         """The results of all steps. `product` may raise the error of what failed."""
 
     @abstractmethod
-    def product(self, plan: L, program: P, results: Mapping[str, Result]) -> Product:
+    def product(self, plan: Any, program: Any, results: Mapping[str, Result]) -> Product:
         """From its results by step. Raises the error of a program that there is not."""
 
     @property
@@ -105,10 +101,10 @@ class LaneModel(ABC, Generic[P, L]):
         return self.given.name if self.given else self.model.typed
 
     @property
-    def programs(self) -> Sequence[P]:
+    def programs(self) -> Sequence[Any]:
         return [self.program(soc) for soc in self.model.selection.socs]
 
-    def exported(self, scratch: Path, publish: Publish) -> LaneModel[P, L]:
+    def exported(self, scratch: Path, publish: Publish) -> LaneModel:
         """The model as it is compiled, where another Python exports it."""
         return self
 
@@ -117,18 +113,18 @@ class LaneModel(ABC, Generic[P, L]):
         model = replace(self.model, options=()) if verb == "quantize" else self.model
         return session(verb, *model.words(soc), *more)
 
-    def measured_of(self, plan: L, results: Results) -> MeasuredValues:
+    def measured_of(self, plan: Any, results: Results) -> MeasuredValues:
         """What a suite that gets the model accepts of it."""
         return MeasuredValues()
 
-    def for_suite(self, plan: L, results: Results) -> Mapping[str, Any]:
+    def for_suite(self, plan: Any, results: Results) -> Mapping[str, Any]:
         """What a run of a suite gets from the results. Raises the error of what no suite may have."""
         return {}
 
 
-def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, Any]:  # noqa: B008
+def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel:  # noqa: B008
     module, _, name = LANES[model.lane].place.partition(":")
-    taken: type[LaneModel[Any, Any]] = getattr(importlib.import_module(module), name)
+    taken: type[LaneModel] = getattr(importlib.import_module(module), name)
     return taken.of(model, how)
 
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
 
 from ci.suite.accuracy import at_worst, below_floor, required_of, rounded
 from ci.suite.programs import THRESHOLD_NAMES, AnyProgram
 from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import Values
 
-P = TypeVar("P", bound=AnyProgram[Any, Any])
-
 NEAREST_DB, NEAREST_COSINE = 100.0, 0.999999
 """The strictest threshold: beyond it, one more bit of rounding would fail."""
 
 
 def thresholds_of(
-    programs: Sequence[P],
+    programs: Sequence[AnyProgram],
     figures: Mapping[str, Mapping[str, float]],
     margin_db: float,
-    again: Callable[[P], str],
+    again: Callable[[AnyProgram], str],
 ) -> dict[str, Values]:
     """By run, the thresholds of every run of which each chip has figures; those of other chips count too.
     Figures that the suite itself demands get none.
@@ -31,7 +28,7 @@ def thresholds_of(
     measured: dict[str, list[Mapping[str, float]]] = {}
     for name, figure in figures.items():
         measured.setdefault(name.rpartition("/")[0], []).append(figure)
-    runs: dict[str, list[P]] = {}
+    runs: dict[str, list[AnyProgram]] = {}
     for program in programs:
         runs.setdefault(program.run_name, []).append(program)
     wanted, kept = {}, []
@@ -53,7 +50,7 @@ def thresholds_of(
     return wanted
 
 
-def accepted_figures(program: AnyProgram[Any, Any], measured: Sequence[Mapping[str, float]]) -> list[str]:
+def accepted_figures(program: AnyProgram, measured: Sequence[Mapping[str, float]]) -> list[str]:
     """Figures that get a threshold: those that always do of floats or integers, where the programs have such
     outputs, and those that have one; without those that the suite demands."""
     has = [

@@ -170,18 +170,14 @@ class MixedRun(AnyRun):
         return self.label or (f"{self.kind}-mixed" if self.nodes else self.kind)
 
 
-C = TypeVar("C", bound=AnyCase)
-R = TypeVar("R", bound=AnyRun)
-
-
 @dataclass(frozen=True, slots=True)
-class AnyProgram(Generic[C, R]):
+class AnyProgram:
     """One model, computed in one way, for one chip."""
 
     suite: Path
     case_name: str
-    case: C
-    run: R
+    case: Any
+    run: Any
     soc: str
     profile: str = DEFAULT_PROFILE
     needs: Needs = NONE
@@ -249,7 +245,7 @@ class AnyProgram(Generic[C, R]):
         }
 
 
-P = TypeVar("P", bound=AnyProgram[Any, Any])
+P = TypeVar("P", bound=AnyProgram)
 
 
 def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied
@@ -16,16 +16,14 @@ from ci.suite.stage import AnyPlan, by_packages
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.base.commands import session
 
-P = TypeVar("P", bound=AnyProgram[Any, Any])
-
 
 def scores_of(
-    plan: AnyPlan[P],
-    programs: Sequence[P],
+    plan: AnyPlan,
+    programs: Sequence[AnyProgram],
     outputs: Mapping[str, Path],
     home: Callable[[OwnPackages], Home],
     function: str,
-    request: Callable[[P], Mapping[str, Any]],
+    request: Callable[[Any], Mapping[str, Any]],
 ) -> dict[str, Result]:
     """The figures of each program's metric. `outputs` are the folders of what each gave, which may be cached.
 
@@ -53,7 +51,7 @@ def scores_of(
     return results
 
 
-def _log(plan: AnyPlan[P], name: str) -> Path:
+def _log(plan: AnyPlan, name: str) -> Path:
     return plan.logs.absolute() / METRIC / f"{name}.log"
 
 

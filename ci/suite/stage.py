@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ci.jobs import Job
 from ci.models.own_packages import OwnPackages, installed, record
@@ -37,16 +37,16 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-N = TypeVar("N", bound=Named)
-P = TypeVar("P", bound=AnyProgram[Any, Any])
+P = TypeVar("P", bound=AnyProgram)
+L = TypeVar("L", bound="AnyPlan")
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class WorkPlan(Generic[N]):
+class WorkPlan:
     """What is done with which programs, or with what else has a name."""
 
-    programs: tuple[N, ...]
+    programs: tuple[Named, ...]
     selection: Selection
     work: WorkOptions
     logs: Path
@@ -55,12 +55,13 @@ class WorkPlan(Generic[N]):
 
 
 @dataclass(frozen=True, slots=True)
-class AnyPlan(WorkPlan[P]):
+class AnyPlan(WorkPlan):
     """Of programs of suites. A lane adds what its steps need."""
 
+    programs: tuple[AnyProgram, ...]
     baselines: dict[Path, Baseline]
 
-    def baseline(self, program: P) -> Baseline:
+    def baseline(self, program: AnyProgram) -> Baseline:
         return self.baselines[program.suite]
 
 
@@ -68,7 +69,7 @@ Results = Mapping[str, Mapping[str, Result]]
 """By step, and then by program; the last step is the one that a program's verdict is about."""
 
 
-def of_program(program: AnyProgram[Any, Any], results: Results) -> dict[str, Result]:
+def of_program(program: AnyProgram, results: Results) -> dict[str, Result]:
     """By step, of those that it came to."""
     return {step: result[program.name] for step, result in results.items() if program.name in result}
 
@@ -119,24 +120,24 @@ def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackage
         yield installed(needs, store), [program for program in programs if program.needs == needs]
 
 
-def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:
+def baselines_of(programs: Iterable[AnyProgram], profile: str) -> dict[Path, Baseline]:
     """By suite."""
     suites = {program.suite: program for program in programs}
     return {suite: load_baseline(suite, profile, program.lane) for suite, program in suites.items()}
 
 
-def show_list(programs: Sequence[AnyProgram[Any, Any]]) -> int:
+def show_list(programs: Sequence[AnyProgram]) -> int:
     """For --list; returns the exit code."""
     for program in programs:
         sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
     return 0
 
 
-def write_accepted(suites: Suites[P], plan: AnyPlan[P], measured: MeasuredValues, stage: str = "") -> None:
+def write_accepted(suites: Suites[Any], plan: AnyPlan, measured: MeasuredValues, stage: str = "") -> None:
     """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
     that their suites have no more are dropped."""
 
-    def again(program: P) -> Fix:
+    def again(program: AnyProgram) -> Fix:
         return suites.repeat(program, stage, every_chip=True).plus("--accept")
 
     margin_db = load_tolerances().sqnr_margin_db
@@ -149,7 +150,7 @@ def write_accepted(suites: Suites[P], plan: AnyPlan[P], measured: MeasuredValues
         plan.baselines[suite] = baseline.rewritten(recorded, thresholds, runs)
 
 
-def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
+def _of_suite(suite: Path, programs: Sequence[AnyProgram], values: Mapping[str, V]) -> dict[str, V]:
     return {
         program.name: values[program.name]
         for program in programs
@@ -157,24 +158,23 @@ def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Map
     }
 
 
-def accepted(
-    accept: Accept, suites: Suites[P], plan: AnyPlan[P], measured: MeasuredValues, stage: StageRun
-) -> tuple[P, ...]:
-    """Write what was measured if it is accepted; returns the programs with their thresholds of now."""
+def accepted(accept: Accept, suites: Suites[Any], plan: L, measured: MeasuredValues, stage: StageRun) -> L:
+    """Write what was measured if it is accepted; returns the plan with the thresholds of now."""
     if not accept.values:
-        return plan.programs
+        return plan
     reasons = dict(_reasons(plan, measured.figures, accept.reason, stage.command))
     recorded = {name: {**fields, **reasons.get(name, {})} for name, fields in measured.recorded.items()}
     write_accepted(suites, plan, MeasuredValues(measured.figures, recorded), stage.stage)
     profile = plan.selection.profile
     known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
-    return tuple(
+    programs = (
         replace(program, accepted=known[program.suite][program.run_name]) for program in plan.programs
     )
+    return replace(plan, programs=tuple(programs))
 
 
 def _reasons(
-    plan: AnyPlan[P], figures: Mapping[str, Mapping[str, float]], reason: str, command: str
+    plan: AnyPlan, figures: Mapping[str, Mapping[str, float]], reason: str, command: str
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     """By program the field of its reason. Raises CheckFailed if what is accepted needs one and has none."""
     margin_db = load_tolerances().sqnr_margin_db
@@ -189,7 +189,7 @@ def _reasons(
 
 
 def report(
-    stage: StageRun, suites: Suites[P], plan: AnyPlan[P], verdicts: Mapping[str, Verdict], results: Results
+    stage: StageRun, suites: Suites[Any], plan: AnyPlan, verdicts: Mapping[str, Verdict], results: Results
 ) -> None:
     """Put the findings and the row of each program into the report, and do a part of the work twice for
     --recheck. A program without a verdict has none in `verdicts`: what it needs has failed."""
@@ -215,9 +215,7 @@ def report(
     record(stage, {row.needs: row.suite for row in plan.programs if row.needs}, plan.selection)
 
 
-def row_of(
-    program: AnyProgram[Any, Any], findings: Sequence[Finding], command: Fix, stage: str
-) -> dict[str, Metric]:
+def row_of(program: AnyProgram, findings: Sequence[Finding], command: Fix, stage: str) -> dict[str, Metric]:
     """What every lane's row of a program has in a report."""
     words = {**words_of(program.as_model), "stage": [stage], "program": command.commands[0][1:]}
     wrong = [finding.rule for finding in findings if finding.severity is Severity.ERROR]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +48,24 @@ class ToyCase(AnyCase):
 
 
 @dataclass(frozen=True, slots=True)
-class ToyProgram(AnyProgram[ToyCase, ToyRun]):
-    pass
+class ToyProgram(AnyProgram):
+    case: ToyCase
+    run: ToyRun
 
 
 SUITES = Suites("test_toy", Path("toy.toml"), ToyProgram, LaneForm("toy", ToyCase, ("test_toy",)))
 
 
+@dataclass(frozen=True, slots=True)
+class ToyPlan(AnyPlan):
+    programs: tuple[ToyProgram, ...]
+
+
 @dataclass(frozen=True)
-class Compile(CachedStep[ToyProgram]):
+class Compile(CachedStep):
     kind, title, keeps_files, repeats = "toy", "toys", True, Repeats()
     function = "tests.support.toy_worker:compiled"
-    plan: AnyPlan[ToyProgram]
+    plan: ToyPlan
     goes_wrong: Mapping[str, Any] | None = None
 
     def home(self, own: OwnPackages) -> Home:
@@ -73,12 +79,12 @@ class Compile(CachedStep[ToyProgram]):
         return {"width": program.run.width, **(self.goes_wrong or {})}
 
 
-def plan_of(programs: Sequence[ToyProgram], selection: Selection, work: WorkOptions) -> AnyPlan[ToyProgram]:
+def plan_of(programs: Sequence[ToyProgram], selection: Selection, work: WorkOptions) -> ToyPlan:
     baselines = baselines_of(programs, selection.profile)
-    return AnyPlan(tuple(programs), selection, work, selection.reports / "toy", baselines)
+    return ToyPlan(tuple(programs), selection, work, selection.reports / "toy", baselines)
 
 
-def measured_of(plan: AnyPlan[ToyProgram], results: Mapping[str, Result]) -> MeasuredValues:
+def measured_of(plan: ToyPlan, results: Mapping[str, Result]) -> MeasuredValues:
     figures = {name: {"sqnr_db": result.facts["sqnr_db"]} for name, result in results.items() if result.facts}
     width = {program.name: program.run.width for program in plan.programs}
     common = {"build_id": "v1"}
@@ -105,7 +111,7 @@ def run(options: StageOptions, goes_wrong: Mapping[str, Any] | None = None) -> i
     with stage.reported(selection.reports, "toy-not-run"):
         plan = plan_of(programs, selection, options.work)
         results = run_cached_step(Compile(plan, goes_wrong), programs)
-        plan = replace(plan, programs=accepted(accept, SUITES, plan, measured_of(plan, results), stage))
+        plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
         verdicts = {program.name: verdict_of(program, results[program.name]) for program in plan.programs}
         report(stage, SUITES, plan, verdicts, {"toy": results})
     return finish(stage, selection)

@@ -20,34 +20,42 @@ from ci.suite.lane_model import LaneModel, Product
 from ci.suite.model_report import reported
 from ci.suite.options import Accept, Choice, Compiling, OneModel, StageOptions, WorkOptions
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import AnyPlan, MeasuredValues, Results
+from ci.suite.stage import MeasuredValues, Results
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import Selection
 from tests.support import toy_lane
-from tests.support.toy_lane import SUITES, Compile, ToyCase, ToyProgram, ToyRun, measured_of, plan_of, run
+from tests.support.toy_lane import (
+    SUITES,
+    Compile,
+    ToyCase,
+    ToyPlan,
+    ToyProgram,
+    ToyRun,
+    measured_of,
+    plan_of,
+    run,
+)
 
 
 # Its models begin here.
-class ToyModel(LaneModel[ToyProgram, AnyPlan[ToyProgram]]):
+class ToyModel(LaneModel):
     suites, fields = SUITES, ("width",)
 
     def program(self, soc: str, suite: Path | None = None) -> ToyProgram:
         run = ToyRun(width=int(self.model.typed), socs=(soc,))
         return ToyProgram(suite or Path(NO_SUITE).absolute(), "net", ToyCase(run=(run,)), run, soc)
 
-    def plan(self, programs: Sequence[ToyProgram]) -> AnyPlan[ToyProgram]:
+    def plan(self, programs: Sequence[ToyProgram]) -> ToyPlan:
         return plan_of(programs, self.model.selection, self.model.work)
 
-    def do(self, plan: AnyPlan[ToyProgram]) -> Results:
+    def do(self, plan: ToyPlan) -> Results:
         return {"toy": run_cached_step(Compile(plan), plan.programs)}
 
-    def measured_of(self, plan: AnyPlan[ToyProgram], results: Results) -> MeasuredValues:
+    def measured_of(self, plan: ToyPlan, results: Results) -> MeasuredValues:
         return measured_of(plan, results["toy"])
 
-    def product(
-        self, plan: AnyPlan[ToyProgram], program: ToyProgram, results: Mapping[str, Result]
-    ) -> Product:
+    def product(self, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
         folder = require_done(results["toy"]).folder
         assert folder
         files = {f"net-{program.soc}": folder / "program"}
@@ -56,9 +64,7 @@ class ToyModel(LaneModel[ToyProgram, AnyPlan[ToyProgram]]):
 
 # Its models end here.
 class Recorded(ToyModel):
-    def product(
-        self, plan: AnyPlan[ToyProgram], program: ToyProgram, results: Mapping[str, Result]
-    ) -> Product:
+    def product(self, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
         assert results["toy"].folder
         files: dict[str, Path | str] = {"net.json": json.dumps({"schema": 1})}
         return Product({**files, "net": results["toy"].folder / "program"})

@@ -50,7 +50,8 @@ class KeyContext:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorchPlan(AnyPlan[ExecutorchProgram]):
+class ExecutorchPlan(AnyPlan):
+    programs: tuple[ExecutorchProgram, ...]
     environment: Mapping[str, str]
     """Of the workers."""
     sdk: Path
@@ -72,7 +73,7 @@ def key_context_of(sdk_root: Path, store: Path) -> KeyContext:
 
 
 @dataclass(frozen=True)
-class Lower(CachedStep[ExecutorchProgram]):
+class Lower(CachedStep):
     kind = COMPILED
     keeps_files = True
     log_in_folder = LOG

@@ -89,7 +89,7 @@ def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
         runnable = {name: compiled[name] for name, result in measured.items() if ran(result)}
         again = reloads(plan, runnable) if reload else {}
         results = {COMPILED: compiled, "reload": again, RAN: measured}
-        plan = replace(plan, programs=accepted(accept, SUITES, plan, measured_of(plan, results), stage))
+        plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
         verdicts = {
             program.name: Verdict(_findings_of(plan, program, of), _row_of(plan, program, of))
             for program in plan.programs
@@ -193,7 +193,7 @@ def _show_outputs_of_failed(stage: StageRun, measured: Mapping[str, Result]) -> 
 
 
 @dataclass(frozen=True)
-class RunOnEmulator(CachedStep[ExecutorchProgram]):
+class RunOnEmulator(CachedStep):
     kind = RAN
     own_packages = False
     title = "runs on the emulator"

@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,9 @@ NO_RUNNER = "runner"
 
 
 @dataclass(frozen=True)
-class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
+class PytorchModel(LaneModel):
+    given: ExecutorchProgram | None = field(default=None, kw_only=True)
+
     suites = SUITES
     fields = ("precision", "cpu_nodes", "calibration")
 

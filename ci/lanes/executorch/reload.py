@@ -28,7 +28,7 @@ LEAST_GROWTH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Reload(CachedStep[ExecutorchProgram]):
+class Reload(CachedStep):
     kind = "reload"
     own_packages = False
     title = "programs loaded again"

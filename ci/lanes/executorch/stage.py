@@ -67,7 +67,7 @@ def run(options: StageOptions) -> int:
     with stage.reported(selection.reports, "lowering-not-run"):
         plan = plan_of_stage(chosen_programs(options.choice, selection), options, "lowering")
         results = compile_programs(plan)
-        plan = replace(plan, programs=accepted(accept, SUITES, plan, _measured_of(plan, results), stage))
+        plan = accepted(accept, SUITES, plan, _measured_of(plan, results), stage)
         verdicts = {
             program.name: Verdict(_findings_of(plan, program, results), _row_of(plan, program, results))
             for program in plan.programs

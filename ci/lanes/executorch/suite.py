@@ -194,7 +194,10 @@ class ExecutorchCase(AnyCase):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorchProgram(AnyProgram[ExecutorchCase, ExecutorchRun]):
+class ExecutorchProgram(AnyProgram):
+    case: ExecutorchCase
+    run: ExecutorchRun
+
     @property
     def delegates(self) -> int:
         return self.case.delegates if self.run.delegates is None else self.run.delegates

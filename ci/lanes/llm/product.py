@@ -121,7 +121,7 @@ def _pace() -> float:
 
 
 @dataclass(frozen=True)
-class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
+class Checkpoint(LaneModel):
     suites = SUITES
 
     shape: Architecture

@@ -77,7 +77,10 @@ class LlmCase(AnyCase):
 
 
 @dataclass(frozen=True, slots=True)
-class LlmProgram(AnyProgram[LlmCase, LlmRun]):
+class LlmProgram(AnyProgram):
+    case: LlmCase
+    run: LlmRun
+
     @property
     def model_without_suite(self) -> str:
         """A checkpoint of the same name elsewhere is another one."""

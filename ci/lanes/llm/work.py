@@ -79,13 +79,14 @@ def home_of(work: str, logs: Path, variables: Mapping[str, str] | None = None) -
 
 
 @dataclass(frozen=True, slots=True)
-class LlmPlan(AnyPlan[LlmProgram]):
+class LlmPlan(AnyPlan):
+    programs: tuple[LlmProgram, ...]
     qnn_environment: Environment | None
     """Of ExecuTorch's programs; Genie needs nothing that is provisioned."""
 
 
 @dataclass(frozen=True)
-class LanguageStep(CachedStep[LlmProgram]):
+class LanguageStep(CachedStep):
     own_packages = False
     function = f"{WORKER}:answer"
 

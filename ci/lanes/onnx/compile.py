@@ -86,7 +86,8 @@ def versions() -> dict[str, Metric]:
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxPlan(AnyPlan[OnnxProgram]):
+class OnnxPlan(AnyPlan):
+    programs: tuple[OnnxProgram, ...]
     pairs: tuple[CrossChecked, ...] = ()
     """Programs beside those that ExecuTorch made of the same models."""
 
@@ -103,7 +104,7 @@ def order_of(program: OnnxProgram) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class OnnxStep(CachedStep[OnnxProgram]):
+class OnnxStep(CachedStep):
     """Programs of one model share its export; those of one run its quantized model."""
 
     plan: OnnxPlan

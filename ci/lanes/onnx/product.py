@@ -33,7 +33,7 @@ from provisioning.manifest import soc_named
 
 
 @dataclass(frozen=True)
-class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
+class OnnxModel(LaneModel):
     suites = SUITES
     fields = ("precision", "per_channel", "calibration", "options")
 

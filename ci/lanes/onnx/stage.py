@@ -47,10 +47,12 @@ def run(options: StageOptions) -> int:
         require_installed()
         plan = plan_of(chosen_programs(options.choice, selection), selection, options.work)
         results = compile_programs(plan, new_baseline=accept.values)
-        programs = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
-        others = executorch_lane(programs, selection.reports, selection.profile, os.environ.get(RUN, ""))
-        plan = replace(plan, programs=programs, pairs=tuple(pairs_of(programs, lanes_of(results), others)))
-        verdicts = {program.name: verdict_of(plan, program, results[program.name]) for program in programs}
+        plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
+        others = executorch_lane(plan.programs, selection.reports, selection.profile, os.environ.get(RUN, ""))
+        plan = replace(plan, pairs=tuple(pairs_of(plan.programs, lanes_of(results), others)))
+        verdicts = {
+            program.name: verdict_of(plan, program, results[program.name]) for program in plan.programs
+        }
         report(stage, SUITES, plan, verdicts, {COMPILED: results})
         _note_of_all(stage, plan, results)
     return finish(stage, selection)

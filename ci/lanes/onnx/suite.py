@@ -196,7 +196,10 @@ def assignments_of(dimensions: Mapping[str, int | tuple[int, ...]]) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxProgram(AnyProgram[OnnxCase, OnnxRun]):
+class OnnxProgram(AnyProgram):
+    case: OnnxCase
+    run: OnnxRun
+
     def file(self, name: str) -> Path:
         return self.search_path / name
 

@@ -29,7 +29,8 @@ RUNNER_MEMORY = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamPlan(WorkPlan[Job]):
+class UpstreamPlan(WorkPlan):
+    programs: tuple[Job, ...]
     """The chosen tests with their costs, what they run on, and the expected results."""
 
     suite: UpstreamSuite
@@ -56,7 +57,7 @@ QUIET = ("passed", "bad_test", "absent", "not_run", "expected_failure")
 
 
 @dataclass(frozen=True)
-class RunTest(CachedStep[Job]):
+class RunTest(CachedStep):
     """A surprise runs again each time, so that its log and files can be read; not with `resume`."""
 
     leaves_files = remembers_all = True
