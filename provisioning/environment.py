@@ -10,11 +10,12 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from provisioning import licences
-from provisioning.base.commands import session
+from provisioning.base.commands import Command, Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
     ANDROID,
@@ -231,8 +232,23 @@ def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[st
     return [*selecting_flags(chosen, environ), *_consents(chosen)]
 
 
-def _consents(selection: Selection) -> list[str]:
-    """The flags without which `provision` refuses what this selection lacks: licences, bytes on trust."""
+def consenting(fix: str, selection: Selection) -> str:
+    """The fix with the flags without which its `provision` would refuse."""
+    if not isinstance(fix, Fix):
+        return fix
+
+    def accepted(command: Command) -> Command:
+        if command[0] != "provision" or licences.FLAG in command:
+            return command
+        named = [word for flag, word in pairwise(command) if flag == "--component"]
+        return (*command, *_consents(selection, named))
+
+    return fix.changed(accepted)
+
+
+def _consents(selection: Selection, only: Collection[str] = ()) -> list[str]:
+    """The flags without which `provision` refuses what this selection lacks: licences, bytes on trust.
+    `only`: of these components, where any are named."""
     from provisioning.manifest import load_profile
     from provisioning.store.trees import Trees
 
@@ -242,7 +258,7 @@ def _consents(selection: Selection) -> list[str]:
         for name, pin in profile.pins.items()
         if (pin.licence is not None or not pin.pinned)
         and name not in profile.optional
-        and serves(name, selection.named_targets)
+        and (name in only if only else serves(name, selection.named_targets))
         and store.find_any(name, pin) is None
     ]
     return licences.flags(selection.store, absent)
@@ -306,6 +322,7 @@ def _users_root(
         adopt(component, value, variable)
     except EnvironmentLacking as error:
         if needed:
+            error.fix = consenting(error.fix, selection)
             raise
         notes.append(f"{error.message}, so {component} is left out")
         return None

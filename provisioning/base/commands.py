@@ -87,7 +87,7 @@ class Fix(str):
 
     def plus(self, *flags: str) -> Fix:
         """The same command with more flags."""
-        return self._with(lambda command: (*command, *flags))
+        return self.changed(lambda command: (*command, *flags))
 
     def selecting(self, profile: Sequence[str], target: Sequence[str]) -> Fix:
         """With these flags in each command of provisioning that has none such; `target` is for `env`, which
@@ -99,9 +99,10 @@ class Fix(str):
             flags = [word for flag in wanted if flag and flag[0] not in words for word in flag]
             return (verb, *flags, *words)
 
-        return self._with(selected)
+        return self.changed(selected)
 
-    def _with(self, change: Callable[[Command], Command]) -> Fix:
+    def changed(self, change: Callable[[Command], Command]) -> Fix:
+        """The same text, with each command as `change` returns it."""
         return Fix.read([part if isinstance(part, str) else change(part) for part in self.parts])
 
 

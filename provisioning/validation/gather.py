@@ -30,7 +30,7 @@ from provisioning.components import (
     identity_of,
     metadata_text,
 )
-from provisioning.elf import X86_64
+from provisioning.elf import AARCH64, X86_64
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve
 from provisioning.manifest import load_profile, soc_named
 from provisioning.python_environments import STAMP
@@ -171,13 +171,17 @@ def why_unusable(ndk: Path, seconds: float = _SECONDS) -> str:
     if not compiler.exists():
         others = sorted(path.name for path in (ndk / NDK_PREBUILT).parent.glob("*"))
         return f"has no {compiler.relative_to(ndk)}" + (f", but {', '.join(others)}" if others else "")
-    if not (ndk / NDK_TOOLCHAIN).is_file():
-        return f"has no {NDK_TOOLCHAIN}, by which CMake builds for Android"
+    toolchain = ndk / NDK_TOOLCHAIN
+    if not toolchain.is_file() or toolchain.stat().st_size == 0:
+        return f"has no {NDK_TOOLCHAIN}, or an empty one, by which CMake builds for Android"
     version, silence = _answer([str(compiler), "--version"], dict(os.environ), seconds)
     if not version:
         return f"{compiler.relative_to(ndk)} does not run here: {silence}"
-    if read(shared, "").elf is None:
-        return f"{shared.relative_to(ndk)}: {read(shared, '').unreadable}"
+    library = read(shared, "")
+    if library.elf is None:
+        return f"{shared.relative_to(ndk)}: {library.unreadable}"
+    if library.elf.machine != AARCH64:
+        return f"{shared.relative_to(ndk)}: it is for {library.elf.machine_name}"
     return ""
 
 

@@ -300,12 +300,14 @@ def compiler_version(context: Context) -> Iterator[Problem]:
         for name, tool in tools.items()
         if tool.version
     }
-    if not problems:
-        for name, tool in tools.items():
-            yield Problem(name, f"{tool.path} does not say its version: {tool.silence}", _REINSTALL)
-        return
+    for name, tool in tools.items():
+        if not tool.version:
+            message = f"{tool.path} does not say its version: {tool.silence}"
+            # Builds take gcc if PATH has it, and meet the same.
+            yield Problem(name, message, _REINSTALL, Severity.WARNING if problems else None)
     # One good compiler is enough: judge only the one with the fewest problems.
-    yield from min(problems.values(), key=lambda group: [p.severity is not Severity.NOTE for p in group])
+    if problems:
+        yield from min(problems.values(), key=lambda group: [p.severity is not Severity.NOTE for p in group])
 
 
 @rule("python-version", Need.HOST)

@@ -87,7 +87,7 @@ def write_ndk(root: Path, revision: str = NDK, of_compiler: str = "") -> Path:
     script(clang, "echo Android clang version 17.0.2")
     library("libc++_shared.so", AARCH64, content=b"").write(root / NDK_PREBUILT / NDK_RUNTIME)
     (root / NDK_TOOLCHAIN).parent.mkdir(parents=True)
-    (root / NDK_TOOLCHAIN).touch()
+    (root / NDK_TOOLCHAIN).write_text("# Android\n")
     (root / "source.properties").write_text(f"Pkg.Desc = Android NDK\nPkg.Revision = {revision}\n")
     return root
 

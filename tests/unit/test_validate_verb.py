@@ -44,6 +44,13 @@ def test_a_warning_fails_it_only_when_strict(sdk: Path) -> None:
     assert (run(*rule), run(*rule, "--strict")) == (0, 1)
 
 
+def test_a_fix_accepts_the_licence_that_it_needs(sdk: Path, tmp_path: Path) -> None:
+    (sdk / "sdk.yaml").write_text("product: QAIRT\nversion: 2.31.0.250130\n")
+    assert run("--rule", "qnn-version", "--target", "x86_64-linux") == 1
+    (finding,) = report_in(tmp_path).findings
+    assert "--accept-licence qualcomm-ai-stack" in finding.fix
+
+
 def test_any_directory_can_be_checked_without_an_environment(
     sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

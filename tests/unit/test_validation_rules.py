@@ -317,7 +317,9 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("ndk-usable", "/ndk", spoilt_ndk(CLANG, Library(machine=AARCH64, program=True).encode())),
     ("ndk-usable", "/ndk", spoilt_ndk(CLANG, b"#!/bin/sh\nexit 1\n")),
     ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_TOOLCHAIN), None)),
+    ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_TOOLCHAIN), b"")),
     ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_PREBUILT / NDK_RUNTIME), None)),
+    ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_PREBUILT / NDK_RUNTIME), Library().encode())),
     ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_PREBUILT / NDK_RUNTIME), b"")),
     ("ndk-usable", "/ndk", ndk_of_macos),
     ("elf-machine", f"lib/{ANDROID}/", glibc_in_android),
@@ -363,6 +365,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("qnn-compat", BUILD, changed(measured=measured(BUILD, "unknown custom config socModel 0"))),
 ]
 WARNINGS: list[tuple[str, str, Arrange]] = [
+    ("compiler-version", "gcc", machine(tools={**SILENT_GCC, "clang": Tool("/usr/bin/clang", "14.0.6")})),
     ("qnn-version", "/sdk", versioned_sdk("")),
     ("needed-resolved", "libX.so", host("libX.so", needed=("libc++.so.1",))),
     ("symbol-versions", "libX.so", host("libX.so", versions=TOO_NEW)),
