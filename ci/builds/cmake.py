@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
+from ci.builds.build_tools import BuildTool
 from ci.builds.file_api import ask
-from ci.builds.programs import BuildTool
 from ci.diagnose.explain import nearest
 from provisioning.base import units
 from provisioning.base.commands import add_flags, quoted

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.builds import toolchain
+from ci.builds.build_tools import find_cmake, find_ninja
 from ci.builds.cmake import RECORD
 from ci.builds.output_folders import OURS, refuse_foreign, require_writable
-from ci.builds.programs import find_cmake, find_ninja
 from ci.builds.recipes import Recipe, for_tree, load_recipe
 from ci.builds.source_plan import LocatedSdk, SourcePlan, default_jobs
 from ci.builds.toolchain import Toolchain

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ci.builds import link_tree, loadable
+from ci.builds import built_files, link_tree
+from ci.builds.build_tools import find_program
 from ci.builds.cmake import STEERING
 from ci.builds.file_api import answer
 from ci.builds.install import PYTHON, assemble, collect, describe, identity, strip_program
 from ci.builds.output_folders import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
-from ci.builds.programs import find_program
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.request import BuildOptions, notes_of, plan_of
 from ci.builds.source_plan import SourcePlan
@@ -137,7 +137,7 @@ def _put_into_dist(
         built = collect(plan, options.target_only)
         with part_of(plan.dist) as part:
             copies = assemble(list(built), part, strip)
-            stage.findings += loadable.check(copies, plan.target, glibc, private)
+            stage.findings += built_files.check(copies, plan.target, glibc, private)
             if options.tried:
                 _try_runner(plan, part, stage)
             if any(finding.severity is Severity.ERROR for finding in stage.findings):

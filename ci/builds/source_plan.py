@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.builds.build_tools import BuildTool
 from ci.builds.cmake import Build, ConfiguredProject
 from ci.builds.file_api import CMakeTarget, targets
-from ci.builds.programs import BuildTool
 from ci.builds.recipes import Recipe, RecipeProject, filled
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import OWN_NAME, SourceTree

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ci.builds.programs import BuildTool, find_compiler, find_program
+from ci.builds.build_tools import BuildTool, find_compiler, find_program
 from ci.builds.recipes import Recipe
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact

@@ -24,7 +24,7 @@ from provisioning.base import answer
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import session
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, exit_code_of
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned, in_decibels
@@ -59,7 +59,7 @@ def repair_model(subject: LaneModel, lane: Explains, choice: RewriteChoice, repo
         by_channel = subject.model.per_channel or bool(repair.by_channel)
         _next(repair, replace(subject.model, per_channel=by_channel))
     _report(repair, report)
-    return 0 if now.green else CheckFailed.exit_code
+    return exit_code_of(good=now.green)
 
 
 def _report(repair: Repair, report: ModelReport) -> None:

@@ -17,7 +17,7 @@ from ci.inspect.logs import UNREADABLE, Shown, is_one_log, logs_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, joined, session
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UsageError, exit_code_of
 from provisioning.base.foreign import in_line
 from provisioning.base.rules import ERRORS, FAULTS, RULES, explained, page_of, rules
 from provisioning.base.settings import user_path
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     results = [result for name in args.inputs or ["-"] for result in _diagnose_input(name)]
     answer.add(inputs=[_facts(result) for result in results])
     print("\n\n".join(_as_text(result) for result in results))
-    return 0 if all(result.explained for result in results) else 1
+    return exit_code_of(good=all(result.explained for result in results))
 
 
 def _diagnose_input(name: str) -> list[Diagnosis]:

@@ -25,7 +25,7 @@ from ci.inspect.extract import extract
 from provisioning.base import answer
 from provisioning.base.command_line import valued
 from provisioning.base.commands import leave_out
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UsageError, exit_code_of
 from provisioning.base.foreign import in_line
 from provisioning.base.selection import add_selection, selection_of
 
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         word = "can load it" if loading.loads else "cannot load it"
         sys.stdout.write(f"\n{args.against} {word}:\n")
         sys.stdout.writelines(f"  {in_line(line)}\n" for line in loading.says)
-    return 0 if loading is None or loading.loads else 1
+    return exit_code_of(good=loading is None or loading.loads)
 
 
 def _refuse_flags(path: Path, what: str, sdk: Path | None, into: Path | None) -> None:

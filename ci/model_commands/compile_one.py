@@ -28,7 +28,7 @@ from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix, joined
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
 from provisioning.base.findings import Place
 from provisioning.base.places import Places
 from provisioning.base.rendering.terminal import readable
@@ -213,7 +213,7 @@ def _shown(products: Sequence[Product], report: ModelReport) -> int:
         error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
         report.fail(error.message, error.fix, finding.rule, finding.place, finding.edit)
         show_error(error)
-    return CheckFailed.exit_code if wrong else 0
+    return exit_code_of(good=not wrong)
 
 
 def _write(

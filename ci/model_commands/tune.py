@@ -18,7 +18,7 @@ from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, valued
 from provisioning.base.commands import add_flags, leave_out
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from ci.explain.lane import Explains
@@ -204,7 +204,7 @@ def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, repo
     if found.chosen is None:
         report.fail(wrong(found))
         print(wrong(found))
-        return 1
+        return CheckFailed.exit_code
     named, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / output
     stem = re.sub(r"\.(py|pt2|onnx)$", "", named)
     comment = f"Written by `{report.stage.command}`."

@@ -16,7 +16,7 @@ from ci.report.junit_xml import junit
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.commands import leave_out
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import SCHEMA, Outcome, Report
 from provisioning.base.rendering.terminal import console, overview, terminal_width, wants_colour, write
 from provisioning.base.rendering.text import NO_MATTER, verdict, worst
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n")
         for path in publish(reports, directory, os.environ):
             sys.stdout.write(f"wrote {path}\n")
-    return 1 if args.check and worst(reports) is not Outcome.PASS else 0
+    return exit_code_of(good=not args.check or worst(reports) is Outcome.PASS)
 
 
 def worse_than(folder: Path, directory: Path) -> int:
@@ -124,7 +124,7 @@ def worse_than(folder: Path, directory: Path) -> int:
         f" {changes.not_compared} are not in both\n"
     )
     answer.add(changes=changes.model_dump(by_alias=True))
-    return CheckFailed.exit_code if changes.worse else 0
+    return exit_code_of(good=not changes.worse)
 
 
 def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from provisioning.base import answer, units
 from provisioning.base.command_line import valued
 from provisioning.base.commands import session
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UsageError, exit_code_of
 from provisioning.base.settings import reports_path
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def inspect(files: Sequence[Path]) -> int:
     inspections = [inspection.inspect(path) for path in files]
     answer.add(files=[asdict(file) for file in inspections])
     sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
-    return 1 if any(file.kind == SignedBy.DAMAGED.value for file in inspections) else 0
+    return exit_code_of(good=all(file.kind != SignedBy.DAMAGED.value for file in inspections))
 
 
 def verify(
@@ -95,7 +95,7 @@ def verify(
         texts.append(_as_text(path, result, allowed))
     answer.add(files=files)
     sys.stdout.write("\n".join(texts))
-    return 0 if all(file["verdict"] == "verified" for file in files) else 1
+    return exit_code_of(good=all(file["verdict"] == "verified" for file in files))
 
 
 def _expected(

@@ -194,7 +194,7 @@ def main(
     """
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(_overview(program, description, verbs))
-        return 0 if argv else 2
+        return 0 if argv else UsageError.exit_code
     # What imports create stays: to look for garbage in it takes a fifteenth of a short command.
     gc.set_threshold(50_000)
     # When Python ends it would look once more: for a second where executorch is imported.

@@ -108,6 +108,11 @@ class ArchiveError(IntegrityError):
     """An archive that is damaged or hostile."""
 
 
+def exit_code_of(*, good: bool) -> int:
+    """Of a command that has checked something."""
+    return 0 if good else CheckFailed.exit_code
+
+
 def causes(error: BaseException) -> Iterator[BaseException]:
     """The error and all that it came from, each once. urllib3 hides causes in arguments and in `reason`."""
     seen: set[int] = set()

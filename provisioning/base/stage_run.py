@@ -12,7 +12,13 @@ from pathlib import Path
 
 from provisioning.base import answer
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError
+from provisioning.base.errors import (
+    CheckFailed,
+    EnvironmentLacking,
+    ToolkitError,
+    UpstreamError,
+    exit_code_of,
+)
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
 from provisioning.base.places import Places
 from provisioning.base.rendering import terminal
@@ -119,7 +125,7 @@ class StageRun:
         (show or terminal.show)(report)
         if lacking:
             return EnvironmentLacking.exit_code
-        return 0 if report.outcome is Outcome.PASS else 1
+        return exit_code_of(good=report.outcome is Outcome.PASS)
 
 
 def require_stage(

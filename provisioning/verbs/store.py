@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from provisioning.base import answer
 from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.progress import for_stream
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import MANIFESTS, store_path
@@ -108,7 +108,7 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
     if bad:
         words = ["store", "repair"] if len(broken) < bad else ["provision"]
         sys.stdout.write(f"{bad} differences; try: {_typed(*words, store=where)}\n")
-    return 1 if bad else 0
+    return exit_code_of(good=not bad)
 
 
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:

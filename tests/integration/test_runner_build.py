@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.emulator_runner import find_executorch
+from ci.builds.runner_build import find_executorch
 from ci.suite import runner
 from provisioning import elf
 from provisioning.base.errors import EnvironmentLacking

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.builds.programs import BuildTool
+from ci.builds.build_tools import BuildTool
 from ci.builds.recipes import for_tree, load_recipe
 from ci.builds.source_plan import LocatedSdk, SourcePlan
 from ci.builds.toolchain import Toolchain

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ci.builds.loadable import LoadableFile, check
+from ci.builds.built_files import LoadableFile, check
 from tests.support.elves import AARCH64, X86_64, Library
 
 LINUX = {"machine": AARCH64, "interpreter": "/lib/ld-linux-aarch64.so.1", "needed": ["libc.so.6"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.builds.loadable import FIXES
+from ci.builds.built_files import FIXES
 from ci.child import UNFORESEEN
 from ci.diagnose.tables import failure_rules
 from ci.lanes.executorch import judge

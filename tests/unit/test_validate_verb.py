@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.loadable import FIXES
+from ci.builds.built_files import FIXES
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.loadable import Wrong

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ci.builds.build_tools import BuildTool, find_cmake, find_compiler, find_ninja, find_program
+from ci.builds.built_files import LoadableFile, check
 from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
-from ci.builds.loadable import LoadableFile, check
 from ci.builds.output_folders import (
     alone_in,
     digests_below,
@@ -23,7 +24,6 @@ from ci.builds.output_folders import (
     replace_build,
     require_writable,
 )
-from ci.builds.programs import BuildTool, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
@@ -128,7 +128,7 @@ class RunnerPlan:
         return {**digests, "identity": [tool.identity for tool in (self.compiler, self.cmake, self.ninja)]}
 
 
-OWN_CODE = ("cmake.py", "emulator_runner.py", "output_folders.py", "programs.py")
+OWN_CODE = ("cmake.py", "build_tools.py", "output_folders.py", "runner_build.py")
 FLAGS = (
     *("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "SOURCE_DATE_EPOCH"),
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
