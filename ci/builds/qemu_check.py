@@ -17,7 +17,7 @@ from typing import Literal
 
 from ci.builds.build_tools import BuildTool
 from ci.diagnose.explain import causes
-from ci.suite.runner import Runner
+from ci.runner import Runner
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_bytes

@@ -28,7 +28,7 @@ from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
 from ci.results import CachedResult, CachedResults, Key, folder_digest
-from ci.suite.runner import Runner
+from ci.runner import Runner
 from provisioning import elf
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -20,7 +20,7 @@ from ci.builds.output_folders import BILL_OF_MATERIALS, OURS, alone_in, part_of,
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.request import BuildOptions, notes_of, plan_of
 from ci.builds.source_plan import SourcePlan
-from ci.suite.runner import EXECUTORCHS, Runner
+from ci.runner import EXECUTORCHS, Runner
 from provisioning import overlay
 from provisioning.base.commands import leave_out, quoted
 from provisioning.base.errors import UsageError

@@ -19,6 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.gate.stage_names import stage_names
 from ci.gate.supervision import (
     LACKING,
     LOGS,
@@ -31,7 +32,6 @@ from ci.gate.supervision import (
     supervise,
 )
 from ci.report.collect import GATE, did_not_run
-from ci.suite.stage_names import stage_names
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import Fix, session

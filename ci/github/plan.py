@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ci.__main__ import VERBS
+from ci.gate.stage_names import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.files import set_outputs, summarise
 from ci.github.setup import SetupInputs, may_be_cached
 from ci.report.job_summary import cell
-from ci.suite.stage_names import GATE_TABLE
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import STARTED_IN
 from provisioning.base.commands import captured, session

@@ -35,9 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.suite.forecast import of_language_model
+    from ci.forecast.forecasts import of_language_model
+    from ci.forecast.phones import load_forecasts
     from ci.suite.lane_model import of_lane
-    from ci.suite.phones import load_forecasts
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]

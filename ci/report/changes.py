@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.report.values import LANES, Lane, Row, in_unit, mapping, number, rows_of
-from ci.suite.baseline import Tolerances, load_tolerances
+from ci.suite.accepted import Tolerances, load_tolerances
 from provisioning.base.documents import Model
 from provisioning.base.findings import Report
 from provisioning.base.foreign import one_line

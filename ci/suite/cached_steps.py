@@ -22,10 +22,19 @@ from ci.jobs import Job
 from ci.models.own_packages import NO_PACKAGES, OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
 from ci.progress import Line
-from ci.results import CachedResults, Key, OfThisRun, digest_of, folder_digest, surroundings, toolkit_of
+from ci.results import (
+    CachedResults,
+    Key,
+    Lines,
+    OfThisRun,
+    digest_of,
+    folder_digest,
+    relocated,
+    surroundings,
+    toolkit_of,
+)
 from ci.suite.programs import NO_SUITE, AnyProgram
 from ci.suite.recheck import FILLED, RepeatableWork, Repeats
-from ci.suite.relocation import Lines, relocated
 from ci.suite.stage import Named, WorkPlan, by_packages
 from ci.trouble import of_error
 from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, Template, run, template_of

@@ -13,9 +13,8 @@ from typing import Any
 
 from ci.models.imports import module_file
 from ci.models.user_model import UserModel
+from ci.suite.accepted import accepted_figures, below_required, derived, load_tolerances, threshold_values
 from ci.suite.accuracy import required_of
-from ci.suite.baseline import load_tolerances
-from ci.suite.measured_thresholds import accepted_figures, below_required, derived, threshold_values
 from ci.suite.programs import AnyProgram, Suites
 from ci.suite.suite_file import accepted_path
 from provisioning.base import toml

@@ -13,17 +13,16 @@ from typing import Any, Protocol, TypeVar
 from ci.jobs import Job
 from ci.models.own_packages import OwnPackages, installed, record
 from ci.outcome import Result
-from ci.suite.baseline import Baseline, load_baseline, load_tolerances
+from ci.suite.accepted import Baseline, load_baseline, load_tolerances, low_figures, thresholds_of
+from ci.suite.choice import shard_named
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.installed import source_of_executorch
-from ci.suite.measured_thresholds import low_figures, thresholds_of
 from ci.suite.offers import offers_of, words_of
 from ci.suite.offers import show as show_offers
 from ci.suite.options import Accept, Choice, WorkOptions
 from ci.suite.programs import AnyProgram, Suites, accepted_thresholds
 from ci.suite.recheck import RepeatableWork, metrics, recheck
 from ci.suite.recheck import findings as recheck_findings
-from ci.suite.shards import shard_named
 from ci.trouble import MACHINE
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Metric, Report, Severity

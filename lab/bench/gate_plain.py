@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ci.child import output_to
+from ci.child import forget_torch, output_to
 from ci.lanes.executorch.records import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
-from ci.suite.own_output import forget_torch
 
 
 def programs_of(suite: Path | None) -> list[ExecutorchProgram]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ci.forecast.forecasts import ACCEPTED, BY, lower, unsound
+from ci.forecast.phones import MANIFEST, PRECISIONS, Forecasts, load_forecasts
 from ci.lanes.onnx.compile import plan_of, require_installed
 from ci.lanes.onnx.forecast import EstimateOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.outcome import Result
 from ci.suite.cached_steps import run_cached_step
-from ci.suite.expression import matcher
-from ci.suite.forecast import ACCEPTED, BY, lower, unsound
+from ci.suite.choice import matcher
 from ci.suite.options import WorkOptions
-from ci.suite.phones import MANIFEST, PRECISIONS, Forecasts, load_forecasts
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, JudgedPhone, Program, judge, limits_of, quantile
 from lab.stage import stage_run

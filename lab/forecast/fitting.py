@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ci.suite.forecast import FittedRange, basis_of
-from ci.suite.phones import PRECISIONS, Forecasts
+from ci.forecast.forecasts import FittedRange, basis_of
+from ci.forecast.phones import PRECISIONS, Forecasts
 
 ROUNDS = 25
 OUTLIER = 0.15

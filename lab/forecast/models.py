@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 import torch
 
+from ci.forecast.phones import FittedModel
 from ci.lanes.upstream.shims import define_vision_operators
-from ci.suite.phones import FittedModel
 
 OPSET = 17
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -71,11 +71,11 @@ SCHEMAS = {
     ),
     "fixes": ("provisioning.fixes:Fixes", "What repairs a finding, and how a graph is rewritten so"),
     "tolerances": (
-        "ci.suite.baseline:Tolerances",
+        "ci.suite.accepted:Tolerances",
         "How much worse than its baseline a program may become",
     ),
     "forecast": (
-        "ci.suite.phones:Forecasts",
+        "ci.forecast.phones:Forecasts",
         "Phones that forecasts are for, and the models that they are fitted by",
     ),
     "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.version import Version
 
 from ci.artifacts.program import CompiledProgram, TensorInfo, read
-from ci.suite.runner import VARIABLE, Runner
+from ci.runner import VARIABLE, Runner
 from ci.trouble import of_ending
 from lab.builds import environment_of, own_build, releases, rows_of
 from lab.compat.stage import SUITE, first_line

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from ci.operators.table import EXACT, WORST_FIRST, Case, Cell, OperatorTable
+from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.accuracy import against_nearest, computed_otherwise
-from ci.suite.baseline import Recorded, load_baseline
 from ci.suite.lost_parts import WRONG_DB
 from ci.suite.precision import ONNX_PRECISIONS
 from lab.onnx_operators.node_tests import SUITE, NodeTests, node_tests

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.builds.qemu_check import DATA, PROGRAM, probe_in
-from ci.suite.runner import Runner
+from ci.runner import Runner
 from provisioning.manifest import load_profile
 from provisioning.store import FileSelection, Store
 from tests.support.builds import run_stage

@@ -29,10 +29,10 @@ from ci.lanes.executorch.records import ran_in
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.lanes.executorch.worker import IMPORTED_LATE
 from ci.outcome import Result
+from ci.runner import Runner
+from ci.suite.accepted import Baseline
 from ci.suite.accuracy import TensorFile
-from ci.suite.baseline import Baseline
 from ci.suite.options import WorkOptions
-from ci.suite.runner import Runner
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report

@@ -23,7 +23,7 @@ from ci.lanes.onnx import provider, steps
 from ci.lanes.onnx.graph import all_in_float, load_graph
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.arrays import saved
-from ci.suite.baseline import load_baseline
+from ci.suite.accepted import load_baseline
 from ci.suite.precision import precision_named
 from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import load_accepted

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ci import runner
 from ci.builds.runner_build import find_executorch
-from ci.suite import runner
 from provisioning import elf
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT, Selection

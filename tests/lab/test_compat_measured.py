@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.suite.runner import DIST
+from ci.runner import DIST
 from lab.builds import with_sdk
 from lab.compat import stage
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection

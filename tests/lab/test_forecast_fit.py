@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from ci.suite.forecast import ACCEPTED
-from ci.suite.phones import load_forecasts
+from ci.forecast.forecasts import ACCEPTED
+from ci.forecast.phones import load_forecasts
 from lab.__main__ import run
 from lab.forecast.fit import accepted_of
 from lab.forecast.fitting import Program, fitted, judge, quantile, ratio

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ci.runner import Runner
 from ci.suite.ran import Ran, write
-from ci.suite.runner import Runner
 from lab.golden import contexts, programs
 from lab.golden.contexts import (
     SUMS,

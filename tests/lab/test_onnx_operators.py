@@ -10,7 +10,7 @@ from ci.lanes.onnx.samples import resembling
 from ci.lanes.onnx.suite import programs_of
 from ci.models.shipped.onnx_nodes import node
 from ci.operators.table import OperatorTable
-from ci.suite.baseline import Recorded, load_baseline
+from ci.suite.accepted import Recorded, load_baseline
 from lab.onnx_operators.cells import cell_of, onnx_of
 from lab.onnx_operators.node_tests import SUITE, Chosen, NodeTests, node_tests
 from lab.operators.pages import markdown

@@ -13,7 +13,7 @@ import pytest
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.operators.table import EXACT
 from ci.plain import as_json, read
-from ci.suite.expression import matcher
+from ci.suite.choice import matcher
 from lab.operators.adapters import TriedModel, part_of
 from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart, load_record
 from lab.operators.tests_verb import in_flows

@@ -21,7 +21,7 @@ def prepare() -> None:
 
 
 def prepare_own() -> None:
-    import ci.suite.relocation  # noqa: F401
+    import ci.results  # noqa: F401
 
 
 def import_late(request: dict[str, Any]) -> dict[str, Any]:

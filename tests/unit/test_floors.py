@@ -21,7 +21,7 @@ FLOORS = (
     {"trouble", "jobs", "digests", "closed"},
     {"progress", "child", "distributions", "plain", "bill_of_materials"},
     {"outcome"},
-    {"work"},
+    {"work", "runner", "forecast"},
     {"results"},
     {"models"},
     {"suite"},

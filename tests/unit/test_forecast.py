@@ -9,11 +9,11 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.artifacts.estimate import read_estimate
+from ci.forecast.forecasts import Fit, FittedRange, PhoneFit, by_measurement, forecast, load_fit
+from ci.forecast.phones import Forecasts, load_forecasts
 from ci.lanes.onnx.findings import over_budget
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.model_commands import forecast as forecast_verb
-from ci.suite.forecast import Fit, FittedRange, PhoneFit, by_measurement, forecast, load_fit
-from ci.suite.phones import Forecasts, load_forecasts
 from provisioning.base.command_line import parsed
 from provisioning.base.errors import UsageError
 

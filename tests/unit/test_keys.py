@@ -27,11 +27,11 @@ from ci.models.inputs import Input
 from ci.outcome import Result
 from ci.plain import read
 from ci.results import CachedResults
+from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
 from ci.suite.cached_steps import CachedStep
 from ci.suite.options import WorkOptions
 from ci.suite.programs import NO_SUITE, AnyProgram, TaskMetric, Thresholds
-from ci.suite.runner import Runner
 from ci.suite.stage import AnyPlan
 from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, compiled_as, make_program

@@ -8,8 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
+from ci.suite.accepted import low_figures
 from ci.suite.accuracy import Pair, below_floor, compared
-from ci.suite.measured_thresholds import low_figures
 
 RANDOM = numpy.random.default_rng(0)
 

@@ -13,7 +13,7 @@ from ci.lanes.executorch.judge import artifact, cost, delegation, faults_of
 from ci.lanes.executorch.records import Traffic
 from ci.operators.partition import CpuOperator
 from ci.outcome import Result
-from ci.suite.baseline import Baseline, Recorded, load_tolerances
+from ci.suite.accepted import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Severity
 from tests.support.lowering import compiled_as, make_program
 from tests.support.programs import BUILD_ID, context, options, program

@@ -19,7 +19,7 @@ from ci.lanes.onnx.crosscheck import (
 )
 from ci.lanes.onnx.findings import build_id_of, changed, cost, findings_of, lane_of
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
-from ci.suite.baseline import Baseline, Recorded, load_baseline, load_tolerances
+from ci.suite.accepted import Baseline, Recorded, load_baseline, load_tolerances
 from provisioning.base.findings import Metric, Outcome, Severity
 from provisioning.base.stage_run import RUN, StageRun
 from tests.support.onnx_suites import SUITE, compiled, facts, failed, write_suite

@@ -17,7 +17,7 @@ from ci import trouble
 from ci.__main__ import VERBS
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx.suite import programs_of
-from ci.suite.baseline import Recorded, load_baseline
+from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import Values, accept
 from provisioning.base.command_line import main

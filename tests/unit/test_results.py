@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from ci import results as cache
-from ci.results import CachedResults, OfThisRun, folder_digest, processor, surroundings, toolkit_of
-from ci.suite.relocation import relocated
+from ci.results import CachedResults, OfThisRun, folder_digest, processor, relocated, surroundings, toolkit_of
 from ci.work import Home, Template
 from provisioning.base.settings import ROOT
 

@@ -14,7 +14,7 @@ from ci.child import UNFORESEEN
 from ci.diagnose.tables import failure_rules
 from ci.lanes.executorch import judge
 from ci.lanes.onnx.worker import KINDS
-from ci.suite.baseline import COSTS
+from ci.suite.accepted import COSTS
 from ci.suite.costs import cost_rule
 from provisioning.base import toml
 from provisioning.base.command_line import main

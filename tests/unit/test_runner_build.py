@@ -14,7 +14,7 @@ from ci.builds.build_tools import BuildTool
 from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs, try_runner
 from ci.builds.runner_build import Executorch, RunnerPlan, plan_of
 from ci.results import CachedResults
-from ci.suite.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
+from ci.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun

@@ -11,8 +11,8 @@ import numpy
 import pytest
 
 from ci.lanes.executorch.suite import SHIPPED
+from ci.suite.accepted import Baseline, baseline_in, load_baseline
 from ci.suite.accuracy import Among, Pair, compare, rounded
-from ci.suite.baseline import Baseline, baseline_in, load_baseline
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, ManifestError
 

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.lanes.executorch.suite import programs_of
-from ci.suite.accuracy import missed, rounded
-from ci.suite.baseline import Baseline
-from ci.suite.measured_thresholds import (
+from ci.suite.accepted import (
+    Baseline,
     accepted_figures,
     derived,
     low_figures,
     threshold_values,
     thresholds_of,
 )
+from ci.suite.accuracy import missed, rounded
 from ci.suite.programs import Thresholds, accepted_thresholds
 from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted

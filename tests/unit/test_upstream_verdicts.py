@@ -16,7 +16,7 @@ from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.suite import SuiteKeyContext, upstream_suites
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict, reasons_of
 from ci.lanes.upstream.worker import part_of_report, verdict_of
-from ci.suite.runner import Runner
+from ci.runner import Runner
 from ci.trouble import InTrouble
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity

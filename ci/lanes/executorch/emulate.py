@@ -37,6 +37,7 @@ from ci.outcome import Failure, Result, WorkerDied
 from ci.plain import as_json, read
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key
+from ci.runner import Runner, find_runner, ready_runner
 from ci.suite.accuracy import against_nearest, in_words, missed, rounded, with_samples
 from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.suite.findings import (
@@ -53,7 +54,6 @@ from ci.suite.findings import (
     shown_thresholds,
 )
 from ci.suite.options import StageOptions
-from ci.suite.runner import Runner, find_runner, ready_runner
 from ci.suite.scoring import scores_of
 from ci.suite.stage import MeasuredValues, Results, Verdict, accepted, finish, of_program, report, show_list
 from ci.work import Home

@@ -36,9 +36,9 @@ from ci.operators.table import better_than, inexact, operators_in
 from ci.outcome import Result, WorkerDied
 from ci.plain import as_json
 from ci.results import CachedResults, Key
+from ci.runner import Runner, ready_runner
 from ci.suite.cached_steps import run_cached_step
 from ci.suite.options import Choice, Compiling, OneModel
-from ci.suite.runner import Runner, ready_runner
 from ci.work import asking
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ci.suite.forecast import ONNX_ALONE, TO_ONNX, Forecasted
+from ci.forecast.forecasts import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.suite.options import OneModel
 
 

@@ -16,7 +16,7 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
-from ci.suite.baseline import Baseline, Tolerances, growth
+from ci.suite.accepted import Baseline, Tolerances, growth
 from ci.suite.findings import not_in_fp16
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed

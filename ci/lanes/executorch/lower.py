@@ -35,7 +35,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
-from ci.child import doing
+from ci.child import doing, new_text, size_of, text_since
 from ci.explain.torch_graph import (
     beyond_half,
     figures_in_torch,
@@ -85,7 +85,6 @@ from ci.operators.partition.failing_operators import (
 )
 from ci.operators.partition.traits import delegated_nodes
 from ci.suite.accuracy import Inferences, TensorFile
-from ci.suite.own_output import new_text, size_of, text_since
 from ci.trouble import of_error
 from provisioning.base.commands import Fix, joined, session
 from provisioning.fixes import words_of

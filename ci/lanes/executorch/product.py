@@ -48,12 +48,12 @@ from ci.operators.faults import shown_by_inputs
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
 from ci.plain import as_json
+from ci.runner import Runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.output import Publish, keep_origins, require_own
 from ci.suite.precision import scheme_named
-from ci.suite.runner import Runner, ready_runner
 from ci.suite.stage import MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base import answer

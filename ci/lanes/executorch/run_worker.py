@@ -15,8 +15,8 @@ from ci.child import Meter, blame, doing, places_of, reporting, threads
 from ci.lanes.executorch.records import EmulatorRun, MetricRequest, RunRequest
 from ci.outcome import tail
 from ci.plain import as_json, read
+from ci.runner import LINE_OF_ERROR, Runner, with_names
 from ci.suite.metric import error_of_metric
-from ci.suite.runner import LINE_OF_ERROR, Runner, with_names
 from ci.trouble import InTrouble, how_it_ended, of_ending
 
 TAIL = 4000

@@ -34,7 +34,7 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import shown_by_inputs
 from ci.outcome import Result
 from ci.plain import as_json
-from ci.suite.baseline import Recorded, beside, load_tolerances
+from ci.suite.accepted import Recorded, beside, load_tolerances
 from ci.suite.findings import factory_notes
 from ci.suite.installed import ready_environment
 from ci.suite.options import Choice, StageOptions, WorkOptions

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ci.child import quiet
 from ci.lanes.llm.architecture import HIDDEN, Architecture
 from ci.models.arrays import Array, Sample
-from ci.suite.own_output import quiet
 
 OPSET = 18
 FAR = -1000.0

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ci.child import WARM
 from ci.closed import closed
 from ci.diagnose.explain import nearest
+from ci.forecast.phones import load_forecasts
 from ci.jobs import Job
 from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.crosscheck import CrossChecked
@@ -26,13 +27,12 @@ from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied, line_of
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key, digest_of
+from ci.suite.accepted import Baseline, load_tolerances
 from ci.suite.accuracy import in_words, with_samples
-from ci.suite.baseline import Baseline, load_tolerances
 from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.suite.findings import verdict
 from ci.suite.installed import require_packages
 from ci.suite.options import WorkOptions
-from ci.suite.phones import load_forecasts
 from ci.suite.recheck import Repeats
 from ci.suite.scoring import scores_of
 from ci.suite.stage import AnyPlan, baselines_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.suite.baseline import load_baseline
+from ci.suite.accepted import load_baseline
 from ci.suite.precision import PRECISIONS, written_name
 from ci.suite.suite_file import read_suite
 from provisioning.base.commands import joined, session

@@ -8,13 +8,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from ci.forecast.forecasts import Forecasted, forecast, load_fit
+from ci.forecast.phones import load_forecasts
 from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.models.inputs import inputs_used
-from ci.outcome import Result
+from ci.outcome import Result, first_line, words_of
+from ci.suite.accepted import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
-from ci.suite.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.suite.costs import cost_rule
 from ci.suite.findings import (
     BEYOND_FIX,
@@ -33,10 +35,7 @@ from ci.suite.findings import (
     placeholder,
     shown_thresholds,
 )
-from ci.suite.forecast import Forecasted, forecast, load_fit
-from ci.suite.phones import load_forecasts
 from ci.suite.programs import HELD_QUANTIZED
-from ci.suite.reason import first_line, words_of
 from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels

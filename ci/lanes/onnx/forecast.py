@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ci.forecast.forecasts import Forecasted, by_measurement, forecast, load_fit
+from ci.forecast.phones import load_forecasts
 from ci.lanes.onnx.compile import PROGRAM
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, program_of
 from ci.suite.cached_steps import require_done, run_cached_step
-from ci.suite.forecast import Forecasted, by_measurement, forecast, load_fit
 from ci.suite.options import OneModel
-from ci.suite.phones import load_forecasts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ci.forecast.forecasts import Forecasted
 from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.compile import OnnxPlan, plan_of, with_metrics
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
@@ -21,7 +22,6 @@ from ci.outcome import Result
 from ci.suite.accuracy import against_in_words
 from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
-from ci.suite.forecast import Forecasted
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.options import Compiling, OneModel
 from ci.suite.stage import MeasuredValues, Results

@@ -24,8 +24,8 @@ from ci.lanes.onnx.findings import (
 )
 from ci.lanes.onnx.suite import SUITES, OnnxProgram
 from ci.outcome import Result
+from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.accuracy import rounded
-from ci.suite.baseline import COSTS, load_tolerances
 from ci.suite.findings import known_faults
 from ci.suite.options import Choice, StageOptions
 from ci.suite.stage import MeasuredValues, Verdict, accepted, baselines_of, chosen, finish, report, show_list

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from ci.forecast.phones import load_forecasts
 from ci.lanes.onnx.options import Settings, settings_of
 from ci.models.inputs import Input, most_calibrating
 from ci.models.wheels import PREFIX
-from ci.suite.phones import load_forecasts
 from ci.suite.precision import PRECISIONS, precision_named
 from ci.suite.programs import (
     HELD,

@@ -17,11 +17,10 @@ from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
 from ci.results import CachedResults, surroundings, toolkit_of
-from ci.suite.expression import matcher
+from ci.runner import ready_runner
+from ci.suite.choice import matcher, parse_shard, shard
 from ci.suite.installed import find_as_workers
 from ci.suite.options import Choice
-from ci.suite.runner import ready_runner
-from ci.suite.shards import parse_shard, shard
 from ci.work import Home, Template, asked
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

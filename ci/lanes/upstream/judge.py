@@ -10,8 +10,7 @@ from ci.artifacts.compiler_log import CRASHES
 from ci.diagnose.explain import Explanation, nearest
 from ci.lanes.upstream.accepted import NOT_RUN, AcceptedTests, load_tests, write
 from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
-from ci.outcome import tail
-from ci.suite.reason import words_of
+from ci.outcome import tail, words_of
 from ci.trouble import MACHINE
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Artifact, Severity

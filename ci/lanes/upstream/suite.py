@@ -20,7 +20,7 @@ from provisioning.base.settings import MANIFESTS
 
 if TYPE_CHECKING:
     from ci.results import CachedResults
-    from ci.suite.runner import Runner
+    from ci.runner import Runner
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 

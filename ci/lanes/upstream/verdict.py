@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ci.artifacts.compiler_log import CRASHES
-from ci.suite.reason import first_line
+from ci.outcome import first_line
 
 BY_CHANCE = ("memory", "timeout")
 """Outcomes of which a process says something else each time."""

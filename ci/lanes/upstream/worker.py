@@ -19,12 +19,11 @@ from typing import Any
 
 import pytest
 
-from ci.child import WARM, Meter, hidden
+from ci.child import WARM, Meter, forget_torch, hidden
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import UpstreamSuite, upstream_suites
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.plain import as_json
-from ci.suite.own_output import forget_torch
 from ci.trouble import InTrouble, of_text
 
 SEED = 0

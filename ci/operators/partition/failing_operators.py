@@ -22,6 +22,7 @@ from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
+from ci.child import new_text, size_of, text_since
 from ci.diagnose.explain import with_names_of_data_types
 from ci.models.model_lines import fix_inside, is_inside, source_of
 from ci.operators.partition.decisions import (
@@ -34,7 +35,6 @@ from ci.operators.partition.decisions import (
     varying,
 )
 from ci.operators.partition.parts import Partition, restore_builtins, smallest_failing
-from ci.suite.own_output import new_text, size_of, text_since
 from provisioning.fixes import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ci.suite.phones import PRECISIONS, Forecasts
+from ci.forecast.phones import PRECISIONS, Forecasts
 from provisioning.base.accepted import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError

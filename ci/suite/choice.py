@@ -1,13 +1,15 @@
-"""The expressions of `-k`: parts of names with `and`, `or`, `not` and parentheses, as in pytest."""
+"""Which programs a command line names: the expressions of `-k`, and the parts of `--shard`."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
+from ci.jobs import Job, longest_first
+from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
@@ -59,3 +61,37 @@ def _matches(word: str, name: str, *, whole: bool) -> bool:
     if "*" not in word:
         return word in name
     return fnmatchcase(name, word if whole else f"*{word}*")
+
+
+def shard(jobs: Iterable[Job], index: int, count: int) -> list[Job]:
+    """Shard `index` (from 1) of `count`: the same jobs always give the same shards of about equal length."""
+    loads = [0.0] * count
+    mine: list[Job] = []
+    for job in longest_first(jobs):
+        lightest = min(range(count), key=lambda shard: (loads[shard], shard))
+        # Give a job without an expected length a small one; otherwise all such jobs would be in one shard.
+        loads[lightest] += max(job.seconds, 1e-3)
+        if lightest == index - 1:
+            mine.append(job)
+    return mine
+
+
+def parse_shard(text: str, flag: str = "--shard") -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise UsageError(
+            f"{flag} {text}: expected i/n with 1 <= i <= n, such as 1/4", fix=f"{flag} 1/4 is the first"
+        )
+    return int(index), int(count)
+
+
+def shard_named(jobs: Sequence[Job], text: str) -> list[Job]:
+    """The jobs of the shard that `--shard` names. Raises UsageError for an empty shard: running nothing must
+    not pass."""
+    mine = shard(jobs, *parse_shard(text))
+    if not mine:
+        raise UsageError(
+            f"--shard {text}: of {len(jobs)} in all, none is left for this part",
+            fix=Fix("{}, which makes no empty parts", ("matrix",)),
+        )
+    return mine
