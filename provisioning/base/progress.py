@@ -27,21 +27,6 @@ SILENT_FOR = 10.0
 """The longest silence, in seconds, of work whose length is not known, where no bar is drawn."""
 
 
-class Progress:
-    """Receives the progress of long work. This one prints nothing."""
-
-    def start(self, name: str, total: int | None, done: int = 0) -> None: ...
-
-    def advance(self, count: int) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-SILENT = Progress()
-
-
 @dataclass(slots=True)
 class _Piece:
     name: str
@@ -55,23 +40,21 @@ class _Piece:
     """The number of its bar, once it has one."""
 
 
-class Lines(Progress):
-    """Plain lines: for logs, pipes and terminals that cannot move the cursor."""
+class Progress:
+    """Shows long work: as bars with rate and time left on `display`, else as plain lines in `out`. Without
+    either it is silent."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out if out is not None else sys.stderr
+    def __init__(self, out: TextIO | None = None, display: Display | None = None) -> None:
+        self._out, self._display = out, display
         self._pieces: dict[int, _Piece] = {}
         self._lock = threading.RLock()
 
     def start(self, name: str, total: int | None, done: int = 0) -> None:
         with self._lock:
-            before = self._pieces.pop(threading.get_ident(), None)
-            if before is not None:
-                self._close(before)
+            self._ended_piece()
             now = time.monotonic()
-            self._pieces[threading.get_ident()] = _Piece(
-                name, total, done, done, began=now, spoke=now + QUIET_FOR - EVERY
-            )
+            spoke = now + QUIET_FOR - EVERY
+            self._pieces[threading.get_ident()] = _Piece(name, total, done, done, began=now, spoke=spoke)
 
     def advance(self, count: int) -> None:
         with self._lock:
@@ -84,48 +67,36 @@ class Lines(Progress):
 
     def note(self, text: str) -> None:
         with self._lock:
-            self._say(text)
+            if self._display:
+                self._display.print(text)
+            elif self._out:
+                self._out.write(text + "\n")
+                self._out.flush()
 
     def finish(self) -> None:
         with self._lock:
-            piece = self._pieces.pop(threading.get_ident(), None)
-            if piece is not None:
-                self._close(piece)
-                self._say(_ended(piece, time.monotonic()))
+            if piece := self._ended_piece():
+                self.note(_ended(piece, time.monotonic()))
+
+    def _ended_piece(self) -> _Piece | None:
+        """That of this thread, without its bar."""
+        piece = self._pieces.pop(threading.get_ident(), None)
+        if self._display and piece and piece.bar is not None:
+            self._display.remove(piece.bar)
+        return piece
 
     def _show(self, piece: _Piece, now: float) -> None:
-        if now - piece.spoke >= EVERY:
-            piece.spoke = now
-            self._say(_under_way(piece, now))
-
-    def _close(self, piece: _Piece) -> None:
-        """Remove its bar from the screen."""
-
-    def _say(self, text: str) -> None:
-        self._out.write(text + "\n")
-        self._out.flush()
-
-
-class Bars(Lines):
-    """One bar for each piece of work, with rate and time left."""
-
-    def __init__(self, display: Display) -> None:
-        super().__init__()
-        self._display = display
-
-    def _show(self, piece: _Piece, now: float) -> None:
-        if now - piece.began >= QUIET_FOR and (piece.bar is None or now - piece.spoke >= DRAWN_EVERY):
+        if self._display is None:
+            if now - piece.spoke >= EVERY:
+                piece.spoke = now
+                self.note(f"{piece.name}: {_under_way(piece, now)}")
+        elif now - piece.began >= QUIET_FOR and (piece.bar is None or now - piece.spoke >= DRAWN_EVERY):
             piece.bar = new_bar() if piece.bar is None else piece.bar
             piece.spoke = now
-            note = _under_way(piece, now).removeprefix(f"{piece.name}: ")
-            self._display.bar(piece.bar, piece.name, piece.done, piece.total, note)
+            self._display.bar(piece.bar, piece.name, piece.done, piece.total, _under_way(piece, now))
 
-    def _close(self, piece: _Piece) -> None:
-        if piece.bar is not None:
-            self._display.remove(piece.bar)
 
-    def _say(self, text: str) -> None:
-        self._display.print(text)
+SILENT = Progress()
 
 
 @contextmanager
@@ -150,7 +121,7 @@ def ticking(every: float, tick: Callable[[], None]) -> Iterator[None]:
 def at_work(what: str, say: Callable[[str], None] | None = None, every: float = SILENT_FOR) -> Iterator[None]:
     """Work whose progress is not known: a bar where one can be drawn, else a line now and then."""
     display = None if say else display_for(sys.stderr)
-    out, bar, began = say or Lines().note, new_bar(), time.monotonic()
+    out, bar, began = say or Progress(sys.stderr).note, new_bar(), time.monotonic()
     if display:
         display.bar(bar, what, 0, None, "")
         every = threading.TIMEOUT_MAX
@@ -164,13 +135,12 @@ def at_work(what: str, say: Callable[[str], None] | None = None, every: float = 
 
 def for_stream() -> Progress:
     """Bars where they can be drawn, else plain lines; on stderr, so that stdout is data."""
-    display = display_for(sys.stderr)
-    return Bars(display) if display else Lines()
+    return Progress(sys.stderr, display_for(sys.stderr))
 
 
 def _under_way(piece: _Piece, now: float) -> str:
     rate = (piece.done - piece.began_with) / max(now - piece.began, 1e-6)
-    text = f"{piece.name}: {size(piece.done)}"
+    text = size(piece.done)
     if piece.total:
         text += f" of {size(piece.total)} ({piece.done * 100 // piece.total} %)"
     text += f", {size(rate)}/s"

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -31,25 +31,15 @@ def new_bar() -> int:
     return next(_numbers)
 
 
-class Display(Protocol):
-    def bar(self, bar: int, name: str, done: float, total: float | None, note: str) -> None:
-        """Add a bar, or change it."""
-
-    def remove(self, bar: int) -> None: ...
-
-    def print(self, text: str) -> None:
-        """Print a line above the bars."""
-
-    def log(self, text: str) -> None:
-        """A line for a log, which a terminal does not show."""
-
-
 def display_for(out: TextIO) -> Display | None:
     """Where bars can be drawn; None where lines of text have to do."""
     if out is sys.stderr and (descriptor := _channel()) is not None:
         return Events(descriptor, out)
     drawable = out.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
     return Screen(out) if drawable else None
+
+
+Display: TypeAlias = "Screen | Events"
 
 
 def channel_value(descriptor: int) -> str:
@@ -125,6 +115,7 @@ class Screen:
         return self._rich is not None
 
     def bar(self, bar: int, name: str, done: float, total: float | None, note: str) -> None:
+        """Add a bar, or change it."""
         with self._lock:
             if self._rich is None:
                 self._rich = _rows(self._out)
@@ -151,6 +142,7 @@ class Screen:
                 _drawing.remove(self)
 
     def print(self, text: str) -> None:
+        """A line above the bars."""
         from rich.text import Text
 
         with self._lock:
@@ -161,7 +153,8 @@ class Screen:
                 self._out.write(f"{text}\n")
                 self._out.flush()
 
-    def log(self, text: str) -> None: ...
+    def log(self, text: str) -> None:
+        """A line for a log, which a terminal does not show."""
 
 
 def _rows(out: TextIO) -> RichProgress:

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 from provisioning.base.command_line import guarded
-from provisioning.base.progress import Lines
+from provisioning.base.progress import Progress
 from provisioning.manifest import Component
 from provisioning.store import FileSelection, Store
 
 
 def operate(store: Store, component: Component, operation: str) -> int:
     name, _, selection = operation.partition(":")
-    progress = Lines(sys.stderr)
+    progress = Progress(sys.stderr)
     if name == "repair":
         for tree in store.trees():
             store.repair(tree, progress=progress)

@@ -34,6 +34,7 @@ class Kept(Progress):
     """Keeps what is started, and the notes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.started: list[str] = []
         self.notes: list[str] = []
 
