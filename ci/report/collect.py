@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from ci.report.programs import of_one_model
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import joined, quoted, session
 from provisioning.base.findings import (
-    Artifact,
     Finding,
     Metric,
     Outcome,
@@ -21,7 +19,7 @@ from provisioning.base.findings import (
     Severity,
     outcome_of,
 )
-from provisioning.base.foreign import visible
+from provisioning.base.foreign import mapped, visible
 from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
 from provisioning.base.stage_run import RUN
 
@@ -129,19 +127,17 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
     return reports, problems
 
 
-def cleaned(value: Any, folder: Path) -> Any:
+def cleaned(report: Report, folder: Path) -> Report:
     """A report that anybody may have written, with no text that steers a terminal or a CI runner, and with
     paths as a user in this folder would write them."""
-    if isinstance(value, str) and not isinstance(value, Enum):
-        return visible(value).replace(f"{folder}/", "")
-    if isinstance(value, dict):
-        return {cleaned(name, folder): cleaned(inner, folder) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(cleaned(inner, folder) for inner in value)
-    if isinstance(value, Report | Finding | Artifact):
-        parts = {part.name: cleaned(getattr(value, part.name), folder) for part in fields(value)}
-        return replace(value, **parts)
-    return value
+
+    def shown(value: object) -> object:
+        if isinstance(value, str) and not isinstance(value, Enum):
+            return visible(value).replace(f"{folder}/", "")
+        return value
+
+    cleaned_report: Report = mapped(report, shown)
+    return cleaned_report
 
 
 def _one_page(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -28,6 +29,9 @@ from provisioning.base.units import in_decibels, size
 LIMIT = 1024 * 1024 - 4096
 """GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""
 
+ROOM_FOR_NOTE = 200
+"""Bytes that are kept for saying how much was left out."""
+
 MARKS = {"pass": "✅", "fail": "❌", "error": "❌", "did not run": "❌", "skipped": "⚪", "not run": "⚪"}
 SEVERITY_MARKS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "🔵"}
 
@@ -37,7 +41,13 @@ _PUNCTUATION = re.compile(r"[\\`*_{}\[\]()#+\-.!|~$@:/]")
 
 def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
     """Verdict, models, a table of stages, then their findings, failed ones first; at most `limit` bytes."""
-    return _cut(list(_rows(reports)), limit)
+    lines = list(_lines(reports))
+    sizes = itertools.accumulate(len(line.encode()) + 1 for line in lines)
+    shown = sum(size <= limit - ROOM_FOR_NOTE for size in sizes)
+    if left_out := sum(line.startswith("| ") for line in lines[shown:]):
+        note = f"{plural(left_out, 'row')} left out for lack of room; the report files have them all."
+        lines[shown:] = ["", f"**{note}**"]
+    return "\n".join(lines) + "\n"
 
 
 def cell(text: str) -> str:
@@ -57,13 +67,12 @@ def _entity(match: re.Match[str]) -> str:
     return f"&#{ord(match.group())};"
 
 
-def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
-    """Lines, and whether a line may be left out when there is no room."""
-    yield f"## {MARKS[worst(reports).value]} {headline(reports)}", False
-    yield "", False
+def _lines(reports: Sequence[Report]) -> Iterator[str]:
+    yield f"## {MARKS[worst(reports).value]} {headline(reports)}"
+    yield ""
     yield from _models(reports)
-    yield "| stage | verdict | profile | target | found | time |", False
-    yield "| --- | --- | --- | --- | --- | ---: |", False
+    yield "| stage | verdict | profile | target | found | time |"
+    yield "| --- | --- | --- | --- | --- | ---: |"
     for report in reports:
         word = verdict(report)
         cells = (
@@ -74,7 +83,7 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
             cell(summary_of(report)),
             duration(report),
         )
-        yield f"| {' | '.join(cells)} |", False
+        yield f"| {' | '.join(cells)} |"
     for report in sorted(reports, key=lambda report: verdict(report) in {"pass", *NO_MATTER}):
         yield from _details(report)
 
@@ -92,7 +101,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 """What is said of a model here, with its unit."""
 
 
-def _models(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
+def _models(reports: Sequence[Report]) -> Iterator[str]:
     """The models that failed first, each with its figures."""
     passed = models_in(reports)
     rows: dict[str, list[Row]] = {name: [] for name in passed}
@@ -102,14 +111,14 @@ def _models(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
                 rows[name].append(row)
     if not rows:
         return
-    yield "| | model | figures |", False
-    yield "| --- | --- | --- |", False
+    yield "| | model | figures |"
+    yield "| --- | --- | --- |"
     for name in sorted(rows, key=lambda name: passed[name]):
         figures = {key: value for row in rows[name] for key, value in _numbers(row).items()}
         shown = [f"{FIGURES[key][0]} {FIGURES[key][1](figures[key])}" for key in FIGURES if key in figures]
         cells = (MARKS["pass" if passed[name] else "fail"], cell(name), cell(", ".join(shown)))
-        yield f"| {' | '.join(cells)} |", True
-    yield "", False
+        yield f"| {' | '.join(cells)} |"
+    yield ""
 
 
 def _numbers(row: Row) -> dict[str, float]:
@@ -118,56 +127,32 @@ def _numbers(row: Row) -> dict[str, float]:
     return {key: value for table in tables for key in FIGURES if (value := number(table, key)) is not None}
 
 
-def _details(report: Report) -> Iterator[tuple[str, bool]]:
+def _details(report: Report) -> Iterator[str]:
     metrics, artifacts = scalar_metrics(report), notable_artifacts(report)
     if not (report.findings or artifacts or metrics) or verdict(report) in {"did not run", *NO_MATTER}:
         # The table shows all of a stage that did not run.
         return
-    yield "", False
-    yield f"### {cell(report.stage)}", False
+    yield ""
+    yield f"### {cell(report.stage)}"
     if report.findings:
-        yield "", False
-        yield "| | rule | subject | what | fix |", False
-        yield "| --- | --- | --- | --- | --- |", False
+        yield ""
+        yield "| | rule | subject | what | fix |"
+        yield "| --- | --- | --- | --- | --- |"
         for severity, group in by_severity(report.findings).items():
             for f in group:
                 rule, *cells = map(cell, (f.rule, f"{f.subject}\n{f.beside}".strip(), f.message, f.fix))
                 page = page_of(f.rule)
                 shown = [SEVERITY_MARKS[severity], f"[{rule}]({page})" if page else rule, *cells]
-                yield f"| {' | '.join(shown)} |", True
+                yield f"| {' | '.join(shown)} |"
     if artifacts:
-        yield "", False
-        yield "| artifact | path | size | sha256 |", False
-        yield "| --- | --- | ---: | --- |", False
+        yield ""
+        yield "| artifact | path | size | sha256 |"
+        yield "| --- | --- | ---: | --- |"
         for a in artifacts:
-            yield f"| {cell(a.kind)} | {cell(a.path)} | {size(a.size)} | {cell(a.sha256[:12])} |", True
+            yield f"| {cell(a.kind)} | {cell(a.path)} | {size(a.size)} | {cell(a.sha256[:12])} |"
     if metrics:
-        yield "", False
-        yield " · ".join(f"{cell(name)} **{cell(value)}**" for name, value in metrics.items()), True
+        yield ""
+        yield " · ".join(f"{cell(name)} **{cell(value)}**" for name, value in metrics.items())
     if verdict(report) not in {"pass", *NO_MATTER} and report.command:
-        yield "", False
-        yield f"Repeat with: <code>{cell(report.command)}</code>", True
-
-
-def _cut(rows: Sequence[tuple[str, bool]], limit: int) -> str:
-    """Leave out optional rows once there is no room, and say how many."""
-    room = limit - 200 - sum(_bytes(line) for line, optional in rows if not optional)
-    kept: list[str] = []
-    left_out = 0
-    for line, optional in rows:
-        if optional:
-            room -= _bytes(line)
-            if room < 0:
-                left_out += 1
-                continue
-        kept.append(line)
-    if left_out:
-        kept += [
-            "",
-            f"**{plural(left_out, 'row')} left out for lack of room; the report files have them all.**",
-        ]
-    return "\n".join(kept) + "\n"
-
-
-def _bytes(line: str) -> int:
-    return len(line.encode()) + 1
+        yield ""
+        yield f"Repeat with: <code>{cell(report.command)}</code>"

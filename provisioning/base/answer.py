@@ -29,7 +29,7 @@ from provisioning.base.errors import (
     UsageError,
 )
 from provisioning.base.findings import Edit, Place
-from provisioning.base.foreign import visible
+from provisioning.base.foreign import mapped, visible
 
 if TYPE_CHECKING:
     import argparse
@@ -260,7 +260,7 @@ def _document(said: _Open, code: int, output: str) -> str:
         next=next(filter(None, [*(mistake.next for mistake in ranked), *_known_next(said.facts)]), ""),
         output=output.splitlines(),
     )
-    return json.dumps(_clean({**said.facts, **asdict(answer)}), indent=2) + "\n"
+    return json.dumps(mapped({**said.facts, **asdict(answer)}, _shown), indent=2) + "\n"
 
 
 def _known_next(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -326,15 +326,8 @@ def _typed(*words: str) -> str:
     return shlex.join(["qnn-ci", *words])
 
 
-def _clean(value: Any) -> Any:
-    """The same with all text as it may be shown: much of it is of models, logs and files."""
+def _shown(value: object) -> object:
+    """As it may be shown: much of the text is of models, logs and files. JSON has no infinity."""
     if isinstance(value, str):
         return visible(value)
-    if isinstance(value, Mapping):
-        return {visible(str(name)): _clean(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_clean(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        # JSON has no infinity.
-        return str(value)
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,6 +14,7 @@ from provisioning.base.commands import Fix
 from provisioning.base.disk import OF_MACHINE, disk_error
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
+from provisioning.base.foreign import mapped
 
 SCHEMA: Literal[2] = 2
 
@@ -142,7 +143,7 @@ class Report:
     def as_json(self) -> str:
         import json
 
-        return json.dumps(_finite(asdict(self)), indent=2, sort_keys=True, allow_nan=False) + "\n"
+        return json.dumps(mapped(asdict(self), _finite), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def write(self, directory: Path) -> Path:
         """Replace `<directory>/<stage>.json` atomically."""
@@ -169,12 +170,8 @@ class Report:
         return report
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Null in place of a figure that is no number: JSON has none, and the findings say it."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

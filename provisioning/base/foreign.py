@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 # Control characters except tab and newline, the C1 range, direction marks, and lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -25,3 +28,15 @@ def in_line(text: str) -> str:
 def one_line(text: str) -> str:
     """The same with one blank for any number of blanks and line ends."""
     return " ".join(visible(text).split())
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same value with `change` of each text and number that is anywhere in it, of names too."""
+    if isinstance(value, Mapping):
+        return {change(name): mapped(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(inner, change) for inner in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: mapped(getattr(value, part.name), change) for part in fields(value)}
+        return replace(value, **parts)
+    return change(value)

@@ -89,14 +89,14 @@ def aligned(rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
         if not width or not last or len(line) <= width:
             lines.append(line)
         elif len(indent) + longest > width:
-            lines += [first.rstrip(), *_wrapped(last, width, "  ", "  ")]
+            lines += [first.rstrip(), *wrapped(last, width, "  ", "  ")]
         else:
-            lines += _wrapped(last, width, first, indent)
+            lines += wrapped(last, width, first, indent)
     return lines
 
 
-def _wrapped(text: str, width: int, first: str, indent: str) -> list[str]:
-    """No word is broken, so that a path can be pasted."""
+def wrapped(text: str, width: int, first: str, indent: str) -> list[str]:
+    """Lines of at most `width` columns. No word is broken, so that a path can be pasted."""
     return textwrap.wrap(
         text,
         width,

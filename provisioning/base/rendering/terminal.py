@@ -6,7 +6,6 @@ import io
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -24,7 +23,7 @@ from provisioning.base.rendering.text import (
     verdict,
     worst,
 )
-from provisioning.base.units import aligned, seconds, size
+from provisioning.base.units import aligned, seconds, size, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -218,10 +217,10 @@ def _finding(finding: Finding, width: int) -> Text:
     if finding.beside:
         text.append(f"  {one_line(finding.beside)}")
     for line in visible(finding.message).strip().splitlines():
-        text.append(f"\n{wrapped(line, width, '    ')}")
+        text.append("\n" + "\n".join(wrapped(line, width, "    ", "    ")))
     for number, line in enumerate(visible(finding.fix).strip().splitlines()):
         text.append("\n    " + ("  " if number else "→ "), style="green")
-        text.append(wrapped(line, width, "      ")[6:])
+        text.append("\n".join(wrapped(line, width, " " * 6, " " * 6))[6:])
     return text
 
 
@@ -229,23 +228,11 @@ def readable(text: str, stream: TextIO) -> str:
     """On a terminal, lines of its width, none broken within a word; elsewhere the same text."""
     if not stream.isatty():
         return text
-    lines = (line.rstrip("\n") for line in text.splitlines())
-    width = terminal_width()
-    return "".join(
-        f"{wrapped(line.lstrip(), width, line[: len(line) - len(line.lstrip())])}\n" for line in lines
-    )
-
-
-def wrapped(line: str, width: int, indent: str) -> str:
-    """Lines of at most `width` columns, but for a longer word."""
-    return textwrap.fill(
-        line,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines: list[str] = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += wrapped(line.lstrip(), terminal_width(), indent, indent) or [""]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _verdict(report: Report) -> Text:
@@ -276,4 +263,4 @@ def _metrics(metrics: Mapping[str, str], width: int) -> RenderableType:
     from rich.text import Text
 
     line = " · ".join(f"{visible(name)} {value}" for name, value in metrics.items())
-    return Text(wrapped(line, width, ""), style="dim", no_wrap=True, overflow="ignore")
+    return Text("\n".join(wrapped(line, width, "", "")), style="dim", no_wrap=True, overflow="ignore")
