@@ -20,6 +20,7 @@ from ci.gate.stage_names import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.files import set_outputs, summarise
 from ci.github.setup import SetupInputs, may_be_cached
+from ci.github.stage import variables_of
 from ci.report.job_summary import cell
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import STARTED_IN
@@ -126,6 +127,7 @@ def plan(environ: Mapping[str, str], table: GateTable | None = None, matrix: Mat
     stages = environ.get("QNN_CI_STAGES", "")
     rows = named_only(table.row, stages)
     caller = caller_of(environ)
+    variables_of(environ.get("QNN_CI_VARIABLES", ""))
     chosen, reasons = choose(table, rows, occasion, changed, caller, named=bool(stages.strip()))
     flags = suite_flags(occasion, caller)
     shards = functools.cache(lambda most: matrix(most, flags, caller))

@@ -128,7 +128,10 @@ def variables_of(text: str) -> dict[str, str]:
     for word in split(text):
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"QNN_CI_VARIABLES={text!r}: expected NAME=VALUE, found {word!r}")
+            raise UsageError(
+                f"the input variables is {text!r}: expected NAME=VALUE, found {word!r}",
+                fix="variables: NAME=VALUE OTHER='two words'",
+            )
         variables[name] = value
     return variables
 

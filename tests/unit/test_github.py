@@ -210,6 +210,12 @@ def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: 
                 planned({**adopter, name: wrong})
 
 
+@pytest.mark.parametrize("wrong", ["SIZE", "SIZE=small other", "A-B=1", "SIZE='small"])
+def test_the_plan_refuses_variables_that_no_job_could_set(adopter: dict[str, str], wrong: str) -> None:
+    with pytest.raises(UsageError):
+        planned({**adopter, "QNN_CI_VARIABLES": wrong})
+
+
 def test_jobs_run_on_the_runners_that_the_caller_names(adopter: dict[str, str]) -> None:
     for text in ('"ubuntu-24.04"', '["self-hosted", "linux"]'):
         planned({**adopter, "QNN_CI_RUNS_ON": text})
