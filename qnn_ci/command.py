@@ -20,8 +20,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
-from ci.suite import flags  # noqa: E402
-from ci.suite.compile_flags import LANES, check_model, lane_of  # noqa: E402
+from ci.suite import options  # noqa: E402
+from ci.suite.one_model import LANES, check_model, lane_of  # noqa: E402
 from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
@@ -69,7 +69,7 @@ def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
         return
     args = command_line.checked("qnn-ci", verb, VERBS[verb], arguments, folder)
     if isinstance(suites := getattr(args, "suite", None), list):
-        flags.check(suites)
+        options.check(suites)
     # The verb itself says which chip it is where the user named one otherwise.
     with redirect_stderr(io.StringIO()):
         if hasattr(args, "soc"):

@@ -9,7 +9,8 @@ from ci.explain.losses import FOREVER
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.suite.lane_model import LaneModel, of_lane
-from ci.suite.options import Choice, OneModel
+from ci.suite.one_model import OneModel
+from ci.suite.options import Choice
 from ci.suite.stage import of_program
 from ci.suite.trial import Outcome
 from provisioning.base.errors import ToolkitError, UsageError

@@ -18,10 +18,9 @@ from ci.explain.repair import of_rewritten
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.models.user_model import user_model
 from ci.suite.accuracy import CLEARLY_DB
-from ci.suite.compile_flags import ONNX
 from ci.suite.lane_model import LaneModel
 from ci.suite.offers import MORE_EXACT
-from ci.suite.options import OneModel
+from ci.suite.one_model import ONNX, OneModel
 from ci.suite.precision import written_name
 from ci.suite.trial import Outcome
 from provisioning.base.command_line import Parser

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from ci.explain.lane import Explains, measured
 from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
-from ci.suite.compile_flags import ONNX
 from ci.suite.lane_model import LaneModel
-from ci.suite.options import Compiling
+from ci.suite.one_model import ONNX, Compiling
 from ci.suite.precision import precision_named
 from ci.suite.trial import Outcome, smallest
 from provisioning.base.units import in_decibels

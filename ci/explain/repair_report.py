@@ -16,7 +16,7 @@ from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.suite.lane_model import ELSEWHERE, LaneModel
 from ci.suite.model_report import DIES, ModelReport
 from ci.suite.offers import words_of
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.output import keep_origins, require_own, writing_into
 from ci.suite.suite_file import accepted_path
 from ci.suite.trial import Outcome, cells_of

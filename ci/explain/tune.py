@@ -24,9 +24,8 @@ from ci.explain.tune_units import (
     share_in_words,
     unit_of,
 )
-from ci.suite.compile_flags import precision_in
 from ci.suite.metric import METRIC
-from ci.suite.options import Compiling
+from ci.suite.one_model import Compiling, precision_in
 from ci.suite.precision import TWO_PRECISIONS, written_name
 from ci.suite.programs import TaskMetric
 from ci.suite.trial import smallest

@@ -130,7 +130,7 @@ def with_lanes(
     stages: Sequence[GateStage], suites: Sequence[Path], named: Collection[str]
 ) -> list[GateStage]:
     """The stages that these suites, or the shipped one, have something for; each gets those of its lane."""
-    from ci.suite.flags import check
+    from ci.suite.options import check
     from ci.suite.suite_file import lanes_of
 
     check(suites)

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ci.suite.compile_flags import add_model, add_option, one_model_of, require_one_chip
-from ci.suite.flags import add_work
+from ci.suite.one_model import add_model, add_option, one_model_of, require_one_chip
+from ci.suite.options import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import count, valued
 

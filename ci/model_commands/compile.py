@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from ci.suite.compile_flags import add_compile, compiling_of, one_model_of
+from ci.suite.one_model import add_compile, compiling_of, one_model_of
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.work import sharing_templates
 
     precisions: list[str] = list(dict.fromkeys(args.precisions or ()))
-    model, suite = one_model_of(args), args.suite and args.suite.absolute()
-    how = compiling_of(args)
+    how, suite = compiling_of(args), args.suite and args.suite.absolute()
+    model = one_model_of(args)
     if len(precisions) > 1:
         with sharing_templates():
             return compile_precisions(model, how, precisions, suite)

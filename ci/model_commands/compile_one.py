@@ -14,11 +14,10 @@ from typing import Any
 from ci.explain.cause import SECONDS as SEARCH_SECONDS
 from ci.explain.cause import cause_of
 from ci.explain.proofs import proofs_of
-from ci.suite.compile_flags import CHECKPOINT
 from ci.suite.into_suite import Extension, require_place
 from ci.suite.lane_model import ELSEWHERE, LaneModel, Product, lane_model, offers
 from ci.suite.model_report import ModelReport, reported
-from ci.suite.options import Compiling, OneModel
+from ci.suite.one_model import CHECKPOINT, Compiling, OneModel
 from ci.suite.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.suite.precision import written_name
 from ci.suite.programs import AnyProgram

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.suite.compile_flags import (
+from ci.suite.one_model import (
     ONNX,
     PRECISION_HELP,
     add_model_or_suite,
@@ -19,7 +19,7 @@ from ci.suite.compile_flags import (
     model_or_suite_of,
     require_one_chip,
 )
-from ci.suite.flags import add_work, choice_of
+from ci.suite.options import add_work, choice_of
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, valued
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.proofs import proofs_of
     from ci.suite.lane_model import lane_model
     from ci.suite.model_report import ModelReport, reported
-    from ci.suite.options import Compiling
+    from ci.suite.one_model import Compiling
     from provisioning.base.command_line import Parser
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ci.models.user_model import MODEL_HELP
-from ci.suite.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of
-from ci.suite.flags import add_work
+from ci.suite.one_model import PRECISION_HELP, add_model, add_option, one_model_of
+from ci.suite.options import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, repeatable, valued
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ci.models.user_model import MODEL_HELP
-from ci.suite.compile_flags import (
+from ci.suite.one_model import (
+    OneModel,
     add_model,
     add_output,
     add_precision_file,
     one_model_of,
     require_one_chip,
 )
-from ci.suite.flags import add_choice, add_work, choice_of
-from ci.suite.options import Choice, OneModel
+from ci.suite.options import Choice, add_choice, add_work, choice_of
 from provisioning.base.command_line import switch
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.model_commands.compile_one import quantize_model
     from ci.suite.lane_model import lane_model, of_lane
     from ci.suite.model_report import ModelReport, reported
-    from ci.suite.options import Compiling
+    from ci.suite.one_model import Compiling
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):

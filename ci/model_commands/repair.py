@@ -8,9 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.suite.compile_flags import PRECISION_HELP, add_model_or_suite, model_or_suite_of, require_one_chip
-from ci.suite.flags import add_accept, add_work, choice_of
-from ci.suite.options import OneModel
+from ci.suite.one_model import (
+    PRECISION_HELP,
+    OneModel,
+    add_model_or_suite,
+    model_or_suite_of,
+    require_one_chip,
+)
+from ci.suite.options import add_accept, add_work, choice_of
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.errors import UnknownName, UsageError
 
@@ -76,7 +81,7 @@ def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
     from ci.explain.repair_report import repair_model
     from ci.suite.lane_model import lane_model
     from ci.suite.model_report import reported
-    from ci.suite.options import Compiling
+    from ci.suite.one_model import Compiling
 
     model, lane = knowing_failures(model), explainer(model)
     subject = lane_model(model, Compiling(output))

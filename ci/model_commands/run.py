@@ -10,17 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ci.suite.compile_flags import (
+from ci.suite.one_model import (
     CHECKPOINT,
     LANES,
+    LANGUAGE_TIMEOUT,
     ONNX,
     PYTORCH,
+    OneModel,
     add_dimension,
     add_option,
     present_in,
     program_to_run,
 )
-from ci.suite.options import LANGUAGE_TIMEOUT, OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import (
     STARTED_IN,

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.suite.compile_flags import ONNX, add_model_or_suite, model_or_suite_of, require_one_chip
-from ci.suite.flags import add_accept, add_work, choice_of
-from ci.suite.options import OneModel
+from ci.suite.one_model import ONNX, OneModel, add_model_or_suite, model_or_suite_of, require_one_chip
+from ci.suite.options import add_accept, add_work, choice_of
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, valued

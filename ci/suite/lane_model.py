@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ci.outcome import Result
-from ci.suite.compile_flags import LANES
-from ci.suite.options import Compiling, OneModel
+from ci.suite.one_model import LANES, Compiling, OneModel
 from ci.suite.output import Publish
 from ci.suite.precision import written_name
 from ci.suite.programs import AnyProgram, Suites

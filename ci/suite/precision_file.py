@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 from provisioning.base.command_line import Parser
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from ci.suite.flags import add_accept
+from ci.suite.options import add_accept
 from provisioning.base.command_line import add_timeout, switch
 from provisioning.base.selection import add_selection
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.suite.flags import add_work, host_selection, work_of
+from ci.suite.options import add_work, host_selection, work_of
 from provisioning.base.command_line import count, repeatable, switch
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ci.suite.flags import add_accept
+from ci.suite.options import add_accept
 from provisioning.base.command_line import add_timeout, repeatable, valued
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
-from ci.suite.compile_flags import PYTORCH
 from ci.suite.lane_model import Product
-from ci.suite.options import Choice, Compiling, OneModel, WorkOptions
+from ci.suite.one_model import PYTORCH, Compiling, OneModel
+from ci.suite.options import Choice, WorkOptions
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity

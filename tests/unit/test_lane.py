@@ -18,7 +18,8 @@ from ci.outcome import Result
 from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.model_report import reported
-from ci.suite.options import Accept, Choice, Compiling, OneModel, StageOptions, WorkOptions
+from ci.suite.one_model import Compiling, OneModel
+from ci.suite.options import Accept, Choice, StageOptions, WorkOptions
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import MeasuredValues, Results
 from provisioning.base.errors import ToolkitError, UsageError

@@ -15,9 +15,8 @@ import pytest
 from ci.__main__ import VERBS
 from ci.lanes.onnx.product import OnnxModel
 from ci.model_commands import audit, divergence
-from ci.suite.compile_flags import one_model_of
 from ci.suite.offers import load_offers, offers_of, show, words_of
-from ci.suite.options import Compiling
+from ci.suite.one_model import Compiling, one_model_of
 from provisioning.base.rules import rules
 from tests.support.typed import parsed
 

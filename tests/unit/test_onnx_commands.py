@@ -17,8 +17,8 @@ from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx import running
 from ci.lanes.onnx.explain import of_suites
 from ci.lanes.onnx.suite import programs_of
-from ci.suite.compile_flags import ONNX
-from ci.suite.options import Choice, OneModel, WorkOptions
+from ci.suite.one_model import ONNX, OneModel
+from ci.suite.options import Choice, WorkOptions
 from ci.suite.output import SCRATCH, keep_origins, require_own, writing_into
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError

@@ -12,15 +12,15 @@ from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
 from ci.model_commands import audit, compile, divergence, quantize
-from ci.suite.compile_flags import (
+from ci.suite.one_model import (
     CHECKPOINT,
     ONNX,
     PYTORCH,
+    Language,
     compiling_of,
     one_model_of,
 )
-from ci.suite.flags import stage_options
-from ci.suite.options import RUN_TIMEOUT, Accept, Choice, Language, WorkOptions
+from ci.suite.options import RUN_TIMEOUT, Accept, Choice, WorkOptions, stage_options
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import UsageError
 from tests.support.typed import parsed

@@ -12,7 +12,7 @@ import pytest
 from ci.explain.cause import Cause, explained
 from ci.explain.proofs import MOST, helps, proofs_of
 from ci.explain.rewriting import Rewritten
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Severity

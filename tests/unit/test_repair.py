@@ -14,9 +14,8 @@ from ci.explain import repair, repair_report
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.model_commands import repair as verb
 from ci.model_commands.compile_one import compile_model
-from ci.suite.compile_flags import ONNX
 from ci.suite.model_report import ModelReport, reported
-from ci.suite.options import OneModel
+from ci.suite.one_model import ONNX, OneModel
 from ci.suite.suite_file import accepted_path
 from ci.suite.trial import Outcome
 from provisioning.base.accepted import load_accepted

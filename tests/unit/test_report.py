@@ -20,7 +20,8 @@ from ci.report.html import html
 from ci.report.programs import accuracy_of
 from ci.report.values import Bar
 from ci.suite.model_report import ModelReport, reported
-from ci.suite.options import OneModel, WorkOptions
+from ci.suite.one_model import OneModel
+from ci.suite.options import WorkOptions
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible

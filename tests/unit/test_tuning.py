@@ -18,9 +18,8 @@ from ci.explain.tune_report import as_text, wrong
 from ci.explain.tune_units import Goal, Point, Tuned, Unit, settings_of
 from ci.model_commands import tune as verb
 from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
-from ci.suite.compile_flags import ONNX
 from ci.suite.model_report import ModelReport
-from ci.suite.options import OneModel
+from ci.suite.one_model import ONNX, OneModel
 from ci.suite.suite_file import accepted_path
 from ci.suite.trial import Outcome
 from provisioning.base.accepted import load_accepted

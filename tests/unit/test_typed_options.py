@@ -23,8 +23,8 @@ VERBS = [*PROVISIONING.values(), *CI.values(), *LAB.values()]
 READERS = (
     "provisioning.base.command_line",
     "provisioning.base.selection",
-    "ci.suite.flags",
-    "ci.suite.compile_flags",
+    "ci.suite.options",
+    "ci.suite.one_model",
     "ci.lanes.upstream.flags",
 )
 """They add flags that several verbs share, and read them: `run` may hand its Namespace to these alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ci.forecast.forecasts import ONNX_ALONE, TO_ONNX, Forecasted
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 
 
 def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> Forecasted:

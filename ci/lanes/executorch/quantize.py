@@ -16,7 +16,8 @@ from ci.outcome import Result
 from ci.suite.accuracy import in_words
 from ci.suite.findings import HowJudged, verdict_of_one_model
 from ci.suite.lane_model import Product
-from ci.suite.options import Choice, OneModel
+from ci.suite.one_model import OneModel
+from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
 from ci.suite.trial import Outcome
 from provisioning.base.files import hash_file

@@ -16,7 +16,7 @@ from ci.models.arrays import Array, Sample
 from ci.models.inputs import GraphSignature, Tensor, drawn, read_inputs
 from ci.runner import call_runner, ready_runner
 from ci.suite.installed import ready_environment
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.ran import Ran, require_program
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session

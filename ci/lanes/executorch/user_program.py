@@ -21,7 +21,7 @@ from ci.models.user_model import UserModel, user_model
 from ci.outcome import Result
 from ci.suite.findings import not_passed
 from ci.suite.into_suite import factory_in
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.precision import scheme_named
 from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE

@@ -42,7 +42,7 @@ from ci.lanes.llm.weights import require_tensors
 from ci.lanes.llm.work import WORKER, environment, home_of
 from ci.plain import as_json, read
 from ci.suite.installed import ready_environment
-from ci.suite.options import Language, OneModel
+from ci.suite.one_model import Language, OneModel
 from ci.suite.precision import precision_named, scheme_named
 from ci.work import Asker, asking
 from provisioning.base.command_line import Parser

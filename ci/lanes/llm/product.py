@@ -45,7 +45,7 @@ from ci.plain import read
 from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.installed import ready_environment
 from ci.suite.lane_model import LaneModel, Product, not_taken
-from ci.suite.options import LANGUAGE_TIMEOUT, Compiling, OneModel
+from ci.suite.one_model import LANGUAGE_TIMEOUT, Compiling, OneModel
 from ci.suite.output import SCRATCH
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results

@@ -36,7 +36,8 @@ from ci.operators.onnx import inexact_onnx
 from ci.outcome import Failure, Result
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import require_done, run_cached_step
-from ci.suite.options import Choice, Compiling, OneModel
+from ci.suite.one_model import Compiling, OneModel
+from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, precision_named
 from ci.work import asking
 from provisioning.base.errors import CheckFailed

@@ -12,7 +12,7 @@ from ci.lanes.onnx.compile import PROGRAM
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, program_of
 from ci.suite.cached_steps import require_done, run_cached_step
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from ci.suite.accuracy import against_in_words
 from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
 from ci.suite.lane_model import LaneModel, Product
-from ci.suite.options import Compiling, OneModel
+from ci.suite.one_model import Compiling, OneModel
 from ci.suite.stage import MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError

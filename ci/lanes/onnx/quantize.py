@@ -15,7 +15,8 @@ from ci.suite.accuracy import in_words
 from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.findings import HowJudged, verdict_of_one_model
 from ci.suite.lane_model import Product
-from ci.suite.options import Choice, OneModel
+from ci.suite.one_model import OneModel
+from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
 from ci.suite.trial import Outcome
 from provisioning.base.files import hash_file

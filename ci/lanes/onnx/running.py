@@ -16,7 +16,7 @@ from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, logs_folder, say, search_path, step
 from ci.models.arrays import Sample, save, saved
 from ci.models.inputs import drawn, read_inputs
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.ran import Ran, require_program
 from ci.work import asking
 from provisioning.base.commands import Fix, joined, leave_out, session

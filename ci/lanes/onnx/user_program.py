@@ -20,7 +20,7 @@ from ci.outcome import Result, error_follows, line_of
 from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import run_cached_step
-from ci.suite.options import OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.precision import precision_named
 from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE

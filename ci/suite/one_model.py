@@ -1,4 +1,4 @@
-"""The command lines for one model of either lane; imports nothing heavy."""
+"""MODEL of a command line, of any lane: its flags, and what is read from them. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.models.user_model import MODEL_HELP, user_model
-from ci.suite.flags import add_choice, add_work, host_selection, work_of
-from ci.suite.options import LANGUAGE_TIMEOUT, RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
+from ci.suite.options import RUN_TIMEOUT, WorkOptions, add_choice, add_work, host_selection, work_of
 from ci.suite.precision import precision_named, scheme_named
 from provisioning.base.chips import chip_named
 from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
@@ -21,6 +20,89 @@ PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is
 OPTION_HELP = "a setting of the provider, the session or the run (docs/options.md lists them)"
 
 PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
+
+LANGUAGE_TIMEOUT = 4 * 3600.0
+"""Seconds after which work on a language model ends: one with a billion weights takes minutes to compile, and
+seconds for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneModel:
+    """MODEL of a command line."""
+
+    selection: Selection
+    typed: str
+    """As the user typed it; empty where `divergence` takes a suite's program."""
+    lane: str
+    work: WorkOptions
+    precision: str | None = None
+    precision_file: Path | None = None
+    """In place of a precision: that of `tune`."""
+    calibrate: str | None = None
+    python: Path | None = None
+    """Exports a PyTorch model."""
+    backend: str | None = None
+    per_channel: bool = False
+    variables: tuple[str, ...] = ()
+    """The user's variables that the model may read."""
+    dimensions: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    """Settings of ONNX Runtime's provider, NAME=VALUE."""
+    as_it_is: bool = False
+    """Run a compiled .onnx even where its build or chip is another."""
+    calibration: int | None = None
+    """How many samples calibrate at most."""
+    inferences: int | None = None
+    """How many are compared at most."""
+
+    def words(self, soc: str) -> list[str]:
+        words = [self.typed, "--soc", soc]
+        for flag, values in (
+            ("--precision", [self.precision] if self.precision else []),
+            ("--precision-file", [str(self.precision_file)] if self.precision_file else []),
+            ("--calibrate", [self.calibrate] if self.calibrate else []),
+            ("--calibration", [str(self.calibration)] if self.calibration else []),
+            ("--inferences", [str(self.inferences)] if self.inferences else []),
+            ("--variable", self.variables),
+            ("--dimension", self.dimensions),
+            ("--option", self.options),
+        ):
+            words += [word for value in values for word in (flag, value)]
+        return [*words, *["--per-channel"] * self.per_channel]
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """What else than model and chips tells one piece of work from another."""
+        file = self.precision_file.name if self.precision_file else None
+        return tuple(filter(None, (self.precision, file, self.backend, *self.selection.socs)))
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    through: str
+    context: int
+    prefill: int
+    parts: int | None
+    shared_weights: bool
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """What `compile` and `quantize` write, and how."""
+
+    output: Path = Path()
+    verify: bool = True
+    verbose: bool = False
+    """Whether all that is known of a program is printed, and not its verdict alone."""
+    search: bool = True
+    """Whether the cause of outputs that are not healthy is looked for."""
+    several_precisions: bool = False
+    """Whether files are named by their precision, where the lane does not do so anyway."""
+    keep_on_cpu: tuple[str, ...] = ()
+    embed: bool = False
+    and_socs: tuple[str, ...] = ()
+    language: Language | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +196,6 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} is for {other}, not for {args.model}", fix=leave_out(flag))
     return OneModel(
-        selection=host_selection(args),
         typed=args.model or "",
         lane=lane,
         work=work_of(args),
@@ -129,6 +210,7 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         variables=tuple(args.variable),
         dimensions=tuple(args.dimension),
         options=tuple(args.option),
+        selection=host_selection(args),
     )
 
 
