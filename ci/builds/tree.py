@@ -60,9 +60,9 @@ def open_tree(root: Path, needed: Collection[str] = ()) -> SourceTree:
             path for path in _own_submodules(root) if any(f"{name}/".startswith(f"{path}/") for name in empty)
         ]
         update = ("submodule", "update", "--init", "--recursive", "--")
+        more = f", and {len(empty) - 1} more" if empty[1:] else ""
         raise EnvironmentLacking(
-            f"{root}: the submodule {empty[0]} is empty"
-            + (f", and {len(empty) - 1} more" * (len(empty) > 1)),
+            f"{root}: the submodule {empty[0]} is empty{more}",
             fix=quoted("git", "-C", root, *update, *outermost),
         )
     if root.resolve().name != OWN_NAME:

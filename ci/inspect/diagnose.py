@@ -240,7 +240,8 @@ def _as_text(result: Diagnosis) -> str:
     lines += [f"  operator {text}" for text in result.operators]
     if not result.explanations and result.lines:
         lines += [f"  trouble: {in_line(line)}" for line in result.trouble[:1]]
-        lines += _printers(result) + ["  the exact cause is not known"] * (not result.explained)
+        lines += _printers(result)
+        lines += [] if result.explained else ["  the exact cause is not known"]
         lines += [f"  printed by: {result.told_by}"] if result.told_by else []
         lines += [f"  collect next: {result.collect}"]
     elif not result.explained:

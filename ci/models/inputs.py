@@ -96,7 +96,7 @@ class InputsUsed:
         if self.noise:
             return f"on {plural(self.compared, 'random input')}"
         if self.given == 1:
-            return "on the only sample" + ", which also calibrated it" * bool(self.calibrating)
+            return f"on the only sample{', which also calibrated it' if self.calibrating else ''}"
         of = f" of {self.given:,}" if self.given else ""
         calibrated = f", calibrated on {self.calibrating:,}{of}" if self.calibrating else ""
         return f"on {plural(self.compared, 'sample')}{calibrated}"

@@ -559,7 +559,7 @@ def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
     """For a line about a program, those with this prefix; empty if nothing was measured."""
     parts = []
     if (sqnr := figures.get(f"{prefix}sqnr_db")) is not None:
-        parts.append(in_decibels(sqnr) + " SQNR" * (sqnr < EXACT_DB))
+        parts.append(f"{in_decibels(sqnr)} SQNR" if sqnr < EXACT_DB else in_decibels(sqnr))
         if (varies := figures.get(f"{prefix}variation_sqnr_db", math.inf)) < sqnr - CLEARLY_DB:
             parts.append(f"{in_decibels(varies)} of what depends on the input")
     if (share := figures.get(f"{prefix}agreement")) is not None:

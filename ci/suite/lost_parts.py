@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from provisioning.base.rendering.text import plural
 from provisioning.base.units import decibels, in_decibels
 
 WRONG_DB = 20.0
@@ -75,7 +76,7 @@ class _Compared:
             varies = float(((wanted - wanted.mean(others, keepdims=True)) ** 2).sum())
             sqnr_db, separate = min(sqnr_db, decibels(varies, noise), self.least * distinct / FEW), True
             of_float = _distinct(wanted, wanted.size)
-            words += f", {distinct} distinct value{'s' * (distinct != 1)} for {of_float:,} in float"
+            words += f", {plural(distinct, 'distinct value')} for {of_float:,} in float"
         return OutputPart(words, sqnr_db, separate)
 
     def along(self, axis: int) -> Iterator[OutputPart]:

@@ -68,7 +68,7 @@ class OneModel:
             ("--option", self.options),
         ):
             words += [word for value in values for word in (flag, value)]
-        return [*words, *["--per-channel"] * self.per_channel]
+        return [*words, "--per-channel"] if self.per_channel else words
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -380,7 +380,7 @@ def part_of(summary: Any, flow: str, measured: TriedModel | None = None) -> Part
             kept[name] = rounded(_median(figures_of) if draws else figures_of[-1])
         kept["in_float"] = measured.in_float
     if draws:
-        kept["draws"] = [[*map(rounded, draw[:3]), *[True] * draw.refused] for draw in draws]
+        kept["draws"] = [[*map(rounded, draw[:3]), *([True] if draw.refused else [])] for draw in draws]
     return replace(tested, measured=kept)
 
 

@@ -233,6 +233,21 @@ def test_a_class_name_stands_in_one_module() -> None:
     assert {name: sorted(files) for name, files in homes.items() if len(files) > 1} == {}
 
 
+def test_no_text_and_no_list_is_multiplied_by_a_truth_value() -> None:
+    """`text if condition else ""` names both values."""
+    multiplied = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in our_files()
+        for node in nodes(file)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+        if isinstance(node.left, ast.JoinedStr | ast.List)
+        or (isinstance(node.left, ast.Constant) and isinstance(node.left.value, str))
+        if isinstance(node.right, ast.Compare | ast.BoolOp | ast.UnaryOp)
+        or ast.unparse(node.right).startswith("bool(")
+    ]
+    assert multiplied == []
+
+
 STATEMENTS = """
 try:
     match a:

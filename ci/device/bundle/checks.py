@@ -139,7 +139,7 @@ def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
             continue  # _machines reports it
         for name in needed:
             if name not in here and name not in provides:
-                of_ndk = ": the NDK's sysroot has it" * (name == ANDROID_RUNTIME)
+                of_ndk = ": the NDK's sysroot has it" if name == ANDROID_RUNTIME else ""
                 fix = f"put {name} into lib/ of the build{of_ndk}"
                 message = f"it needs {name}, which is neither in the bundle nor of the device's system"
                 yield _finding("needed", item.path, message, fix)

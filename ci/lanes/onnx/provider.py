@@ -405,7 +405,8 @@ def _reason(text: str, of_qnn: Refusal | None) -> str:
 def _explained(message: str, *refused: Refusal) -> str:
     """The command that explains the codes; empty if none is known."""
     codes = dict.fromkeys(str(code.code) for code in [*read(message).codes, *(row.code for row in refused)])
-    return Fix(f"{{}} explains the code{'s' * (len(codes) > 1)}", ("diagnose", *codes)) if codes else ""
+    word = "code" if len(codes) == 1 else "codes"
+    return Fix(f"{{}} explains the {word}", ("diagnose", *codes)) if codes else ""
 
 
 def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str]:

@@ -65,7 +65,7 @@ class OnnxRun(MixedRun):
 
     @property
     def name(self) -> str:
-        return self.label or f"{super().name}{'-repaired' * self.repaired}"
+        return self.label or (f"{super().name}-repaired" if self.repaired else super().name)
 
     @property
     def required_figures(self) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ def words_for_one(case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> 
     if samples := samples_of(case, search_path):
         words += ["--calibrate", samples]
     words += [word for size in assignments_of(case.dimensions) for word in ("--dimension", size)]
-    return [*words, *["--per-channel"] * run.per_channel]
+    return [*words, "--per-channel"] if run.per_channel else words
 
 
 def samples_of(case: OnnxCase, search_path: Path) -> str:
