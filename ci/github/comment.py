@@ -27,11 +27,10 @@ from ci.report.changes import (
     ChangedFigure,
     Changes,
     changes_of,
-    in_words,
     rank,
 )
 from ci.report.job_summary import cell, code
-from ci.report.values import LANES
+from ci.report.values import LANES, in_unit
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
@@ -328,8 +327,8 @@ def row_of(change: ChangedFigure) -> str:
     cells = (
         f"{code(change.lane)} {code(change.program)}",
         WORSE[change.what],
-        in_words(change.what, change.before),
-        in_words(change.what, change.now),
+        in_unit(change.what, change.before),
+        in_unit(change.what, change.now),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.report.values import LANES, Lane, Row, in_unit, mapping, number, rows_of
+from ci.report.values import LANES, Lane, Row, mapping, number, rows_of
 from ci.suite.accepted import Tolerances, load_tolerances
 from provisioning.base.documents import Model
 from provisioning.base.findings import Report
@@ -143,11 +143,3 @@ def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> b
     if what in COSTS:
         return now > tolerances.costs[what].most(before)
     return now < before if what == "passed" else now > before
-
-
-def in_words(what: What, value: float) -> str:
-    if what == "passed":
-        return "pass" if value else "fail"
-    if what.endswith(("_db", "_bytes")) or what in COSTS:
-        return in_unit(what, value)
-    return f"{value:.6g}"

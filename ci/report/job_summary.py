@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from ci.report.values import Row, mapping, number, rows_of
+from ci.report.values import Row, in_unit, mapping, number, rows_of
 from provisioning.base.findings import Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import (
@@ -24,7 +24,7 @@ from provisioning.base.rendering.text import (
     worst,
 )
 from provisioning.base.rules import page_of
-from provisioning.base.units import in_decibels, size
+from provisioning.base.units import size
 
 LIMIT = 1024 * 1024 - 4096
 """GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""
@@ -88,17 +88,17 @@ def _lines(reports: Sequence[Report]) -> Iterator[str]:
         yield from _details(report)
 
 
-FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "sqnr_db": ("SQNR", in_decibels),
-    "agreement": ("equal elements", lambda value: f"{value:.6g}"),
-    "top1": ("top-1", lambda value: f"{value:.4g}"),
-    "cpu_operators": ("operators on the CPU", lambda value: f"{value:.0f}"),
-    "pte_bytes": (".pte", lambda value: size(int(value))),
-    "context_bytes": ("context", lambda value: size(int(value))),
-    "ddr_read": ("DDR read", lambda value: size(int(value))),
-    "ddr_written": ("DDR written", lambda value: size(int(value))),
+FIGURES = {
+    "sqnr_db": "SQNR",
+    "agreement": "equal elements",
+    "top1": "top-1",
+    "cpu_operators": "operators on the CPU",
+    "pte_bytes": ".pte",
+    "context_bytes": "context",
+    "ddr_read": "DDR read",
+    "ddr_written": "DDR written",
 }
-"""What is said of a model here, with its unit."""
+"""What is said of a model here."""
 
 
 def _models(reports: Sequence[Report]) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _models(reports: Sequence[Report]) -> Iterator[str]:
     yield "| --- | --- | --- |"
     for name in sorted(rows, key=lambda name: passed[name]):
         figures = {key: value for row in rows[name] for key, value in _numbers(row).items()}
-        shown = [f"{FIGURES[key][0]} {FIGURES[key][1](figures[key])}" for key in FIGURES if key in figures]
+        shown = [f"{FIGURES[key]} {in_unit(key, figures[key])}" for key in FIGURES if key in figures]
         cells = (MARKS["pass" if passed[name] else "fail"], cell(name), cell(", ".join(shown)))
         yield f"| {' | '.join(cells)} |"
     yield ""

@@ -220,17 +220,13 @@ def accuracy_of(row: Row) -> Iterator[Bar]:
             good = good and value >= LEAST_COSINE
         if key == "variation_sqnr_db":
             good = good and not of_the_mean(number(figures, "sqnr_db") or 0.0, value)
-        text = _figure(key, value)
+        text = in_unit(key, value)
         if mark is not None:
-            text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {_figure(key, mark)})"
+            text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {in_unit(key, mark)})"
         longest = WHOLE_DB if key.endswith("_db") and value <= WHOLE_DB else None
         if key.endswith(("cosine", "agreement")):
             longest = 1.0
         yield bar_of(name, value, text, good=good, marks=[(mark, 0.6)], longest=longest)
-
-
-def _figure(key: str, value: float) -> str:
-    return in_unit(key, value) if key.endswith("_db") else f"{value:.6g}"
 
 
 def _costs(row: Row, rules: Collection[str]) -> Iterator[Bar]:

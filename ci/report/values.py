@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from provisioning.base.findings import Metric, Report
@@ -38,11 +39,20 @@ def number(row: Row, key: str) -> float | None:
     return None
 
 
+UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("*_db", in_decibels),
+    ("*seconds", seconds),
+    ("*_us", lambda value: f"{value:,.0f} µs"),
+    ("*_bytes", size),
+    ("ddr_*", size),
+    ("passed", lambda value: "pass" if value else "fail"),
+    ("*", lambda value: f"{value:.6g}"),
+)
+"""By the form of a figure's name: how its value is shown."""
+
+
 def in_unit(key: str, value: float) -> str:
-    """The figure with this name, in its unit: decibels, time or bytes."""
-    if key.endswith("_db"):
-        return in_decibels(value)
-    return seconds(value) if key.endswith("seconds") else size(int(value))
+    return next(shown(value) for form, shown in UNITS if fnmatchcase(key, form))
 
 
 ORDER = ("fail", "pass")

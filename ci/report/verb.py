@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def worse_than(folder: Path, directory: Path) -> int:
-    from ci.report.changes import WORSE, changes_of, in_words
-    from ci.report.values import LANES
+    from ci.report.changes import WORSE, changes_of
+    from ci.report.values import LANES, in_unit
 
     def reports_in(where: Path) -> list[Report]:
         files = [where / f"{stage}.json" for stage in LANES]
@@ -117,7 +117,7 @@ def worse_than(folder: Path, directory: Path) -> int:
     if not changes.compared:
         raise CheckFailed(f"no program is in both {directory} and {folder}", fix="run one suite for both")
     for change in changes.changes:
-        before, now = in_words(change.what, change.before), in_words(change.what, change.now)
+        before, now = in_unit(change.what, change.before), in_unit(change.what, change.now)
         write(f"{change.program}: {WORSE[change.what]} {before} → {now}\n", sys.stdout)
     sys.stdout.write(
         f"{changes.worse} of {changes.compared} programs are worse than in {folder},"

@@ -367,6 +367,7 @@ def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
         "Models",
         "-strange ONNX",
         "Each part by itself",
+        "1,520 µs",
         "Findings",
         "Artifacts",
         "Figures",
