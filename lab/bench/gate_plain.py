@@ -18,15 +18,14 @@ def programs_of(suite: Path | None) -> list[ExecutorchProgram]:
 
 
 def run_in_turn(work: Path, suite: Path | None) -> None:
-    from ci.lanes.executorch.export import ExportedCase
+    from ci.lanes.executorch.export import ChipModel
     from ci.lanes.executorch.lower import lower
+    from ci.lanes.executorch.records import CompileRequest
 
     for program in programs_of(suite):
         folder, log = work / program.name.replace("/", "-"), work / "log"
         with output_to(log):
-            exported = ExportedCase.of(program.case, program.search_path)
-            place = program.search_path
-            compiled = lower(exported, program.case, program.run, program.soc, place, folder, log)
+            compiled = lower(ChipModel.of(program.order), CompileRequest(folder, log))
             if isinstance(compiled, ChipProgram) and not program.run.emulator_fault:
                 _run(folder, compiled)
         forget_torch()

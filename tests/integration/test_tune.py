@@ -55,27 +55,25 @@ QUANTIZED = """\
 import json, sys
 from pathlib import Path
 from ci.lanes.executorch import lower
-from ci.lanes.executorch.export import ExportedCase
-from ci.lanes.executorch.suite import ExecutorchRun
-from ci.models.factory import make
+from ci.lanes.executorch.export import ChipModel
+from ci.lanes.executorch.records import ScoreRequest
 
 folder = Path(sys.argv[1])
-loaded = make("net:make", {}, folder, None)
-sample = loaded.sample(0)
-run = ExecutorchRun(precision="8a8w", nodes={"16a8w": ("lin*",)}, socs=("SM8650",), calibration=2)
-batches, where = loaded.chosen(None, run.calibration).calibrating, ("htp", "SM8650", folder)
-model, *_ = lower.prepared_model(ExportedCase(loaded), sample, batches, run, *where).quantized()
+
+def chip_model(factory, **run):
+    case = {"factory": f"net:{factory}"}
+    run = {"precision": "8a8w", "calibration": 2, **run}
+    return ChipModel.of({"case": case, "run": run, "soc": "SM8650", "search_path": str(folder)})
+
+model, *_ = lower.prepared_model(chip_model("make", nodes={"16a8w": ["lin*"]})).quantized()
 kinds = {
     node.name: quantize.args[4]
     for node in model.graph.nodes
     for quantize in node.users
     if node.name in ("conv2d", "linear") and "quantize_per_tensor" in str(quantize.target)
 }
-plain = run.model_copy(update={"nodes": {}})
-units = lower.scored(ExportedCase(loaded), sample, batches, plain, "16a8w", 1e9, *where)["units"]
-loaded = make("net:again", {}, folder, None)
-batches, exported = loaded.chosen(None, plain.calibration).calibrating, ExportedCase(loaded)
-model, *_ = lower.prepared_model(exported, loaded.sample(0), batches, plain, *where).quantized()
+units = lower.scored(chip_model("make"), ScoreRequest("16a8w", 1e9))["units"]
+model, *_ = lower.prepared_model(chip_model("again")).quantized()
 read = [node for node in model.graph.find_nodes(op="get_attr") if len(node.users) > 1]
 types = [str(getattr(model, node.target).dtype) for node in read]
 (folder / "found.json").write_text(json.dumps([kinds, units, types]))

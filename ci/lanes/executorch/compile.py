@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
 from ci.child import MEMORY, WARM
+from ci.explain.rewriting import Need
 from ci.jobs import Job, memory_budget
-from ci.lanes.executorch.records import ChipProgram, Lacking, read_reply
+from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, Rewriting
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
+from ci.plain import as_json, read
 from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import in_words
@@ -62,7 +64,7 @@ class ExecutorchPlan(AnyPlan):
     """Those that their suite has for other versions of executorch."""
     quantize_only: bool = False
     """End with the quantized model."""
-    needs: tuple[Mapping[str, Any], ...] | None = None
+    needs: tuple[Need, ...] | None = None
     """End with the float model, with these rewrites where they match."""
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
@@ -103,7 +105,7 @@ class Lower(CachedStep):
     def _options(self) -> dict[str, Any]:
         plan = self.plan
         if plan.needs is not None:
-            return {"needs": [*map(dict, plan.needs)]}
+            return {"needs": [as_json(need) for need in plan.needs]}
         return {"keep_going": plan.work.keep_going, "quantize_only": plan.quantize_only}
 
     def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
@@ -143,7 +145,8 @@ class Lower(CachedStep):
         return Job(program.name, seconds, megabytes << 20)
 
     def read(self, reply: Mapping[str, Any]) -> object:
-        return read_reply(reply) if self.plan.needs is None else None
+        kind: Any = Compiled if self.plan.needs is None else Rewriting
+        return read(kind, reply)
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         if not isinstance(compiled := result.record, ChipProgram):

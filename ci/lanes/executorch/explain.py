@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,18 @@ from ci.explain.divergence_report import known_fault, partial_of
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER
 from ci.explain.operator_script import OperatorScript
-from ci.explain.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
+from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import WORKER, Lower, compile_programs, home_of
 from ci.lanes.executorch.product import PytorchModel
-from ci.lanes.executorch.records import ChipProgram, Row, compiled_in
+from ci.lanes.executorch.records import (
+    ChipProgram,
+    OperatorSource,
+    Rewriting,
+    Row,
+    ScriptRequest,
+    compiled_in,
+)
 from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
@@ -34,7 +41,7 @@ from ci.lanes.executorch.user_program import (
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
 from ci.operators.table import better_than, inexact, operators_in
 from ci.outcome import Result, WorkerDied
-from ci.plain import as_json
+from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.runner import Runner, ready_runner
 from ci.suite.cached_steps import run_cached_step
@@ -195,11 +202,11 @@ def script_of(
     environ, log = closed(plan.environment) | program.needs.environment(os.environ), plan.logs / "script.log"
     home = home_of(environ, plan.logs)
     with asking(home, f"{WORKER}:script", log, plan.work.timeout) as ask:
-        chosen = {"operator": operator["node"], "sample": operator["sample"]}
-        source = ask(**program.order, before=before, **chosen)
+        request = ScriptRequest(operator["node"], operator["sample"], before)
+        source = read(OperatorSource, ask(**program.order, **as_json(request)))
     packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.basis.build_id).items())
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
-    return OperatorScript(needs, source["imports"], source["body"], plan.environment)
+    return OperatorScript(needs, source.imports, source.body, plan.environment)
 
 
 def scores_of(
@@ -214,14 +221,14 @@ def rewritten(lane_model: PytorchModel, choice: RewriteChoice) -> Rewritten:
     plan = plan_of_model(lane_model.model, "repair", [program])
     versions = {"executorch": version("executorch"), "qnn": version_in(plan.basis.build_id)}
     needs = needs_of(program.run.precision, "executorch", versions, choice)
-    plan = replace(plan, needs=tuple(map(asdict, needs)))
+    plan = replace(plan, needs=tuple(needs))
     result = require_done(program, plan, compile_programs(plan))
     assert result.folder is not None
-    model = result.folder / REWRITTEN
-    changes = changes_of(result.facts)
+    model, rewriting = result.folder / REWRITTEN, result.record
+    assert isinstance(rewriting, Rewriting)
     if not model.is_file():
-        return Rewritten(changes, None)
-    return Rewritten(changes, model, result.folder / SAMPLES, result.facts["compared"])
+        return Rewritten(rewriting.changes, None)
+    return Rewritten(rewriting.changes, model, result.folder / SAMPLES, rewriting.compared)
 
 
 def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:

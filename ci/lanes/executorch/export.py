@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from torch import Tensor
 from ci.child import doing, error_reply, reporting
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for, parse_request
 from ci.models.exported_digest import NoDigest, digest_of
-from ci.models.factory import ChosenSamples, ModelWithInputs, copied, find, infer_all, make
+from ci.models.factory import ModelWithInputs, copied, find, infer_all, make
 from ci.models.imports import modules_in
+from ci.models.inputs import InputsUsed
 from ci.models.model_lines import source_of
 from ci.models.samples import inputs_named
 from ci.models.user_model import BadFactory
@@ -49,9 +50,6 @@ class ExportedCase:
         loaded.model.requires_grad_(False)
         return cls(loaded)
 
-    def chosen(self, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
-        return chosen_for(self.loaded, case, run)
-
     def expected(self, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
         """The float model's outputs."""
         name = digest_of_tensors(samples)
@@ -75,9 +73,45 @@ held: list[ExportedCase] = []
 """The case whose export this process has made: its forks compile it."""
 
 
-def exported_case(case: ExecutorchCase, search_path: Path) -> ExportedCase:
-    """The one that is held, if this process has one."""
-    return held[0] if held else ExportedCase.of(case, search_path)
+@dataclass(frozen=True)
+class ChipModel:
+    """A case's model as one run compiles it for a chip, with its samples."""
+
+    exported: ExportedCase
+    case: ExecutorchCase
+    run: ExecutorchRun
+    soc: str
+    search_path: Path
+    compared: Sequence[tuple[Tensor, ...]]
+    calibrating: Sequence[tuple[Tensor, ...]]
+    used: InputsUsed
+
+    @classmethod
+    def of(cls, order: dict[str, Any], exported: ExportedCase | None = None) -> ChipModel:
+        """Of the case that is exported already, or that this process holds, if there is one."""
+        case, run, soc, search_path = parse_request(order)
+        exported = exported or (held[0] if held else ExportedCase.of(case, search_path))
+        return cls(exported, case, run, soc, search_path, *chosen_for(exported.loaded, case, run))
+
+    @property
+    def model(self) -> Any:
+        return self.exported.loaded.model
+
+    @property
+    def sample(self) -> tuple[Tensor, ...]:
+        return self.compared[0]
+
+    @property
+    def backend(self) -> str:
+        return self.run.backend or self.case.backend
+
+    @property
+    def expected(self) -> list[list[Tensor]]:
+        """The float model's outputs."""
+        return self.exported.expected(self.compared)
+
+    def at(self, precision: str) -> ChipModel:
+        return replace(self, run=self.run.model_copy(update={"precision": precision}))
 
 
 def _export(order: dict[str, Any]) -> dict[str, Any]:
@@ -85,48 +119,40 @@ def _export(order: dict[str, Any]) -> dict[str, Any]:
     of each node."""
     os.chdir(order["working_folder"])
     began, runs = time.monotonic(), dict[str, Any]()
-    search_path = Path(order["search_path"])
-    exported: ExportedCase | None = None
     lines: dict[str, tuple[str, str]] = {}
     for name, run in order["runs"].items():
-        case, one, _, _ = parse_request({**order, "run": run})
-        exported = exported or ExportedCase.of(case, search_path)
+        request = {**order, "run": run}
+        if not held:
+            case, _, _, search_path = parse_request(request)
+            held.append(ExportedCase.of(case, search_path))
         try:
-            runs[name] = _of_run(exported, case, one, search_path, lines)
+            runs[name] = _of_run(ChipModel.of(request), lines)
         except BadFactory as error:
             runs[name] = {"error": error_reply("factory", str(error), fix=error.fix)}
-    assert exported is not None
-    held.append(exported)
     return {
         "runs": runs,
         "lines": lines,
-        "modules": modules_in(search_path),
+        "modules": modules_in(Path(order["search_path"])),
         "export_seconds": round(time.monotonic() - began, 3),
     }
 
 
-def _of_run(
-    exported: ExportedCase,
-    case: ExecutorchCase,
-    run: ExecutorchRun,
-    search_path: Path,
-    lines: dict[str, tuple[str, str]],
-) -> dict[str, Any]:
-    samples, batches, used = exported.chosen(case, run)
+def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    run = chip_model.run
     rows: dict[str, Any] = {
-        "samples": digest_of_tensors(samples),
-        "calibration": digest_of_tensors(batches),
-        "used": asdict(used),
-        "notes": [list(note) for note in exported.loaded.notes],
-        "float outputs": digest_of_tensors(exported.expected(samples)),
+        "samples": digest_of_tensors(chip_model.compared),
+        "calibration": digest_of_tensors(chip_model.calibrating),
+        "used": asdict(chip_model.used),
+        "notes": [list(note) for note in chip_model.exported.loaded.notes],
+        "float outputs": digest_of_tensors(chip_model.expected),
         "torch": _flags(),
     }
     try:
-        program = exported.program(samples[0])
+        program = chip_model.exported.program(chip_model.sample)
         lines |= {node.name: source_of(node) for node in program.graph.nodes if node.op == "call_function"}
         rows["model"] = digest_of(program)
         if run.annotations:
-            rows["annotations"] = _annotations(run, search_path)
+            rows["annotations"] = _annotations(run, chip_model.search_path)
     except NoDigest as error:
         return {"not cached": str(error)}
     except BadFactory:
@@ -174,10 +200,20 @@ def _are_alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return kinds[0] == kinds[1]
 
 
-def _error_of(error: Exception, order: Mapping[str, Any]) -> dict[str, Any]:
+class Failed(Exception):
+    """A failed step of lowering; `step` names the finding, `source` the model's line, FILE:LINE."""
+
+    def __init__(self, step: str, message: str, fix: str = "", source: str = "") -> None:
+        super().__init__(message)
+        self.step, self.fix, self.source = step, fix, source
+
+
+def error_of(error: Exception, order: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(error, BadFactory):
         return {"kind": "factory", "message": str(error), "fix": error.fix}
+    if isinstance(error, Failed):
+        return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source}
     return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
 
 
-export = reporting(_export, _error_of)
+export = reporting(_export, error_of)

@@ -6,28 +6,32 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
 from ci.child import doing
 from ci.explain.divergence import Divergence
 from ci.explain.divergence_report import keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
-from ci.explain.rewriting import Need
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_repair import RepairedModule
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.export import exported_case
-from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model, save_raw
-from ci.lanes.executorch.suite import ExecutorchRun, parse_request
+from ci.lanes.executorch.export import ChipModel
+from ci.lanes.executorch.lower import Patterns, lowered_module, prepared_model, save_raw
+from ci.lanes.executorch.records import (
+    DivergenceRequest,
+    OperatorSource,
+    RewriteRequest,
+    Rewriting,
+    ScriptRequest,
+)
 from ci.models.arrays import Array
-from ci.models.factory import copied, is_quantized
+from ci.models.factory import is_quantized
 from ci.models.inputs import as_files
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
@@ -37,27 +41,24 @@ from provisioning.base.files import empty_folder
 from provisioning.known_faults import Product
 
 
-def graph_of(order: dict[str, Any]) -> TorchGraph:
+def graph_of(chip_model: ChipModel) -> TorchGraph:
     """The quantized model, or the float one where nothing is quantized, and the samples that are compared."""
-    case, run, soc, place = parse_request(order)
-    exported = exported_case(case, place)
-    samples, batches, _ = exported.chosen(case, run)
-    if run.quantizes:
-        arguments = (exported, samples[0], batches, run, case.backend, soc, place)
-        module, _ = prepared_model(*arguments).quantized()
-        return TorchGraph(module, samples, QUANTIZED_MODEL)
-    return TorchGraph(exported.program(samples[0]).module(), samples, FLOAT_MODEL)
+    if chip_model.run.quantizes:
+        module, _ = prepared_model(chip_model).quantized()
+        return TorchGraph(module, chip_model.compared, QUANTIZED_MODEL)
+    exported = chip_model.exported.program(chip_model.sample)
+    return TorchGraph(exported.module(), chip_model.compared, FLOAT_MODEL)
 
 
 class EmulatedTrial:
     """Compiles a graph as a run says, and runs it."""
 
-    def __init__(
-        self, run: ExecutorchRun, soc: str, samples: Sequence[Any], runner: Runner, folder: Path
-    ) -> None:
-        self.run, self.spec, self.runner, self.folder = run, compiler_spec(soc, run), runner, folder
-        files = ((folder / row.file for row in rows) for rows in save_raw(folder, "input", samples))
-        self.inputs = runner.write_inputs(folder / "inputs.txt", files)
+    def __init__(self, chip_model: ChipModel, runner: Runner, folder: Path) -> None:
+        self.chip_model, self.runner, self.folder = chip_model, runner, folder
+        rows = save_raw(folder, "input", chip_model.compared)
+        self.inputs = runner.write_inputs(
+            folder / "inputs.txt", ((folder / tensor.file for tensor in row) for row in rows)
+        )
         self.trials = 0
 
     def outputs(self, graph: Any, expected: Sequence[Sequence[Array]]) -> list[list[Array]]:
@@ -79,30 +80,25 @@ class EmulatedTrial:
         ]
 
     def _lowered(self, graph: TorchGraph) -> bytes:
-        nodes = Patterns("cpu_nodes", self.run.cpu_nodes)
-        operators = Patterns("cpu_operators", self.run.cpu_operators)
+        run = self.chip_model.run
+        on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
+        part = replace(self.chip_model, compared=graph.samples)
         try:
-            edge = to_edge_transform_and_lower_to_qnn(
-                graph.module,
-                copied(graph.samples[0]),
-                self.spec,
-                skip_node_id_set=nodes,
-                skip_node_op_set=operators,
-            )
+            edge = lowered_module(part, graph.module, *on_cpu)
         finally:
             restore_builtins()
         return bytes(edge.to_executorch().buffer)
 
 
-def diverge(order: dict[str, Any]) -> dict[str, Any]:
-    began, folder = time.monotonic(), Path(order["into"])
-    _, run, soc, _ = parse_request(order)
-    graph = graph_of(order)
-    chip = EmulatedTrial(run, soc, graph.samples, Runner.ordered(order["runner"]), folder)
-    suspects = suspects_of(graph, run.precision, soc, order["versions"], order["whole"])
-    seconds = order["seconds"] - (time.monotonic() - began)
-    keep = partial(keep_partial, folder)
-    return Divergence(graph, chip, order["least"], seconds, order["whole"], keep, suspects).search()
+def diverge(chip_model: ChipModel, request: DivergenceRequest) -> dict[str, Any]:
+    began = time.monotonic()
+    graph = graph_of(chip_model)
+    chip = EmulatedTrial(chip_model, Runner.ordered(request.runner), request.into)
+    precision, soc, whole = chip_model.run.precision, chip_model.soc, request.whole
+    suspects = suspects_of(graph, precision, soc, request.versions, whole)
+    seconds = request.seconds - (time.monotonic() - began)
+    keep = partial(keep_partial, request.into)
+    return Divergence(graph, chip, request.least, seconds, whole, keep, suspects).search()
 
 
 def suspects_of(
@@ -122,31 +118,27 @@ def suspects_of(
     return {name: faults[name] for _, name in sorted(ranked, key=lambda row: row[0])}
 
 
-def script(order: dict[str, Any]) -> dict[str, Any]:
+def script(chip_model: ChipModel, request: ScriptRequest) -> OperatorSource:
     """One operator of the model, alone."""
-    _, run, soc, _ = parse_request(order)
-    place = order["operator"], order["sample"], order["before"]
-    imports, body = graph_of(order).script(*place, soc, halves=run.precision.startswith("fp16"))
-    return {"imports": imports, "body": body}
+    place = request.operator, request.sample, request.before
+    halves = chip_model.run.precision.startswith("fp16")
+    return OperatorSource(*graph_of(chip_model).script(*place, chip_model.soc, halves=halves))
 
 
-def rewritten(order: dict[str, Any]) -> dict[str, Any]:
+def rewritten(chip_model: ChipModel, request: RewriteRequest) -> Rewriting:
     """Write the model with every rewrite that is needed, matches and is proved, and samples for it."""
-    case, run, _, place = parse_request(order)
-    exported = exported_case(case, place)
-    loaded = exported.loaded
-    if is_quantized(loaded.model):
+    if is_quantized(chip_model.model):
         message = "the model is already quantized, but rewrites need a float model"
         raise BadFactory(message, "name the float model")
-    compared, calibrating, used = exported.chosen(case, run)
-    if not calibrating and not used.given:
+    compared, calibrating = chip_model.compared, chip_model.calibrating
+    if not calibrating and not chip_model.used.given:
         # A quarter of the files is compared: of all that are drawn, as many as here.
-        calibrating = loaded.drawn_to_calibrate(3 * len(compared))
-    repaired, into = RepairedModule(loaded.model, compared), Path(order["into"])
-    repaired.apply([Need.read(need) for need in order["needs"]])
+        calibrating = chip_model.exported.loaded.drawn_to_calibrate(3 * len(compared))
+    repaired, into = RepairedModule(chip_model.model, compared), request.into
+    repaired.apply(request.needs)
     if repaired.rewritten:
         (into / SAMPLES).mkdir(parents=True)
         torch.export.save(repaired.exported(), into / REWRITTEN)
         for number, sample in enumerate(as_files(compared, calibrating)):
             torch.save(repaired.fed(sample), into / SAMPLES / f"{number:04}.pt")
-    return {"changes": [asdict(change) for change in repaired.changes], "compared": len(compared)}
+    return Rewriting(tuple(repaired.changes), len(compared))

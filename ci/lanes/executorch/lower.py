@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import reduce
 from operator import getitem
@@ -46,11 +46,19 @@ from ci.explain.torch_graph import (
 )
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
 from ci.lanes.executorch.choices import choices_of
-from ci.lanes.executorch.export import ExportedCase
-from ci.lanes.executorch.records import ChipProgram, InTorch, KeptOnCpu, Lacking, Quantized, Traffic
-from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
+from ci.lanes.executorch.export import ChipModel, Failed
+from ci.lanes.executorch.records import (
+    ChipProgram,
+    CompileRequest,
+    InTorch,
+    KeptOnCpu,
+    Lacking,
+    Quantized,
+    ScoreRequest,
+    Traffic,
+)
+from ci.lanes.executorch.suite import ExecutorchRun
 from ci.models.factory import (
-    ModelWithInputs,
     computed_weights,
     copied,
     explained,
@@ -99,14 +107,6 @@ NAMED = 3
 """How many of the operators at which quantizing loses accuracy are remembered of a program."""
 MOST_IN_A_FIX = 8
 """How many nodes a fix lists; --keep-going prints all of them."""
-
-
-class Failed(Exception):
-    """A failed step of lowering; `step` names the finding, `source` the model's line, FILE:LINE."""
-
-    def __init__(self, step: str, message: str, fix: str = "", source: str = "") -> None:
-        super().__init__(message)
-        self.step, self.fix, self.source = step, fix, source
 
 
 class Patterns(set[str]):
@@ -162,76 +162,54 @@ class BlockSizes(Patterns):
         return self.sizes[pattern] if pattern is not None else None
 
 
-def lower(
-    exported: ExportedCase,
-    case: ExecutorchCase,
-    run: ExecutorchRun,
-    soc: str,
-    search_path: Path,
-    into: Path,
-    log: Path,
-    *,
-    keep_going: bool = False,
-    quantize_only: bool = False,
-) -> ChipProgram | Quantized | Lacking:
-    """Write the program, inputs and expected outputs into the folder.
-
-    With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
-    With `quantize_only`, write the quantized model instead of the program."""
-    loaded = exported.loaded
-    samples, batches, used = exported.chosen(case, run)
-    expected = exported.expected(samples)
-    require_float32([*samples[0], *expected[0]])
-    _require_scheme(loaded.model, run)
-    backend = run.backend or case.backend
-    module: Any = loaded.model
-    reference = expected
-    losses: list[dict[str, Any]] = []
+def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Quantized | Lacking:
+    """Write the program, inputs and expected outputs into the folder of the request."""
+    run, samples, expected = chip_model.run, chip_model.compared, chip_model.expected
+    into, log, non_finite = request.into, request.log, chip_model.case.non_finite
+    require_float32([*chip_model.sample, *expected[0]])
+    _require_scheme(chip_model.model, run)
+    module, reference, losses = chip_model.model, expected, list[dict[str, Any]]()
     if run.quantizes:
-        arguments = (exported, samples[0], batches, run, backend, soc, search_path)
-        module, losses = prepared_model(*arguments).quantized()
+        module, losses = prepared_model(chip_model).quantized()
         with _step("quantize"):
             doing("run on CPU")
             reference = [run_copied(module, sample) for sample in samples]
-    notes = tuple(loaded.notes)
-    if quantize_only:
+    notes, used = tuple(chip_model.exported.loaded.notes), chip_model.used
+    if request.quantize_only:
         into.mkdir(parents=True, exist_ok=True)
         with _step("quantize"):
-            torch.export.save(torch.export.export(module, copied(samples[0])), into / QUANTIZED)
+            torch.export.save(torch.export.export(module, copied(chip_model.sample)), into / QUANTIZED)
         return Quantized(
             notes=notes,
             used=used,
             losses=tuple(losses),
-            in_torch=InTorch(*figures_in_torch(expected, reference, case.non_finite)),
+            in_torch=InTorch(*figures_in_torch(expected, reference, non_finite)),
             inputs=save_raw(into, "input", samples),
         )
     worst = tuple(losses[:NAMED])
     on_lpai = None
-    if backend == "lpai":
-        on_lpai = lpai.before_compile(module, expected, reference, case.non_finite)
+    if chip_model.backend == "lpai":
+        on_lpai = lpai.before_compile(module, expected, reference, non_finite)
         if on_lpai.lacks:
             return Lacking(notes=notes, used=used, losses=worst, lpai=on_lpai)
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
     watch = PartitionerSpy(new_text(log))
     search = Search(log, watch)
-    spec = compiler_spec(soc, run, backend)
     begin = 0
 
     def lowered_with(more: Collection[str] = ()) -> Any:
         nonlocal begin
         nodes = Patterns("cpu_nodes", {*run.cpu_nodes, *more}) if more else on_cpu[0]
         begin, watch.on_cpu = size_of(log), nodes
-        return to_edge_transform_and_lower_to_qnn(
-            module, copied(samples[0]), spec, skip_node_id_set=nodes, skip_node_op_set=on_cpu[1]
-        )
+        return lowered_module(chip_model, module, nodes, on_cpu[1])
 
     with _step("compile"), watch.installed():
-        edge, workaround = _with_workaround(search, lowered_with, loaded.model, module, samples[0])
+        edge, workaround = _with_workaround(search, lowered_with, chip_model, module)
         lowered = edge.exported_program()
-        parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered, module)
+        parts, nodes = partition_of(lowered, chip_model.backend), delegated_nodes(lowered, module)
         cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
-        if workaround and not keep_going:
-            raise _dies_of(workaround, parts, cpu_operators, module, samples[0])
+        if workaround and not request.keep_going:
+            raise _dies_of(workaround, parts, cpu_operators, module, chip_model.sample)
         _require_indices(lowered.graph_module)
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
@@ -247,7 +225,7 @@ def lower(
     graphs = traffic(text_since(log, begin))
     floats = save_raw(into, "float", expected)
     quantized = save_raw(into, "quantized", reference) if run.quantizes else ()
-    choices = choices_of(loaded.model, module, samples, floats, quantized, into)
+    choices = choices_of(chip_model.model, module, samples, floats, quantized, into)
     return ChipProgram(
         notes=notes,
         used=used,
@@ -256,7 +234,7 @@ def lower(
         expected=choices.expected,
         reference=choices.reference,
         choices=choices.places,
-        beyond=tuple(beyond_half(loaded.model, samples)) if run.precision.startswith("fp16") else (),
+        beyond=tuple(beyond_half(chip_model.model, samples)) if run.precision.startswith("fp16") else (),
         kept_on_cpu=KeptOnCpu(tuple(workaround.cpu_nodes), workaround.message) if workaround else None,
         left=tuple(cpu_operators),
         partition=tuple(parts),
@@ -276,41 +254,35 @@ def _least_of(samples: Sequence[tuple[Tensor, ...]]) -> float:
     return min((float(tensor.nan_to_num().min()) for tensor in floats if tensor.numel()), default=0.0)
 
 
-def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp") -> Any:
+def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns, operators: Patterns) -> Any:
+    """With these nodes and operators on the CPU."""
     options = generate_lpai_compiler_spec()
-    if backend != "lpai":
-        options = generate_htp_compiler_spec(use_fp16=run.precision.startswith("fp16"))
-    return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options)
+    if chip_model.backend != "lpai":
+        options = generate_htp_compiler_spec(use_fp16=chip_model.run.precision.startswith("fp16"))
+    spec = generate_qnn_executorch_compiler_spec(
+        soc_model=QcomChipset[chip_model.soc], backend_options=options
+    )
+    sample = copied(chip_model.sample)
+    return to_edge_transform_and_lower_to_qnn(
+        module, sample, spec, skip_node_id_set=nodes, skip_node_op_set=operators
+    )
 
 
-def scored(
-    exported: ExportedCase,
-    case: ExecutorchCase,
-    run: ExecutorchRun,
-    soc: str,
-    search_path: Path,
-    exact: str,
-    seconds: float,
-) -> dict[str, Any]:
+def scored(chip_model: ChipModel, request: ScoreRequest) -> dict[str, Any]:
     """The groups of operators that change their precision together, with what each adds to the outputs' noise
     at the run's precision and at the exact one, as far as the seconds go. Scored by a batch of the
     calibration: the samples judge."""
-    (sample, *_), batches, _ = exported.chosen(case, run)
-    require_float32([*sample])
-    _require_scheme(exported.loaded.model, run)
-    where = run.backend or case.backend, soc, search_path
-
-    def prepared(precision: str, *batches: tuple[Tensor, ...]) -> Any:
-        changed = run.model_copy(update={"precision": precision})
-        return prepared_model(exported, sample, batches, changed, *where).module
-
+    precision = chip_model.run.precision
+    require_float32([*chip_model.sample])
+    _require_scheme(chip_model.model, chip_model.run)
     # What is not quantized adds nothing that quantizing would take away.
-    schemes = [run.precision] if exact == FLOAT else [run.precision, exact]
+    schemes = [precision] if request.exact == FLOAT else [precision, request.exact]
     # Quantizing changes what was prepared, so that the float model is one of its own.
-    floats = prepared(run.precision)
-    models = [prepared(scheme, *batches) for scheme in schemes]
+    floats = prepared_model(replace(chip_model, calibrating=())).module
+    models = [prepared_model(chip_model.at(scheme)).module for scheme in schemes]
     with _step("quantize"):
-        return units_of(floats, [convert_pt2e(model) for model in models], batches[0], seconds)
+        quantized = [convert_pt2e(model) for model in models]
+        return units_of(floats, quantized, chip_model.calibrating[0], request.seconds)
 
 
 def _require_scheme(model: Any, run: ExecutorchRun) -> None:
@@ -413,20 +385,13 @@ def _narrow_shared_zero_points(module: Any) -> None:
             setattr(module, str(node.target), value.to(torch.int32))
 
 
-def prepared_model(
-    exported_case: ExportedCase,
-    sample: tuple[Tensor, ...],
-    batches: Sequence[tuple[Tensor, ...]],
-    run: ExecutorchRun,
-    backend: str,
-    soc: str,
-    search_path: Path,
-) -> Prepared:
+def prepared_model(chip_model: ChipModel) -> Prepared:
+    run, sample, batches = chip_model.run, chip_model.sample, chip_model.calibrating
     kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
-    quantizer = QnnQuantizer(kinds[backend], QcomChipset[soc])
+    quantizer = QnnQuantizer(kinds[chip_model.backend], QcomChipset[chip_model.soc])
     quantizer.set_default_quant_config(_dtype(run.precision), **_how(run, run.per_channel, run.precision))
     with _step("export"):
-        exported: Any = exported_case.program(sample).module()
+        exported: Any = chip_model.exported.program(sample).module()
         floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
     mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
     unquantized = Patterns("unquantized_nodes", [*run.unquantized_nodes, *mixed.pop(FLOAT, ())])
@@ -445,10 +410,10 @@ def prepared_model(
             *(_module_scheme(module, run, patterns) for module in run.modules),
         ]
     )
-    quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
+    quantizer.add_custom_quant_annotations([find(name, chip_model.search_path) for name in run.annotations])
     with _step("quantize"):
         if run.qat:
-            prepared = _trained(exported_case.loaded, exported, quantizer, batches)
+            prepared = _trained(chip_model.model, exported, quantizer, batches)
         else:
             prepared = prepare_pt2e(exported, quantizer)
             for batch in batches:
@@ -482,13 +447,11 @@ def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
             )
 
 
-def _trained(
-    loaded: ModelWithInputs, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]
-) -> Any:
+def _trained(model: Any, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]) -> Any:
     """One training step for each batch towards the float model's outputs: enough to run every part of QAT."""
-    wanted = [run_copied(loaded.model, batch) for batch in batches]
+    wanted = [run_copied(model, batch) for batch in batches]
     with torch.enable_grad():
-        loaded.model.requires_grad_(True)
+        model.requires_grad_(True)
         # Batch norms in eval mode: their statistics are settled, and one step's batch is too small for new
         # ones.
         prepared = move_exported_model_to_eval(prepare_qat_pt2e(exported, quantizer))
@@ -626,7 +589,7 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
 
 
 def _with_workaround(
-    search: Search, lower: Callable[..., Any], model: Any, module: Any, sample: tuple[Tensor, ...]
+    search: Search, lower: Callable[..., Any], chip_model: ChipModel, module: Any
 ) -> tuple[Any, Workaround | None]:
     """The lowered program, with the nodes that had to stay on the CPU for it."""
     begun = time.process_time()
@@ -639,7 +602,7 @@ def _with_workaround(
         if of_error(error):
             # Neither the model nor a search for what the compiler crashes on says anything then.
             raise
-        _refuse_model(model, sample)
+        _refuse_model(chip_model.model, chip_model.sample)
         node = search.node
         if node is not None and (known := known_of(error)):
             source, code = source_of(node)
@@ -649,7 +612,7 @@ def _with_workaround(
         if not (workaround := workaround_of(search, error, lower, brief=brief)):
             raise
         if workaround.lowered is None:
-            raise _failed(workaround, workaround.tried, module, sample) from error
+            raise _failed(workaround, workaround.tried, module, chip_model.sample) from error
         return workaround.lowered, workaround
 
 

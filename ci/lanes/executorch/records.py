@@ -1,19 +1,86 @@
-"""What the processes of this lane reply, and what those that run programs are asked: plain values."""
+"""What the processes of this lane are asked and reply: plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
 
+from pydantic import Field
+
+from ci.explain.rewriting import Need, RewrittenPlace
 from ci.models.inputs import InputsUsed
 from ci.operators.partition import CpuOperator, GraphPart
 from ci.outcome import Result
-from ci.plain import read
 from ci.suite.accuracy import Inferences
+from provisioning.known_faults import Product
 
 Row = Mapping[str, Any]
 """What a search says of an operator, as the searches of all lanes read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    into: Path
+    log: Path
+    keep_going: bool = False
+    """Leave on the CPU what the compiler fails at, if the rest then lowers."""
+    quantize_only: bool = False
+    """Write the quantized model instead of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    exact: str
+    """The precision beside the run's."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceRequest:
+    into: Path
+    runner: Mapping[str, str]
+    versions: Mapping[Product, str]
+    least: float
+    seconds: float
+    whole: float | None
+    """The SQNR of all of it, if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    operator: str
+    sample: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSource:
+    """A script of one operator of the model, alone."""
+
+    imports: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRequest:
+    into: Path
+    needs: tuple[Need, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    changes: tuple[RewrittenPlace, ...]
+    compared: int
+    """How many samples judge it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrapRequest:
+    context: str
+    soc: str
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +192,10 @@ class ChipProgram(ModelFacts):
         return sum(not part.on_cpu for part in self.partition)
 
 
+Compiled: TypeAlias = Annotated[ChipProgram | Quantized | Lacking, Field(discriminator="kind")]
+"""What a compile ends with."""
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedFiles:
     """The files of a program's samples and of the outputs that it is compared with."""
@@ -139,7 +210,7 @@ class ComparedFiles:
 class RunRequest:
     """What a process that runs a program gets."""
 
-    runner: Mapping[str, Any]
+    runner: Mapping[str, str]
     program: str
     compiled: str
     """The folder of inputs and expected outputs."""
@@ -195,12 +266,6 @@ class Reloaded:
     """The bytes that each load leaves behind."""
     released: str
     """What happens to it when the same one, loaded beside it, is released; empty: nothing."""
-
-
-def read_reply(document: Mapping[str, Any]) -> ChipProgram | Quantized | Lacking:
-    kinds: dict[str, type[ChipProgram | Quantized | Lacking]]
-    kinds = {"compiled": ChipProgram, "quantized": Quantized, "lacking": Lacking}
-    return read(kinds[document["kind"]], document)
 
 
 def compiled_in(result: Result) -> ChipProgram:

@@ -6,40 +6,59 @@ import contextlib
 import importlib
 import os
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils
+from executorch.exir import ExecutorchBackendConfig
+from torch import Tensor, nn
 
 from ci.child import WARM, Answer, hidden, reporting
+from ci.lanes.executorch import graphs
+from ci.lanes.executorch.export import ChipModel, error_of
+from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower
+from ci.lanes.executorch.lower import scored as scores_of
+from ci.lanes.executorch.records import (
+    CompileRequest,
+    DivergenceRequest,
+    RewriteRequest,
+    ScoreRequest,
+    ScriptRequest,
+    WrapRequest,
+)
+from ci.plain import as_json, read
 from provisioning.base.settings import ROOT
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R")
 
 IMPORTED_LATE = (
     "executorch.backends.qualcomm._passes.backends.htp.qnn_htp_pass_manager",
     "executorch.backends.qualcomm.quantizer.annotators.htp_rules",
     "torch._export.serde.serialize",
     "torch.export._trace",
-)
-"""What torch and executorch import while they lower, which each fork would do again. Releases differ in
-them."""
-
-
-MODULES = (
     "ci.models.exported",
-    "ci.lanes.executorch.lower",
-    "ci.lanes.executorch.wrap_context",
-    "ci.lanes.executorch.graphs",
 )
-"""What the work of all homes imports."""
+"""What torch, executorch and our work import while they lower, which each fork would do again. Releases
+differ in them."""
+
+OPERATOR = "context"
+"""The name of a context binary in the program that it becomes."""
 
 
 def prepare() -> None:
-    import torch
-
     # A fork can have threads of its own only if this process never had any; and by one number of them a
     # model's outputs are the same everywhere.
     torch.set_num_threads(1)
-    for name in MODULES:
-        importlib.import_module(name)
-    _choose_kernels()
+    # ExecuTorch turns some of torch's kernels off when it lowers: what runs before it would have other last
+    # bits than what runs after.
+    if choose := getattr(utils, "disable_mkldnn_on_amd", None):
+        choose()
     for name in IMPORTED_LATE:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -47,95 +66,49 @@ def prepare() -> None:
         _warm_up()
 
 
-def _choose_kernels() -> None:
-    """ExecuTorch turns some of torch's kernels off when it lowers: what runs before it would have other last
-    bits than what runs after."""
-    from executorch.backends.qualcomm.utils import utils
-
-    if choose := getattr(utils, "disable_mkldnn_on_amd", None):
-        choose()
-
-
-def _compiled(order: dict[str, Any]) -> dict[str, Any]:
-    """Of a program that is lowered, or only quantized."""
-    from ci.lanes.executorch.export import exported_case
-    from ci.lanes.executorch.lower import lower
-    from ci.lanes.executorch.suite import parse_request
-    from ci.plain import as_json
-
-    case, run, soc, place = parse_request(order)
-    keep_going, quantize_only = order.get("keep_going", False), order.get("quantize_only", False)
-    folders = Path(order["into"]), Path(order["log"])
-    exported = exported_case(case, place)
-    how = {"keep_going": keep_going, "quantize_only": quantize_only}
-    return as_json(lower(exported, case, run, soc, place, *folders, **how))
-
-
-def _scored(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.export import exported_case
-    from ci.lanes.executorch.lower import scored
-    from ci.lanes.executorch.suite import parse_request
-
-    case, run, soc, place = parse_request(order)
-    return scored(exported_case(case, place), case, run, soc, place, order["exact"], order["seconds"])
-
-
-def _diverged(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.graphs import diverge
-
-    return diverge(order)
-
-
-def _script(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.graphs import script
-
-    return script(order)
-
-
-def _rewritten(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.graphs import rewritten
-
-    return rewritten(order)
-
-
-def _wrapped(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.wrap_context import write_program
-
-    write_program(order["context"], order["soc"], Path(order["path"]))
-    return {}
-
-
-def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.lower import Failed
-    from ci.models.user_model import BadFactory
-
-    if isinstance(error, BadFactory):
-        return {"kind": "factory", "message": str(error), "fix": error.fix}
-    if isinstance(error, Failed):
-        return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source}
-    return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
+def small_model() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
+    return layers.eval(), (torch.rand(1, 3, 8, 8),)
 
 
 def _warm_up() -> None:
     """Lower a small model, so that libraries are loaded and compilers warm."""
-    case, run = {"factory": "ci.lanes.executorch.warm_up:model"}, {"precision": "8a8w", "calibration": 1}
+    order = {
+        "case": {"factory": f"{__name__}:{small_model.__name__}"},
+        "run": {"precision": "8a8w", "calibration": 1},
+        "soc": "SM8650",
+        "search_path": str(ROOT),
+    }
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         log.touch()
-        order = {"case": case, "run": run, "soc": "SM8650", "search_path": str(ROOT)}
-        _compiled({**order, "into": folder, "log": str(log)})
+        lower(ChipModel.of(order), CompileRequest(Path(folder), log))
 
 
-def _at_home(work: Answer) -> Answer:
-    """Relative paths of the user's code begin in its suite's folder."""
+def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance | Mapping[str, Any]]) -> Answer:
+    """Work on a case's model. Relative paths of the user's code begin in its suite's folder."""
 
-    def done(order: dict[str, Any]) -> dict[str, Any]:
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
         os.chdir(order["working_folder"])
-        return work(order)
+        reply = work(ChipModel.of(order), read(kind, order))
+        return dict(reply) if isinstance(reply, Mapping) else as_json(reply)
 
-    return reporting(done, error_of)
+    return reporting(answer, error_of)
 
 
-compiled, scored, diverged, script, rewritten, wrapped = map(
-    _at_home, (_compiled, _scored, _diverged, _script, _rewritten, _wrapped)
-)
+compiled = _of_model(CompileRequest, lower)
+scored = _of_model(ScoreRequest, scores_of)
+diverged = _of_model(DivergenceRequest, graphs.diverge)
+script = _of_model(ScriptRequest, graphs.script)
+rewritten = _of_model(RewriteRequest, graphs.rewritten)
+
+
+def _wrapped(order: dict[str, Any]) -> dict[str, Any]:
+    request = read(WrapRequest, order)
+    bundle = utils.from_context_binary(request.context, OPERATOR, QcomChipset[request.soc])
+    config = ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT)
+    request.path.write_bytes(bundle["edge_program_manager"].to_executorch(config).buffer)
+    return {}
+
+
+wrapped = reporting(_wrapped, error_of)

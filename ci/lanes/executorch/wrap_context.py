@@ -14,9 +14,6 @@ from provisioning.base.settings import Selection
 if TYPE_CHECKING:
     from ci.artifacts.program import ContextStrings
 
-OPERATOR = "context"
-_ALIGNMENT = 4096
-
 
 def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
     """Write the program; returns the chip that it is for."""
@@ -44,20 +41,8 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
         order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
         try:
             with at_work(f"working on {context}"), asking(home, f"{WORKER}:wrapped", log, timeout) as ask:
-                ask(**order, working_folder=str(Path.cwd()))
+                ask(**order)
         except Refused as refused:
             message = f"{context}: ExecuTorch cannot take it: {refused.message}"
             raise CheckFailed(message, fix=session("diagnose", log)) from refused
     return soc
-
-
-def write_program(context: str, soc: str, into: Path) -> None:
-    """In the worker."""
-    from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
-    from executorch.backends.qualcomm.utils.utils import from_context_binary
-    from executorch.exir import ExecutorchBackendConfig
-
-    bundle = from_context_binary(context, OPERATOR, QcomChipset[soc])
-    config = ExecutorchBackendConfig(segment_alignment=_ALIGNMENT)
-    program = bundle["edge_program_manager"].to_executorch(config)
-    into.write_bytes(program.buffer)
