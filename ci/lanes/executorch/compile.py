@@ -13,7 +13,7 @@ from ci.artifacts.program import digest_without_time
 from ci.child import MEMORY, WARM
 from ci.explain.rewriting import Need
 from ci.jobs import Job, memory_budget
-from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, Rewriting
+from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, ModelRewrite
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
@@ -145,7 +145,7 @@ class Lower(CachedStep):
         return Job(program.name, seconds, megabytes << 20)
 
     def read(self, reply: Mapping[str, Any]) -> object:
-        kind: Any = Compiled if self.plan.needs is None else Rewriting
+        kind: Any = Compiled if self.plan.needs is None else ModelRewrite
         return read(kind, reply)
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:

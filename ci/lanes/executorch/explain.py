@@ -23,8 +23,8 @@ from ci.lanes.executorch.compile import WORKER, Lower, compile_programs, home_of
 from ci.lanes.executorch.product import PytorchModel
 from ci.lanes.executorch.records import (
     ChipProgram,
+    ModelRewrite,
     OperatorSource,
-    Rewriting,
     Row,
     ScriptRequest,
     compiled_in,
@@ -225,7 +225,7 @@ def rewritten(lane_model: PytorchModel, choice: RewriteChoice) -> Rewritten:
     result = require_done(program, plan, compile_programs(plan))
     assert result.folder is not None
     model, rewriting = result.folder / REWRITTEN, result.record
-    assert isinstance(rewriting, Rewriting)
+    assert isinstance(rewriting, ModelRewrite)
     if not model.is_file():
         return Rewritten(rewriting.changes, None)
     return Rewritten(rewriting.changes, model, result.folder / SAMPLES, rewriting.compared)

@@ -25,9 +25,9 @@ from ci.lanes.executorch.export import ChipModel
 from ci.lanes.executorch.lower import Patterns, lowered_module, prepared_model, save_raw
 from ci.lanes.executorch.records import (
     DivergenceRequest,
+    ModelRewrite,
     OperatorSource,
     RewriteRequest,
-    Rewriting,
     ScriptRequest,
 )
 from ci.models.arrays import Array
@@ -125,7 +125,7 @@ def script(chip_model: ChipModel, request: ScriptRequest) -> OperatorSource:
     return OperatorSource(*graph_of(chip_model).script(*place, chip_model.soc, halves=halves))
 
 
-def rewritten(chip_model: ChipModel, request: RewriteRequest) -> Rewriting:
+def rewritten(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
     """Write the model with every rewrite that is needed, matches and is proved, and samples for it."""
     if is_quantized(chip_model.model):
         message = "the model is already quantized, but rewrites need a float model"
@@ -141,4 +141,4 @@ def rewritten(chip_model: ChipModel, request: RewriteRequest) -> Rewriting:
         torch.export.save(repaired.exported(), into / REWRITTEN)
         for number, sample in enumerate(as_files(compared, calibrating)):
             torch.save(repaired.fed(sample), into / SAMPLES / f"{number:04}.pt")
-    return Rewriting(tuple(repaired.changes), len(compared))
+    return ModelRewrite(tuple(repaired.changes), len(compared))

@@ -70,7 +70,7 @@ class RewriteRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewriting:
+class ModelRewrite:
     changes: tuple[RewrittenPlace, ...]
     compared: int
     """How many samples judge it."""
