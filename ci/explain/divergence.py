@@ -12,6 +12,7 @@ from typing import Any
 from ci.explain.cuts import Cuts
 from ci.explain.graph import Graph, Trial
 from ci.explain.losses import FOREVER
+from ci.plain import as_json
 
 DIFFERS_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
@@ -128,7 +129,7 @@ class Divergence:
         cuts = self.cuts
         return {
             **self.graph.described(name),
-            "traits": self.graph.traits(name),
+            "traits": {near: as_json(row) for near, row in self.graph.traits(name).items()},
             "node": name,
             "sqnr_db": cuts.sqnr_of(name),
             "sample": cuts.worst.get(name, 0),

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ci.models.arrays import Array
+from ci.operators.conditions import Traits
 
 FLOAT_MODEL = "the float model"
 QUANTIZED_MODEL = "the quantized model on the CPU"
@@ -61,7 +62,7 @@ class Graph(ABC):
     def described(self, name: str) -> dict[str, str]:
         """Its operator, and the module, source and code of the model that it is of."""
 
-    def traits(self, name: str) -> dict[str, Any]:
+    def traits(self, name: str) -> dict[str, Traits]:
         """What else known faults are told by."""
         return {}
 

@@ -7,6 +7,7 @@ import copy
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from operator import getitem
 from textwrap import indent
@@ -36,6 +37,7 @@ from ci.models.arrays import Array
 from ci.models.factory import copied
 from ci.models.model_lines import source_of
 from ci.models.user_model import BadFactory
+from ci.operators.conditions import Traits
 from ci.operators.partition.decisions import is_quantizer, module_of
 from ci.operators.partition.traits import constants_of, traits_of
 from ci.suite.accuracy import HALF_MOST, USUAL_OF_FLOAT_DB, Pair, Unusable, compared, least_sqnr_db
@@ -96,15 +98,16 @@ class TorchGraph(Graph):
         row = described(self.by_name[name])
         return {**row, "operator": str(_maker_of(self.by_name[name]).target)}
 
-    def traits(self, name: str) -> dict[str, Any]:
+    def traits(self, name: str) -> dict[str, Traits]:
         maker = _maker_of(self.by_name[name])
         around = [self.by_name[near] for near in self._makers(self.nodes[maker.name].reads)]
         constants = constants_of(self.module)
         traits = {near.name: traits_of(near, constants) for near in (maker, *around)}
         if maker.all_input_nodes:
-            traits[maker.name]["range"] = self._ranges.get(maker.all_input_nodes[0])
+            ends = self._ranges.get(maker.all_input_nodes[0])
+            traits[maker.name] = replace(traits[maker.name], range=ends)
         # A cast alone may be right, and be wrong with what reads it: the compiler makes one of them.
-        return {name: row for name, row in traits.items() if name == maker.name or "kinds" in row}
+        return {name: row for name, row in traits.items() if name == maker.name or row.kinds}
 
     @cached_property
     def _ranges(self) -> Mapping[FxNode, tuple[float, float]]:

@@ -7,9 +7,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-Traits = Mapping[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class TensorEnds:
+    """Of a tensor of the model's own; without values it is computed."""
+
+    shape: tuple[int, ...] = ()
+    least: float | None = None
+    largest: float | None = None
+
+
+Argument: TypeAlias = TensorEnds | bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What is known of a node, by which a known fault concerns it or not."""
+
+    operator: str
+    line: str = ""
+    module: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of its tensors."""
+    first: int | None = None
+    """The first size of its output."""
+    kinds: tuple[str, ...] = ()
+    """The types that a cast takes."""
+    again: bool = False
+    """Whether its module was called before."""
+    of_number: bool = False
+    """Whether its first operand is one number."""
+    arguments: Mapping[str, Argument | tuple[Argument, ...]] = field(default_factory=dict)
+    """Those that are plain, or tensors of the model's own, by the names of the operator's schema."""
+    input: tuple[int, ...] | None = None
+    output: tuple[int, ...] | None = None
+    range: tuple[float, float] | None = None
+    """Of its first operand, as it is quantized."""
+    maker: str = ""
+    """The operator that computes its first operand."""
+    readers: tuple[str, ...] = ()
+    added: bool = False
+    """Whether lowering added it."""
+
 
 CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
 POOLS = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d")
@@ -21,14 +63,18 @@ LARGE_EPSILON = 1e-4
 
 
 def _argument(node: Traits, name: str, default: Any = None) -> Any:
-    value = node.get("arguments", {}).get(name)
+    value = node.arguments.get(name)
     return default if value is None else value
+
+
+def _tensor(node: Traits, name: str) -> TensorEnds:
+    value = node.arguments.get(name)
+    return value if isinstance(value, TensorEnds) else TensorEnds()
 
 
 def _sizes(node: Traits) -> tuple[Sequence[int], Sequence[int]]:
     """The shapes of its first operand and of its output; both are empty where one is not known."""
-    given, made = node.get("input", ()), node.get("output", ())
-    return (given, made) if given and made else ((), ())
+    return (node.input, node.output) if node.input and node.output else ((), ())
 
 
 def _each(value: Any, count: int) -> list[int]:
@@ -39,8 +85,7 @@ def _each(value: Any, count: int) -> list[int]:
 
 def _range(node: Traits) -> tuple[float, float]:
     """Of the values of its first operand; of none where it is not known."""
-    low, high = node.get("range") or (math.nan, math.nan)
-    return low, high
+    return node.range or (math.nan, math.nan)
 
 
 def _largest(node: Traits) -> float:
@@ -64,7 +109,7 @@ def pads_a_negative_begin(node: Traits) -> bool:
 
 def pads_two_ends(node: Traits) -> bool:
     """Of two dimensions, at no beginning, and not for convolutions and pools alone."""
-    pads, readers = _argument(node, "pad", ()), node.get("readers", ())
+    pads, readers = _argument(node, "pad", ()), node.readers
     ends = [(begin, end) for begin, end in zip(pads[::2], pads[1::2], strict=False) if begin or end]
     windows = readers and all(_name(reader) in (*CONVOLUTIONS, *POOLS) for reader in readers)
     return len(ends) > 1 and all(begin == 0 < end for begin, end in ends) and not windows
@@ -122,12 +167,11 @@ def pools_to_no_root(node: Traits) -> bool:
 
 def has_a_parameter_for_each_channel(node: Traits) -> bool:
     """After a convolution the layout is another."""
-    weight = _argument(node, "weight", {})
-    return math.prod(weight.get("shape", ())) > 1 and _name(node.get("maker", "")) not in CONVOLUTIONS
+    return math.prod(_tensor(node, "weight").shape) > 1 and _name(node.maker) not in CONVOLUTIONS
 
 
 def has_a_wide_kernel(node: Traits) -> bool:
-    return any(size > 1 for size in _argument(node, "weight", {}).get("shape", ())[2:])
+    return any(size > 1 for size in _tensor(node, "weight").shape[2:])
 
 
 def gives_integers(node: Traits) -> bool:
@@ -136,7 +180,7 @@ def gives_integers(node: Traits) -> bool:
 
 def loses_its_epsilon(node: Traits) -> bool:
     """By how much the norm's scale changes without it, where the variance is known."""
-    epsilon, variance = _argument(node, "eps", 0.0), _argument(node, "running_var", {}).get("least")
+    epsilon, variance = _argument(node, "eps", 0.0), _tensor(node, "running_var").least
     if variance is None:
         return bool(epsilon >= LARGE_EPSILON)
     ratio = math.sqrt((variance + epsilon) / (variance + HTP_EPSILON)) - 1
@@ -144,18 +188,18 @@ def loses_its_epsilon(node: Traits) -> bool:
 
 
 def has_a_positive_largest_bias(node: Traits) -> bool:
-    bias = _argument(node, "bias", {})
-    return bool(bias) and bias["largest"] > -bias["least"]
+    bias = _tensor(node, "bias")
+    return bias.least is not None and bias.largest is not None and bias.largest > -bias.least
 
 
 def runs_along_no_last_dimension(node: Traits) -> bool:
-    given, dimension = node.get("input", ()), _argument(node, "dim", -1)
+    given, dimension = node.input or (), _argument(node, "dim", -1)
     return bool(given) and dimension % len(given) != len(given) - 1
 
 
 def ends_with_one_number(node: Traits) -> bool:
     last = (_argument(node, "tensors", ()) or (None,))[-1]
-    return bool(last and last["least"] == last["largest"])
+    return isinstance(last, TensorEnds) and last.least is not None and last.least == last.largest
 
 
 def _name(operator: str) -> str:

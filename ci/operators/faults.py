@@ -6,9 +6,9 @@ import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ci.operators.conditions import CONDITIONS
+from ci.operators.conditions import CONDITIONS, Traits
 from ci.operators.names import key_of
 from ci.operators.table import name_in_table
 from provisioning.base.units import EXACT_DB
@@ -42,7 +42,7 @@ def versions_of(build_id: str = "") -> Mapping[Product, str]:
 
 
 def faults_in(
-    nodes: Mapping[str, Mapping[str, Any]],
+    nodes: Mapping[str, Traits],
     scheme: str,
     soc: str,
     versions: Mapping[Product, str],
@@ -70,7 +70,7 @@ def faults_in(
             and any(fault.concerns(product, version) for product, version in versions.items())
         ):
             node = next(_concerned(fault, nodes), None)
-            found += [Met(fault, str(node["line"]), str(node["operator"]))] if node else []
+            found += [Met(fault, node.line, node.operator)] if node else []
     return (
         sorted(found, key=lambda met: abs(effect_db(met.fault) - seen_db)) if seen_db is not None else found
     )
@@ -83,25 +83,25 @@ def effect_db(fault: Fault) -> float:
 
 
 def shown_by_inputs(
-    nodes: Mapping[str, Mapping[str, Any]], least: float, scheme: str, soc: str, build_id: str
+    nodes: Mapping[str, Traits], least: float, scheme: str, soc: str, build_id: str
 ) -> list[Met]:
     """Those that the values of its inputs, the least of them, give a program with these nodes."""
     versions = versions_of(build_id)
     return faults_in(nodes, scheme, soc, versions, least=least, by_inputs=True)
 
 
-def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _concerned(fault: Fault, nodes: Mapping[str, Traits]) -> Iterator[Traits]:
     wanted = {key_of(name) for name in fault.operators}
     for node in nodes.values():
         if (
-            not _names_of(node["operator"]).isdisjoint(wanted)
-            and not node.get("added")
-            and (not fault.overloads or node["operator"].rpartition(".")[2] in fault.overloads)
-            and (not fault.shared or node.get("again"))
-            and (not fault.of_number or node.get("of_number"))
-            and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.get("kinds", ())))
-            and (fault.first is None or fault.first == node.get("first"))
-            and (not fault.ranks or any(len(shape) in fault.ranks for shape in node.get("shapes", ())))
+            not _names_of(node.operator).isdisjoint(wanted)
+            and not node.added
+            and (not fault.overloads or node.operator.rpartition(".")[2] in fault.overloads)
+            and (not fault.shared or node.again)
+            and (not fault.of_number or node.of_number)
+            and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.kinds))
+            and (fault.first is None or fault.first == node.first)
+            and (not fault.ranks or any(len(shape) in fault.ranks for shape in node.shapes))
             and (not fault.when or CONDITIONS[fault.when](node))
         ):
             yield node

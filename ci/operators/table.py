@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
+from ci.operators.conditions import Traits
 from ci.operators.names import key_of, names_of
 from ci.suite.lost_parts import WRONG_DB
 from provisioning.base.commands import session
@@ -240,13 +241,13 @@ def better_than(operator: str, scheme: str, soc: str) -> str:
     return next((other for other in _better(scheme) if _is_good(chips, {soc}, other)), "")
 
 
-def operators_in(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
+def operators_in(nodes: Mapping[str, Traits]) -> dict[str, set[str]]:
     """The operators of a program's nodes, but for added ones, with the shapes of their tensors: `1x3x8x8`."""
     operators: dict[str, set[str]] = {}
     for node in nodes.values():
-        if not node.get("added"):
-            shapes = ("x".join(map(str, shape)) for shape in node.get("shapes", ()))
-            operators.setdefault(node["operator"], set()).update(shapes)
+        if not node.added:
+            shapes = ("x".join(map(str, shape)) for shape in node.shapes)
+            operators.setdefault(node.operator, set()).update(shapes)
     return operators
 
 

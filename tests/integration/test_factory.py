@@ -299,7 +299,7 @@ def test_a_batch_norm_by_its_inputs_statistics_is_another_operator(running: bool
     norm = torch.nn.BatchNorm2d(2, track_running_stats=running).eval()
     graph = torch.export.export(norm, (torch.rand(1, 2, 3, 3),)).module().graph
     (node,) = (node for node in graph.nodes if node.target is torch.ops.aten.batch_norm.default)
-    assert ("no_stats" in traits_of(node)["operator"]) is not running
+    assert ("no_stats" in traits_of(node).operator) is not running
 
 
 def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None:

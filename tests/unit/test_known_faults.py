@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from ci.inspect import verb
+from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, shown_by_inputs
+from ci.plain import read
 from provisioning.known_faults import Product, faults_of, faults_of_build, load_faults
 from tests.support.programs import context
 from tests.support.typed import run_here
@@ -126,7 +128,7 @@ VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
 def test_an_operator_has_the_faults_of_its_scheme_and_chip(
     operator: str, more: dict[str, Any], scheme: str, soc: str, named: set[str]
 ) -> None:
-    nodes = {"node": {"operator": operator, "line": "net.py:7", **more}}
+    nodes = {"node": read(Traits, {"operator": operator, "line": "net.py:7", **more})}
     found = faults_in(nodes, scheme, soc, VERSIONS)
     assert {met.fault.id for met in found} == named and all("net.py:7" in str(met) for met in found)
     assert not faults_in(nodes, scheme, soc, {"executorch": "9"})
@@ -269,14 +271,14 @@ CONVOLVED = ("aten.convolution.default",)
 def test_a_fault_is_suspected_of_a_node_that_has_its_arguments_shapes_and_values(
     node: dict[str, Any], scheme: str, fault: str, named: bool
 ) -> None:
-    found = faults_in({"node": {"line": "net.py:7", **node}}, scheme, "SM8650", VERSIONS)
+    found = faults_in({"node": read(Traits, {"line": "net.py:7", **node})}, scheme, "SM8650", VERSIONS)
     assert (fault in {met.fault.id for met in found}) is named
 
 
 def test_of_two_suspicions_the_one_that_loses_as_much_as_is_seen_comes_first() -> None:
     nodes = {
-        "norm": {"line": "", **norm(1e-3, 0.01)},
-        "pool": {"line": "", **pool("avg_pool2d", 8, 5, kernel_size=[2], stride=[2], padding=[1])},
+        "norm": read(Traits, norm(1e-3, 0.01)),
+        "pool": read(Traits, pool("avg_pool2d", 8, 5, kernel_size=[2], stride=[2], padding=[1])),
     }
     for near, first in ((25.0, "batch-norm-epsilon"), (1.0, "avg-pool-over-the-edge")):
         found = faults_in(nodes, "fp16", "SM8650", VERSIONS, seen_db=near)
@@ -306,8 +308,6 @@ def test_every_fault_that_an_argument_decides_says_how() -> None:
 
 @pytest.mark.parametrize(("least", "named"), [(-3e38, True), (-7e4, True), (-65536.0, False), (0.0, False)])
 def test_a_fault_of_values_is_named_where_an_input_has_them(least: float, named: bool) -> None:
-    nodes = {
-        name: {"operator": name, "line": ""} for name in ("aten._safe_softmax.default", "aten.exp.default")
-    }
+    nodes = {name: Traits(name) for name in ("aten._safe_softmax.default", "aten.exp.default")}
     found = shown_by_inputs(nodes, least, "fp16", "SM8850", "v2.49.40.260810104044")
     assert [met.fault.id for met in found] == ["minus-infinity-on-v81"] * named

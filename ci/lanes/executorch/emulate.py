@@ -404,7 +404,7 @@ def suspected_of(
     """The known faults that a node of the user's code meets, by the facts of its compile; of QNN's own only
     with the id of its build."""
     # Without a line it is of no code of the user's.
-    nodes = {name: node for name, node in compiled.nodes.items() if node.get("line")}
+    nodes = {name: node for name, node in compiled.nodes.items() if node.line}
     seen_db = figures.get(f"{against_nearest(figures)}sqnr_db")
     versions = versions_of(build_id)
     scheme, soc = program.run.precision, program.soc

@@ -25,7 +25,6 @@ from ci.lanes.executorch.records import (
     ChipProgram,
     ModelRewrite,
     OperatorSource,
-    Row,
     ScriptRequest,
     compiled_in,
 )
@@ -38,6 +37,7 @@ from ci.lanes.executorch.user_program import (
     require_done,
     stack_of,
 )
+from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
 from ci.operators.table import better_than, inexact, operators_in
 from ci.outcome import Result, WorkerDied
@@ -187,7 +187,8 @@ def divergence_of(
         scheme, soc = program.run.precision, program.soc
         first = result["first"] = dict(result["first"])
         versions = versions_of(plan.basis.build_id)
-        met = faults_in(first.pop("traits"), scheme, soc, versions, seen_db=first["sqnr_db"])
+        traits = {name: read(Traits, row) for name, row in first.pop("traits").items()}
+        met = faults_in(traits, scheme, soc, versions, seen_db=first["sqnr_db"])
         first["known"] = [known_fault(row.fault) for row in met]
         measured = inexact([first["operator"]], scheme, soc)
         first["known"] += [row._asdict() for row in measured if row.compiles]
@@ -278,7 +279,7 @@ def audit_row(compiled: ChipProgram, scheme: str, soc: str) -> dict[str, Any]:
     }
 
 
-def operators_of(nodes: Mapping[str, Row]) -> list[str]:
+def operators_of(nodes: Mapping[str, Traits]) -> list[str]:
     """The operators on HTP, once for each node."""
-    names = (node["operator"] for node in nodes.values())
+    names = (node.operator for node in nodes.values())
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]

@@ -13,6 +13,7 @@ from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import LOG
 from ci.lanes.executorch.records import ChipProgram, compiled_in
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
@@ -63,9 +64,7 @@ def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> t
     """A message that names operators, with their known faults, and a precision at which the chip has them."""
     scheme, soc = program.run.precision, program.soc
     operators = dict.fromkeys(OPERATOR.findall(message))
-    met = faults_in(
-        {name: {"operator": name, "line": ""} for name in operators}, scheme, soc, versions_of(), dies=True
-    )
+    met = faults_in({name: Traits(name) for name in operators}, scheme, soc, versions_of(), dies=True)
     fixes = [*(fault.fault.fix for fault in met), fix]
     return "; ".join([message, *map(str, met)]), joined(dict.fromkeys(fixes), "; or ")
 

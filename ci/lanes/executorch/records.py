@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ci.explain.rewriting import Need, RewrittenPlace
 from ci.models.inputs import InputsUsed
+from ci.operators.conditions import Traits
 from ci.operators.partition import CpuOperator, GraphPart
 from ci.outcome import Result
 from ci.suite.accuracy import Inferences
@@ -174,7 +175,7 @@ class ChipProgram(ModelFacts):
     kept_on_cpu: KeptOnCpu | None = None
     left: tuple[CpuOperator, ...] = ()
     partition: tuple[GraphPart, ...] = ()
-    nodes: Mapping[str, Row] = field(default_factory=dict)
+    nodes: Mapping[str, Traits] = field(default_factory=dict)
     """The traits of each node in a delegate (`delegated_nodes`)."""
     least: float = 0.0
     """The least value of its inputs."""

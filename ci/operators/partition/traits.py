@@ -1,8 +1,9 @@
-"""What is told of a node, by which a known fault concerns it or not: plain values."""
+"""The traits of a node of an exported program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter, getitem
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ci.models.model_lines import source_of
+from ci.operators.conditions import Argument, TensorEnds, Traits
 from ci.operators.partition.decisions import is_quantizer, module_of, operator_name
 
 Constants = Callable[[Any], Any]
@@ -18,7 +20,7 @@ Constants = Callable[[Any], Any]
 CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
 
 
-def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
+def delegated_nodes(program: Any, source: Any) -> dict[str, Traits]:
     """The traits of every node in a delegate, by QNN's name of the node, and whether lowering added it (a
     cast where `source`, if it is a graph, has none)."""
     nodes = {}
@@ -30,8 +32,8 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
         constants = constants_of(lowered.original_module)
         for node in lowered.original_module.graph.nodes:
             if node.op == "call_function":
-                added = {"added": True} if not casts and _is_cast(node) else {}
-                nodes[node.name] = {**traits_of(node, constants), **added}
+                added = not casts and _is_cast(node)
+                nodes[node.name] = replace(traits_of(node, constants), added=added)
     return nodes
 
 
@@ -49,39 +51,39 @@ def constants_of(program: Any) -> Constants:
     return lambda node: tensors.get(names.get(node.name, ""))
 
 
-def traits_of(node: Any, constants: Constants = lambda node: None) -> dict[str, Any]:
-    """Operator, line and module; its arguments, the shapes of its tensors, the range of its first operand as
-    it is quantized, the type that a cast takes, whether its module was called before, and its neighbours."""
+def traits_of(node: Any, constants: Constants = lambda node: None) -> Traits:
     first = next(iter(node.all_input_nodes), None)
-    return {
-        "operator": _lowered_name(node),
-        "line": source_of(node)[0],
-        "module": module_of(node),
-        "shapes": sorted(
-            [int(size) for size in value.shape]
-            for operand in (node, *node.all_input_nodes)
-            if isinstance(value := operand.meta.get("val"), Tensor)
-        ),
-        "first": _first_size(node.meta.get("val")),
-        **({"kinds": _kinds_of(node.all_input_nodes)} if _is_cast(node) else {}),
-        **({"again": True} if _is_of_another_call(node) else {}),
-        **({"of_number": True} if _is_number(next(iter(node.args), None), constants) else {}),
-        "arguments": _arguments_of(node, constants),
-        "input": _shape_of(first),
-        "output": _shape_of(node),
-        "range": _range_of(first),
-        "maker": operator_name(maker) if (maker := _maker_of(first)) is not None else "",
-        "readers": sorted({operator_name(reader) for reader in _readers_of(node)}),
-    }
+    maker = _maker_of(first)
+    shapes = (
+        tuple(int(size) for size in value.shape)
+        for operand in (node, *node.all_input_nodes)
+        if isinstance(value := operand.meta.get("val"), Tensor)
+    )
+    return Traits(
+        operator=_lowered_name(node),
+        line=source_of(node)[0],
+        module=module_of(node),
+        shapes=tuple(sorted(shapes)),
+        first=_first_size(node.meta.get("val")),
+        kinds=_kinds_of(node.all_input_nodes) if _is_cast(node) else (),
+        again=_is_of_another_call(node),
+        of_number=_is_number(next(iter(node.args), None), constants),
+        arguments=_arguments_of(node, constants),
+        input=_shape_of(first),
+        output=_shape_of(node),
+        range=_range_of(first),
+        maker=operator_name(maker) if maker is not None else "",
+        readers=tuple(sorted({operator_name(reader) for reader in _readers_of(node)})),
+    )
 
 
-def _shape_of(node: Any) -> list[int] | None:
+def _shape_of(node: Any) -> tuple[int, ...] | None:
     """That of the values, where indices are given beside them. A quantizer need not tell its own."""
     while node is not None and "val" not in node.meta and is_quantizer(node):
         node = node.args[0]
     value = None if node is None else node.meta.get("val")
     value = value[0] if isinstance(value, list | tuple) and value else value
-    return [int(size) for size in value.shape] if isinstance(value, Tensor) else None
+    return tuple(int(size) for size in value.shape) if isinstance(value, Tensor) else None
 
 
 def _is_between(node: Any) -> bool:
@@ -108,43 +110,45 @@ def _readers_of(node: Any) -> list[Any]:
     return readers
 
 
-def _range_of(operand: Any) -> list[float] | None:
+def _range_of(operand: Any) -> tuple[float, float] | None:
     """What its dequantizer can give, if all of it has one scale."""
     if operand is None or not is_quantizer(operand) or "dequantize_per_tensor" not in operator_name(operand):
         return None
     scale, zero, least, most = operand.args[1:5]
     if not isinstance(scale, float):
         return None
-    return [(least - zero) * scale, (most - zero) * scale]
+    return (least - zero) * scale, (most - zero) * scale
 
 
-def _arguments_of(node: Any, constants: Constants) -> dict[str, Any]:
-    """Those that are plain, or tensors of the model's own, by the names of the operator's schema."""
+def _arguments_of(node: Any, constants: Constants) -> dict[str, Argument | tuple[Argument, ...]]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return {}
     names = [argument.name for argument in schema.arguments]
     every = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return {name: plain for name, value in every.items() if (plain := _plain(value, constants)) is not None}
+    plain = {
+        name: tuple(_plain(element, constants) for element in value)
+        if isinstance(value, list | tuple)
+        else _plain(value, constants)
+        for name, value in every.items()
+    }
+    return {name: value for name, value in plain.items() if value is not None}
 
 
-def _plain(value: Any, constants: Constants) -> Any:
-    """A value as JSON holds it; of a tensor its shape and ends, or an empty table where it is computed."""
+def _plain(value: Any, constants: Constants) -> Argument:
     if isinstance(value, torch.fx.Node):
-        return _tensor_in_words(value, constants)
-    if isinstance(value, list | tuple):
-        return [_plain(element, constants) for element in value]
+        return _ends_of(value, constants)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return value if isinstance(value, bool | int | float | str) else None
 
 
-def _tensor_in_words(node: Any, constants: Constants) -> dict[str, Any]:
+def _ends_of(node: Any, constants: Constants) -> TensorEnds:
     tensor = _constant(node, constants)
     if not isinstance(tensor, Tensor) or not tensor.numel() or tensor.is_complex():
-        return {}
+        return TensorEnds()
     values = tensor.detach().double()
-    return {"shape": [*tensor.shape], "least": float(values.min()), "largest": float(values.max())}
+    return TensorEnds(tuple(tensor.shape), float(values.min()), float(values.max()))
 
 
 def _constant(node: Any, constants: Constants) -> Any:
@@ -181,8 +185,9 @@ def _is_number(operand: Any, constants: Constants) -> bool:
     return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
-def _kinds_of(operands: Sequence[Any]) -> list[str]:
-    return [_kind_of(operand) for operand in operands if isinstance(operand.meta.get("val"), Tensor)]
+def _kinds_of(operands: Sequence[Any]) -> tuple[str, ...]:
+    tensors = (operand for operand in operands if isinstance(operand.meta.get("val"), Tensor))
+    return tuple(map(_kind_of, tensors))
 
 
 def _kind_of(node: Any) -> str:
