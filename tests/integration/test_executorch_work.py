@@ -22,7 +22,7 @@ import pytest
 from ci import trouble
 from ci.__main__ import VERBS
 from ci.lanes.executorch import compile as compiling
-from ci.lanes.executorch import emulate
+from ci.lanes.executorch import stage
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.records import ran_in
@@ -382,7 +382,7 @@ def test_asked_to_end_it_ends_what_it_runs_and_says_so(
     def ended(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(emulate, "ready_runner", ended)
+    monkeypatch.setattr(stage, "ready_runner", ended)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert main("python -m ci", "", VERBS, ["test_emulator", "--reports", str(tmp_path)]) == 130

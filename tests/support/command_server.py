@@ -32,7 +32,7 @@ LATER = (
     *("ci.inspect.package", "ci.inspect.libraries", "ci.signing.lpai.sign", "ci.gate.table"),
     *("provisioning.store", "provisioning.validation.gather", "ci.gate.stage_output"),
     *("ci.suite.into_suite", "ci.suite.ran", "ci.explain.audit"),
-    *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.user_program"),
+    *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.product"),
     *(
         "ci.suite.output",
         "ci.models.other_python",

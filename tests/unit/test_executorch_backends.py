@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.executorch.backends import only_library_missing, refusal
+from ci.lanes.executorch.compile import refusal
+from ci.lanes.executorch.findings import only_library_missing
 from ci.lanes.executorch.suite import Backend, ExecutorchCase, ExecutorchProgram
 from ci.suite.programs import Thresholds
 from provisioning.base.findings import Finding, Severity

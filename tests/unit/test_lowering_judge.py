@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ci.artifacts.program import CompiledProgram, Delegate, parse
-from ci.lanes.executorch.judge import artifact, cost, delegation, faults_of
+from ci.lanes.executorch.findings import artifact, cost, delegation, faults_of
 from ci.lanes.executorch.records import Traffic
 from ci.operators.partition import CpuOperator
 from ci.outcome import Result

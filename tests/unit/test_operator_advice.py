@@ -14,8 +14,7 @@ import pytest
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.explain.audit import as_text, with_precisions
 from ci.lanes.executorch import explain
-from ci.lanes.executorch.emulate import findings_of
-from ci.lanes.executorch.judge import suspected_on_cpu
+from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.records import EmulatorRun
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.onnx import inexact_onnx

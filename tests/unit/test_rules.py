@@ -12,7 +12,7 @@ from ci.__main__ import VERBS
 from ci.builds.built_files import FIXES
 from ci.child import UNFORESEEN
 from ci.diagnose.tables import failure_rules
-from ci.lanes.executorch import judge
+from ci.lanes.executorch import findings
 from ci.lanes.onnx.worker import KINDS
 from ci.suite.accepted import COSTS
 from ci.suite.costs import cost_rule
@@ -28,7 +28,7 @@ LANES = ("lowering", "emulator", "emulator-reload", "onnx", "llm")
 AT_RUN_TIME = {
     *(f"build-{what}" for what in FIXES),
     *(f"emulator-{rule}" for rule in UNUSABLE),
-    *(f"lowering-{kind}" for kind in (*judge.FIXES, "crash", "export", "quantize", "compile")),
+    *(f"lowering-{kind}" for kind in (*findings.FIXES, "crash", "export", "quantize", "compile")),
     *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused", UNFORESEEN)),
     *(f"{lane}-{kind}" for lane in LANES for kind in ("crash", "timeout")),
     "emulator-metric",

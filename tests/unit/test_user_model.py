@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.lanes.executorch.user_program import program_of
+from ci.lanes.executorch.product import program_of
 from ci.models.imports import modules_in
 from ci.models.user_model import user_model, where_paths_begin
 from ci.suite.one_model import PYTORCH, OneModel

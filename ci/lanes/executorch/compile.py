@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ci.artifacts.against_sdk import sdk_arches
 from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
 from ci.child import MEMORY, WARM
+from ci.closed import closed
 from ci.explain.rewriting import Need
 from ci.jobs import Job, memory_budget
 from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, ModelRewrite
-from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
 from ci.plain import as_json, read
@@ -22,21 +26,36 @@ from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import in_words
 from ci.suite.cached_steps import CachedStep, NotCached, run_cached_step
-from ci.suite.installed import host_libraries
+from ci.suite.installed import host_libraries, ready_environment
+from ci.suite.options import WorkOptions
 from ci.suite.recheck import Repeats
-from ci.suite.stage import AnyPlan
+from ci.suite.stage import (
+    AnyPlan,
+    baselines_of,
+)
 from ci.work import ChildTask, Home
-from provisioning.base.commands import session
-from provisioning.base.findings import Finding
+from provisioning.base.commands import Fix, session
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import Selection
+from provisioning.components import QNN_SDK
+from provisioning.manifest import load_socs, soc_named
 
 LOG = "compile.log"
-COMPILED = "lowering"
-"""The step whose files are programs."""
+
+
+COMPILED, RAN = "lowering", "emulator"
+"""The step whose files are programs, and the one whose figures are a program's."""
+
 
 WORKER = "ci.lanes.executorch.worker"
+
+
 EXPORT = "ci.lanes.executorch.export:export"
 
+
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
+
+
 LEAST_MEMORY = 4 << 30
 
 
@@ -72,6 +91,84 @@ class ExecutorchPlan(AnyPlan):
 
 def key_context_of(sdk_root: Path, store: Path) -> KeyContext:
     return KeyContext(host_libraries(sdk_root, store))
+
+
+def plan_of(
+    programs: Sequence[ExecutorchProgram], selection: Selection, work: WorkOptions, name: str
+) -> ExecutorchPlan:
+    """`name` is that of the folder of logs."""
+    socs = tuple(dict.fromkeys(program.soc for program in programs))
+    environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), os.environ)
+    environment.explain()
+    sdk = environment.root(QNN_SDK).path
+    basis = key_context_of(sdk, selection.store)
+    return ExecutorchPlan(
+        selection=selection,
+        programs=tuple(programs),
+        environment=closed(environment.merged(os.environ)),
+        sdk=sdk,
+        basis=basis,
+        work=work,
+        logs=Path(selection.reports).absolute() / name,
+        baselines=baselines_of(programs, selection.profile),
+        refused=dict(refusals(programs, sdk, basis.build_id)),
+    )
+
+
+def refusals(
+    programs: Sequence[ExecutorchProgram], sdk: Path, build_id: str
+) -> Iterator[tuple[str, Finding]]:
+    """Refuse chips that are newer than every Hexagon library of the SDK."""
+    newest = max(sdk_arches(sdk), default=math.inf)
+    for program in programs:
+        name, arch = program.name, soc_named(program.soc).arch
+        if finding := refusal(program, build_id):
+            yield name, finding
+        elif arch > newest:
+            message = f"{program.soc} has HTP v{arch}, and QNN {build_id} ends at v{newest}"
+            fix = "use a profile with a newer QNN (--profile), or another chip (--soc)"
+            yield name, Finding("lowering-soc", Severity.ERROR, name, message, fix)
+
+
+def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
+    """Why this QNN build cannot compile such a program, whatever the model is."""
+
+    def refused(rule: str, message: str, fix: str) -> Finding:
+        return Finding(rule, Severity.ERROR, program.name, message, fix)
+
+    if program.backend == "gpu":
+        return refused(
+            "gpu-host",
+            "QNN's GPU backend compiles only on a device: on this machine it refuses with 10008, `TuningMode"
+            " must be enabled on x86_64-linux-clang`",
+            'backend = "htp", or compile it on a device with an Adreno GPU',
+        )
+    if program.backend != "lpai":
+        return None
+    from provisioning.symbol_versions import version_key
+    from provisioning.validation import tables
+
+    soc = soc_named(program.soc)
+    table = tables.libraries().lpai
+    if soc.lpai is None or str(soc.lpai) not in table:
+        having = [name for name, soc in load_socs().items() if soc.lpai is not None]
+        message = f"{program.soc} has no LPAI; {', '.join(having)} have one"
+        return refused("lpai-soc", message, " or ".join(f"--soc {name}" for name in having))
+    since = table[str(soc.lpai)].since
+    version = build_id.removeprefix("v").split("_")[0]
+    if version_key(".".join(version.split(".")[:2])) < version_key(since):
+        message = f"the LPAI v{soc.lpai} of {program.soc} needs QNN {since} or later, and this is {build_id}"
+        return refused("lpai-qnn", message, other_profile(program))
+    return None
+
+
+def other_profile(program: ExecutorchProgram) -> str:
+    from provisioning.validation.libraries import profiles_with_lpai
+
+    having = profiles_with_lpai(soc_named(program.soc).lpai)
+    again = SUITES.repeat(program, "test_lowering").commands[0] if program.suite.is_file() else ()
+    others = "".join(f" or --profile {name}" for name in having[1:])
+    return Fix("{}{}; or QNN_SDK_ROOT to an official SDK", (*again, "--profile", having[0]), others)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     look_ahead()
-    from ci.lanes.executorch import emulate
+    from ci.lanes.executorch import stage
 
-    return emulate.run(stage_options(args), reload=args.reload, keep_programs=args.keep_programs)
+    options = stage_options(args)
+    return stage.run_emulation(options, reload=args.reload, keep_programs=args.keep_programs)

@@ -20,23 +20,17 @@ from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import WORKER, Lower, compile_programs, home_of
-from ci.lanes.executorch.product import PytorchModel
-from ci.lanes.executorch.records import (
-    ChipProgram,
-    ModelRewrite,
-    OperatorSource,
-    ScriptRequest,
-    compiled_in,
-)
-from ci.lanes.executorch.stage import chosen_programs
-from ci.lanes.executorch.suite import ExecutorchProgram
-from ci.lanes.executorch.user_program import (
+from ci.lanes.executorch.product import (
+    PytorchModel,
     plan_of_model,
     program_of,
     pytorch_model,
     require_done,
     stack_of,
 )
+from ci.lanes.executorch.records import ChipProgram, ModelRewrite, OperatorSource, ScriptRequest, compiled_in
+from ci.lanes.executorch.stage import chosen_programs
+from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
 from ci.operators.table import better_than, inexact, operators_in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,10 +45,11 @@ from ci.explain.torch_graph import (
     units_of,
     worst_losses,
 )
-from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
+from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.choices import choices_of
 from ci.lanes.executorch.export import ChipModel, Failed
 from ci.lanes.executorch.records import (
+    BeforeCompile,
     ChipProgram,
     CompileRequest,
     InTorch,
@@ -56,6 +58,7 @@ from ci.lanes.executorch.records import (
     Quantized,
     ScoreRequest,
     Traffic,
+    Unannotated,
 )
 from ci.lanes.executorch.suite import ExecutorchRun
 from ci.models.factory import (
@@ -78,6 +81,7 @@ from ci.operators.partition.decisions import (
     DELEGATE,
     PartitionerSpy,
     cpu_kernels,
+    is_quantizer,
     left_on_cpu,
     module_path,
     operator_name,
@@ -95,6 +99,8 @@ from ci.operators.partition.traits import delegated_nodes
 from ci.suite.accuracy import Inferences, TensorFile
 from ci.trouble import of_error
 from provisioning.base.commands import Fix, joined, session
+from provisioning.components import KINDS, QNN_SDK
+from provisioning.environment import HOST_LIBRARIES
 from provisioning.fixes import words_of
 
 SEGMENT_ALIGNMENT = 4096
@@ -103,6 +109,8 @@ SEGMENT_ALIGNMENT = 4096
 FLOAT = "fp16"
 """The precision of nodes that are not quantized."""
 TRAIN_RATE = 1e-4
+LPAI_LIBRARY = "libQnnLpai.so"
+"""What compiles for the LPAI on this machine; official SDKs have it, wheels do not."""
 NAMED = 3
 """How many of the operators at which quantizing loses accuracy are remembered of a program."""
 MOST_IN_A_FIX = 8
@@ -189,7 +197,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Quant
     worst = tuple(losses[:NAMED])
     on_lpai = None
     if chip_model.backend == "lpai":
-        on_lpai = lpai.before_compile(module, expected, reference, non_finite)
+        on_lpai = before_compile(module, expected, reference, non_finite)
         if on_lpai.lacks:
             return Lacking(notes=notes, used=used, losses=worst, lpai=on_lpai)
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
@@ -665,3 +673,37 @@ def _failed(
         fixes += [f"--keep-going leaves it on the CPU{named}: {tried}"]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
     return Failed("compile", workaround.message, joined(fixes, "; or "), source)
+
+
+ANNOTATION = "quantization_annotation"
+MOVES = ("clone", "contiguous", "alias", "detach")
+"""Operators without a rule that export removes before the partitioner runs."""
+
+
+def before_compile(
+    quantized: Any,
+    expected: Sequence[Sequence[Tensor]],
+    reference: Sequence[Sequence[Tensor]],
+    non_finite: bool,
+) -> BeforeCompile:
+    """The quantized model's accuracy in PyTorch, operators without a rule, and a missing library."""
+    library = Path(os.environ[KINDS[QNN_SDK].variable], "lib", HOST_LIBRARIES, LPAI_LIBRARY)
+    return BeforeCompile(
+        InTorch(*figures_in_torch(expected, reference, non_finite)),
+        unannotated(quantized.graph),
+        "" if library.is_file() else str(library.relative_to(library.parents[2])),
+    )
+
+
+def unannotated(graph: Any) -> tuple[Unannotated, ...]:
+    """Operators that LPAI's annotator left in float: one for each line of the model."""
+    operators: dict[tuple[str, str], Unannotated] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or is_quantizer(node) or ANNOTATION in node.meta:
+            continue
+        name = operator_name(node)
+        if name.removeprefix("aten.").partition(".")[0] in MOVES:
+            continue
+        source, code = source_of(node)
+        operators.setdefault((name, source), Unannotated(name, source, code))
+    return tuple(operators.values())

@@ -7,11 +7,18 @@ from typing import Any
 
 from ci.lanes.executorch import QUANTIZED
 from ci.lanes.executorch.compile import compile_programs
-from ci.lanes.executorch.emulate import causes_of
 from ci.lanes.executorch.explain import chosen_program
-from ci.lanes.executorch.product import PytorchModel, files_of, notes_of, tensors_of
+from ci.lanes.executorch.findings import causes_of
+from ci.lanes.executorch.product import (
+    PytorchModel,
+    files_of,
+    notes_of,
+    plan_of_model,
+    require_done,
+    stack_of,
+    tensors_of,
+)
 from ci.lanes.executorch.records import Quantized
-from ci.lanes.executorch.user_program import plan_of_model, require_done, stack_of
 from ci.outcome import Result
 from ci.suite.accuracy import in_words
 from ci.suite.findings import HowJudged, verdict_of_one_model

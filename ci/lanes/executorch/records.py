@@ -282,3 +282,13 @@ def reloaded_in(result: Result) -> Reloaded:
 def ran_in(result: Result) -> EmulatorRun:
     assert isinstance(result.record, EmulatorRun)
     return result.record
+
+
+def ran(result: Result) -> bool:
+    """Whether there are figures."""
+    return not result.failure and not ran_in(result).rule
+
+
+def figures_of(result: Result | None) -> Mapping[str, float] | None:
+    """None of what did not run, or gave nothing to compare."""
+    return ran_in(result).figures if result is not None and ran(result) else None

@@ -1,75 +1,81 @@
-"""`test_lowering`: compile every chosen program, audit it and compare it with its baseline."""
+"""`test_lowering` and `test_emulator`: every chosen program compiled and audited, or run and compared too."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from ci.artifacts.against_sdk import sdk_arches
-from ci.closed import closed
 from ci.jobs import Job
-from ci.lanes.executorch.backends import findings_before_compile, only_library_missing, refusal
+from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.compile import (
     COMPILED,
+    RAN,
     UNKNOWN_SECONDS,
     ExecutorchPlan,
     compile_programs,
-    key_context_of,
+    plan_of,
 )
-from ci.lanes.executorch.judge import (
-    artifact,
-    cost,
+from ci.lanes.executorch.emulate import measure
+from ci.lanes.executorch.findings import (
+    EMULATION,
+    LOWERING,
     costs_of,
-    delegation,
-    failure_finding,
-    kept_on_cpu,
+    of_compiled,
+    of_run,
+    only_library_missing,
     program_file,
 )
-from ci.lanes.executorch.records import ChipProgram, Lacking
+from ci.lanes.executorch.records import ChipProgram, Lacking, figures_of, ran, ran_in
+from ci.lanes.executorch.reload import judged as judged_again
+from ci.lanes.executorch.reload import reloads
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.operators.faults import shown_by_inputs
 from ci.outcome import Result
 from ci.plain import as_json
-from ci.suite.accepted import Recorded, beside, load_tolerances
-from ci.suite.findings import factory_notes
-from ci.suite.installed import ready_environment
-from ci.suite.options import Choice, StageOptions, WorkOptions
+from ci.suite.accuracy import rounded
+from ci.suite.accepted import Recorded, beside
+from ci.suite.findings import (
+    shown_thresholds,
+)
+from ci.suite.options import Choice, StageOptions
+from ci.runner import find_runner, ready_runner
 from ci.suite.stage import (
     MeasuredValues,
+    Results,
     Verdict,
     accepted,
     baselines_of,
     chosen,
     finish,
+    of_program,
     report,
     show_list,
 )
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.findings import Finding, Metric, Place, Severity
+from provisioning.base.files import hash_file
+from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.components import QNN_SDK
-from provisioning.manifest import soc_named
-
-STAGE = "test_lowering"
 
 
-def run(options: StageOptions) -> int:
+def run_lowering(options: StageOptions) -> int:
     """The exit code."""
     selection, accept = options.selection, options.accept
     if options.list_only:
         return show_list(chosen_programs(options.choice, selection))
-    stage = StageRun.as_typed(STAGE, selection.profile, DEFAULT_TARGET)
+    stage = StageRun.as_typed(LOWERING, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "lowering-not-run"):
         plan = plan_of_stage(chosen_programs(options.choice, selection), options, "lowering")
         results = compile_programs(plan)
-        plan = accepted(accept, SUITES, plan, _measured_of(plan, results), stage)
+        plan = accepted(accept, SUITES, plan, _measured_of_compiled(plan, results), stage)
         verdicts = {
-            program.name: Verdict(_findings_of(plan, program, results), _row_of(plan, program, results))
+            program.name: Verdict(
+                of_compiled(plan, program, results), _row_of_compiled(plan, program, results)
+            )
             for program in plan.programs
         }
         report(stage, SUITES, plan, verdicts, {COMPILED: results})
@@ -106,71 +112,7 @@ def plan_of_stage(programs: Sequence[ExecutorchProgram], options: StageOptions, 
     return replace(plan, programs=fitting, left_out=left_out)
 
 
-def plan_of(
-    programs: Sequence[ExecutorchProgram], selection: Selection, work: WorkOptions, name: str
-) -> ExecutorchPlan:
-    """`name` is that of the folder of logs."""
-    socs = tuple(dict.fromkeys(program.soc for program in programs))
-    environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), os.environ)
-    environment.explain()
-    sdk = environment.root(QNN_SDK).path
-    basis = key_context_of(sdk, selection.store)
-    return ExecutorchPlan(
-        selection=selection,
-        programs=tuple(programs),
-        environment=closed(environment.merged(os.environ)),
-        sdk=sdk,
-        basis=basis,
-        work=work,
-        logs=Path(selection.reports).absolute() / name,
-        baselines=baselines_of(programs, selection.profile),
-        refused=dict(refusals(programs, sdk, basis.build_id)),
-    )
-
-
-def refusals(
-    programs: Sequence[ExecutorchProgram], sdk: Path, build_id: str
-) -> Iterator[tuple[str, Finding]]:
-    """Refuse chips that are newer than every Hexagon library of the SDK."""
-    newest = max(sdk_arches(sdk), default=math.inf)
-    for program in programs:
-        name, arch = program.name, soc_named(program.soc).arch
-        if finding := refusal(program, build_id):
-            yield name, finding
-        elif arch > newest:
-            message = f"{program.soc} has HTP v{arch}, and QNN {build_id} ends at v{newest}"
-            fix = "use a profile with a newer QNN (--profile), or another chip (--soc)"
-            yield name, Finding("lowering-soc", Severity.ERROR, name, message, fix)
-
-
-def _findings_of(
-    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
-) -> Iterator[Finding]:
-    result, build_id = results.get(program.name), plan.basis.build_id
-    if result is None:
-        yield plan.refused[program.name]
-        return
-    if result.failure:
-        yield failure_finding(program, result.failure, STAGE)
-        return
-    record = result.record
-    if isinstance(record, Lacking | ChipProgram) and record.lpai:
-        yield from findings_before_compile(program, record.lpai)
-    if not isinstance(record, ChipProgram):
-        return
-    yield from delegation(program, record)
-    yield from kept_on_cpu(program, record)
-    yield from factory_notes(program, record.notes, SUITES.repeat(program, STAGE))
-    shown = shown_by_inputs(record.nodes, record.least, program.run.precision, program.soc, build_id)
-    for met in shown:
-        yield Finding(
-            "known-fault", Severity.WARNING, program.name, str(met), met.fault.fix, Place.read(met.line)
-        )
-    yield from artifact(program, result, build_id)
-    yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
-
-
-def _row_of(
+def _row_of_compiled(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Mapping[str, Metric]:
     shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
@@ -195,7 +137,7 @@ def _row_of(
     }
 
 
-def _measured_of(plan: ExecutorchPlan, results: Mapping[str, Result]) -> MeasuredValues:
+def _measured_of_compiled(plan: ExecutorchPlan, results: Mapping[str, Result]) -> MeasuredValues:
     build_id = plan.basis.build_id
     recorded = {
         name: {**costs_of(result), "build_id": build_id, "peak_mb": result.record.peak >> 20}
@@ -210,3 +152,107 @@ def note_left_out(stage: StageRun, plan: ExecutorchPlan, rule: str) -> None:
         wanted, here = program.run.executorch, version("executorch")
         message = f"not run: its suite has it for executorch {wanted}, and this is {here}"
         stage.add(rule, Severity.NOTE, program.name, message, "take that executorch to run it")
+
+
+def run_emulation(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
+    """The exit code."""
+    selection, accept = options.selection, options.accept
+    if options.list_only:
+        return show_list(chosen_programs(options.choice, selection))
+    stage = StageRun.as_typed(EMULATION, selection.profile, DEFAULT_TARGET)
+    with stage.reported(selection.reports, "emulator-not-run"):
+        plan = plan_of_stage(chosen_programs(options.choice, selection), options, "emulator")
+        _refuse_other_backends(plan)
+        runner = ready_runner(os.environ, selection.reports)
+        compiled = compile_programs(plan)
+        measured = measure(plan, runner, compiled)
+        # What is loaded again, as it was compiled.
+        runnable = {name: compiled[name] for name, result in measured.items() if ran(result)}
+        again = reloads(plan, runnable) if reload else {}
+        results = {COMPILED: compiled, "reload": again, RAN: measured}
+        plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
+        verdicts = {
+            program.name: Verdict(of_run(plan, program, of), _row_of_run(plan, program, of))
+            for program in plan.programs
+            for of in [of_program(program, results)]
+        }
+        report(stage, SUITES, plan, verdicts, results)
+        stage.metrics |= {"build_id": plan.basis.build_id, "runner": find_runner(os.environ).described}
+        note_left_out(stage, plan, "emulator-not-run")
+        _show_outputs_of_failed(stage, measured)
+        if keep_programs:
+            _keep(stage, compiled, selection.reports / KEPT)
+        if reload:
+            stage.findings += judged_again(plan, runnable, again)
+            stage.metrics["loaded again"] = len(again)
+    return finish(stage, selection)
+
+
+def _refuse_other_backends(plan: ExecutorchPlan) -> None:
+    for program in plan.programs:
+        if program.backend != "htp":
+            message = f"the emulator has only the HTP, but this program is for the {program.backend}"
+            fix = SUITES.repeat(program, "test_lowering")
+            finding = Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
+            plan.refused.setdefault(program.name, finding)
+
+
+def measured_of(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
+    """Costs and accuracy, all from one build."""
+    measured = {name: result for name, result in results[RAN].items() if ran(result)}
+    recorded = {
+        name: {
+            "build_id": plan.basis.build_id,
+            **costs_of(results[COMPILED][name]),
+            "accuracy": rounded(ran_in(result).figures),
+            **({} if result.cached else {"run_seconds": round(ran_in(result).seconds, 1)}),
+        }
+        for name, result in measured.items()
+    }
+    return MeasuredValues({name: ran_in(result).figures for name, result in measured.items()}, recorded)
+
+
+def _row_of_run(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Mapping[str, Metric]:
+    figures = figures_of(results.get(RAN))
+    shown: dict[str, Metric] = {
+        "backend": program.backend,
+        "scheme": program.run.precision,
+        "thresholds": shown_thresholds(program, figures or {}),
+        "expected_fault": program.run.emulator_fault,
+    }
+    if figures is None:
+        return shown
+    lowered, result, agreed = results[COMPILED], results[RAN], plan.baseline(program).of(program.name)
+    record = ran_in(result)
+    return shown | {
+        "sha256": hash_file(program_file(lowered)),
+        "costs": dict(costs_of(lowered)),
+        "cached": result.cached,
+        "not_cached_because": result.not_remembered,
+        "figures": dict(figures),
+        "slices": list(record.slices),
+        "baseline": dict(agreed.accuracy) if agreed else {},
+        **record.times,
+    }
+
+
+def _show_outputs_of_failed(stage: StageRun, measured: Mapping[str, Result]) -> None:
+    wrong = {finding.subject for finding in stage.findings if finding.severity is Severity.ERROR}
+    for name, result in measured.items():
+        if result.folder and name in wrong:
+            files = sorted(result.folder.rglob("*.raw"))
+            stage.artifacts += [Artifact.of("failure", path) for path in files]
+
+
+def _keep(stage: StageRun, compiled: Mapping[str, Result], folder: Path) -> None:
+    """Copy the programs that passed there, for whoever ships them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    rows: Any = stage.metrics["programs"]
+    for name, shown in rows.items():
+        if shown["verdict"] == "pass" and "sha256" in shown:
+            file = folder / f"{name}.pte"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(program_file(compiled[name]), file)
+            stage.artifacts.append(Artifact.of("program", file))

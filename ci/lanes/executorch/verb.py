@@ -40,4 +40,4 @@ def run(args: argparse.Namespace) -> int:
     look_ahead()
     from ci.lanes.executorch import stage
 
-    return stage.run(stage_options(args))
+    return stage.run_lowering(stage_options(args))

@@ -1,32 +1,67 @@
-"""Findings about compiled programs: delegation, the content of the artifact, and costs."""
+"""Findings about programs: what was compiled, where its operators run, what it costs, and how it ran."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
+from ci.explain.cause import explained
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import LOG
-from ci.lanes.executorch.records import ChipProgram, compiled_in
+from ci.lanes.executorch.compile import COMPILED, LOG, RAN, ExecutorchPlan, other_profile
+from ci.lanes.executorch.records import (
+    BeforeCompile,
+    ChipProgram,
+    Lacking,
+    Quantized,
+    Row,
+    compiled_in,
+    figures_of,
+    ran_in,
+)
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.conditions import Traits
-from ci.operators.faults import faults_in, versions_of
+from ci.operators.faults import Met, faults_in, shown_by_inputs, versions_of
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
-from ci.suite.accepted import Baseline, Tolerances, growth
-from ci.suite.findings import not_in_fp16
+from ci.suite.accuracy import against_nearest, missed
+from ci.suite.accepted import Baseline, Tolerances, growth, load_tolerances
+from ci.suite.findings import (
+    BEYOND_FIX,
+    Causes,
+    accepting,
+    accuracy_fix,
+    accuracy_message,
+    below_usual_of,
+    beyond_in_words,
+    constant_outputs,
+    factory_notes,
+    not_in_fp16,
+    operator_place,
+    placeholder,
+)
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
-from provisioning.base.findings import Finding, Place, Severity
+from provisioning.base.findings import Edit, Finding, Place, Severity
+from provisioning.base.units import in_decibels
 from provisioning.fixes import NO_FIX, Suggestion, fix_for
 from provisioning.manifest import soc_named
 
+LOWERING, EMULATION = "test_lowering", "test_emulator"
+"""The stages."""
+
+
 PAGE = 4096
+
+
 OPERATOR = re.compile(r"\baten\.\w+\.\w+")
+
+
 FIXES = {
     "factory": "correct the factory: it returns the model, or the model and its inputs",
     "suite": "correct the case in {suite}",
@@ -248,3 +283,171 @@ def cost(
         )
     again = SUITES.repeat(program, "test_lowering").plus("--accept")
     yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)
+
+
+LIBRARY_MISSING = "lpai-library"
+
+
+def findings_before_compile(program: ExecutorchProgram, lpai: BeforeCompile) -> Iterator[Finding]:
+    """For a quantized LPAI program: its accuracy in PyTorch, and operators that may split it."""
+    figures = lpai.in_torch.figures
+    if misses := missed(program.thresholds, figures):
+        message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
+        again = SUITES.repeat(program, "test_lowering")
+        yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)
+    for row in lpai.unannotated:
+        source = f" at {row.source} `{row.code}`" if row.source else ""
+        message = (
+            f"LPAI's annotator has no rule for {row.operator}{source}: if the LPAI does not support it,"
+            " the graph is cut, but an LPAI program must be one partition"
+        )
+        fix = "write it with operators that LPAI supports, or run this part on the CPU before or after"
+        place = Place.read(row.source)
+        yield Finding("lpai-annotation", Severity.WARNING, program.name, message, fix, place)
+    if lpai.lacks:
+        message = f"quantized, and not compiled: {lpai.lacks} is in no wheel; official SDKs have it"
+        yield Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, other_profile(program))
+
+
+def only_library_missing(findings: Sequence[Finding]) -> bool:
+    """Whether only the LPAI's library is missing, which needs another SDK."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    return bool(errors) and all(finding.rule == LIBRARY_MISSING for finding in errors)
+
+
+def of_compiled(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Iterator[Finding]:
+    result, build_id = results.get(program.name), plan.basis.build_id
+    if result is None:
+        yield plan.refused[program.name]
+        return
+    if result.failure:
+        yield failure_finding(program, result.failure, LOWERING)
+        return
+    record = result.record
+    if isinstance(record, Lacking | ChipProgram) and record.lpai:
+        yield from findings_before_compile(program, record.lpai)
+    if not isinstance(record, ChipProgram):
+        return
+    yield from delegation(program, record)
+    yield from kept_on_cpu(program, record)
+    yield from factory_notes(program, record.notes, SUITES.repeat(program, LOWERING))
+    shown = shown_by_inputs(record.nodes, record.least, program.run.precision, program.soc, build_id)
+    for met in shown:
+        yield Finding(
+            "known-fault", Severity.WARNING, program.name, str(met), met.fault.fix, Place.read(met.line)
+        )
+    yield from artifact(program, result, build_id)
+    yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
+
+
+def of_run(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Iterator[Finding]:
+    again, lowered = SUITES.repeat(program, EMULATION), results.get(COMPILED)
+    if lowered is None:
+        yield plan.refused[program.name]
+    elif lowered.failure:
+        yield failure_finding(program, lowered.failure, EMULATION)
+    else:
+        record = compiled_in(lowered)
+        found = findings_of(program, results[RAN], record, plan.basis.build_id)
+        yield from explained(found, plan.selection.store, record.without_time)
+        yield from kept_on_cpu(program, record)
+        if (figures := figures_of(results[RAN])) is not None:
+            every = SUITES.repeat(program, EMULATION, every_chip=True)
+            yield from placeholder(program, figures, every.plus("--accept"))
+            slices = ran_in(results[RAN]).slices
+            yield from constant_outputs(program, figures, slices, again)
+            causes = partial(causes_of, program, record, slices, figures, plan.basis.build_id)
+            yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
+
+
+def findings_of(
+    program: ExecutorchProgram, result: Result, compiled: ChipProgram, build_id: str = ""
+) -> list[Finding]:
+    """With the id of QNN's build, also what is known of it."""
+    again = SUITES.repeat(program, "test_emulator")
+    where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
+
+    def wrong(
+        rule: str, message: str, fix: str = again, place: Place | None = None, edit: Edit | None = None
+    ) -> Finding:
+        return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, fix, place, edit)
+
+    if result.failure:
+        failure = result.failure
+        fix = Fix("{}; then {}", failure.fix, again) if failure.fix else again
+        return [wrong(failure.rule, failure.message, fix)]
+    record = ran_in(result)
+    if fault := program.run.emulator_fault:
+        if fault in record.message:
+            return []
+        seen = record.message or "it runs"
+        return [wrong("fault", f"expected it not to run ({fault}), found: {seen}; correct the suite")]
+    if record.rule == "run" and (missing := list(missing_kernels(compiled.left))):
+        return [
+            wrong("run", f"{message} ({record.message})", str(fix) or again, place, fix.edit)
+            for message, fix, place in missing
+        ]
+    if record.rule:
+        beyond = beyond_in_words(compiled.beyond)
+        fix = Fix("{}; then {}", BEYOND_FIX, again) if beyond else again
+        return [wrong(record.rule, "; ".join(filter(None, [record.message, beyond])), fix)]
+    figures = record.figures
+    misses = missed(program.thresholds, figures, program.run.kind)
+    if not misses:
+        return []
+    commands = (SUITES.repeat(program, "divergence"), SUITES.repeat(program, "quantize").plus("--where"))
+    every = SUITES.repeat(program, "test_emulator", every_chip=True)
+    causes = causes_of(program, compiled, record.slices, figures, build_id)
+    cure = accuracy_fix(misses, figures, *commands, causes=causes)
+    fixes = [Fix("{}; then {}", cure, again), accepting(program, misses, every)]
+    message = accuracy_message(misses, figures, causes, record.each_db)
+    return [wrong("accuracy", message, joined(fixes), causes.place)]
+
+
+def suspected_of(
+    program: ExecutorchProgram, compiled: ChipProgram, figures: Mapping[str, float], build_id: str
+) -> list[Met]:
+    """The known faults that a node of the user's code meets, by the facts of its compile; of QNN's own only
+    with the id of its build."""
+    # Without a line it is of no code of the user's.
+    nodes = {name: node for name, node in compiled.nodes.items() if node.line}
+    seen_db = figures.get(f"{against_nearest(figures)}sqnr_db")
+    versions = versions_of(build_id)
+    scheme, soc = program.run.precision, program.soc
+    return faults_in(nodes, scheme, soc, versions, least=compiled.least, seen_db=seen_db)
+
+
+def causes_of(
+    program: ExecutorchProgram,
+    compiled: ChipProgram | Quantized,
+    slices: Sequence[str],
+    figures: Mapping[str, float],
+    build_id: str = "",
+) -> Causes:
+    """By the facts of its compile; faults of a build of QNN only with its id."""
+    losses = compiled.losses
+    met: list[Met] = []
+    beyond, chosen = tuple[Row, ...](), tuple[Row, ...]()
+    if isinstance(compiled, ChipProgram):
+        met = suspected_of(program, compiled, figures, build_id)
+        beyond, chosen = compiled.beyond, compiled.choices
+    lines = [*(fault.line for fault in met), *(str(loss["source"]) for loss in losses[:1])]
+    return Causes(
+        place=next(filter(None, map(Place.read, lines)), None),
+        losses=f"quantizing loses most in {lost_at(losses[0])}" if losses else "",
+        slices=slices,
+        beyond=beyond_in_words(beyond),
+        beyond_fix=BEYOND_FIX,
+        chosen=" and ".join(dict.fromkeys(map(operator_place, chosen))),
+        known=[*map(str, met)],
+    )
+
+
+def lost_at(loss: Mapping[str, Any]) -> str:
+    where = loss["operator"] + (f" of {loss['module']}" if loss["module"] else "")
+    where += f" at {loss['source']} `{loss['code']}`" if loss["source"] else ""
+    return f"{where} ({in_decibels(loss['before_db'])} before it, {in_decibels(loss['after_db'])} after)"
