@@ -17,6 +17,7 @@ from ci.lanes.executorch import explain
 from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.records import EmulatorRun
 from ci.lanes.executorch.suite import SHIPPED, programs_of
+from ci.operators.conditions import Traits
 from ci.operators.onnx import inexact_onnx
 from ci.operators.partition import CpuOperator
 from ci.operators.table import Inexact, inexact, name_in_table, read
@@ -227,7 +228,7 @@ def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
 
 def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
     given(SM8350={"16a8w": {**WHOLE, "others": LOW}, "8a8w": WHOLE})
-    nodes = {"log": {"operator": "aten.log.default"}, "q": {"operator": "quantized_decomposed.quantize"}}
+    nodes = {"log": Traits("aten.log.default"), "q": Traits("quantized_decomposed.quantize")}
     rows = {"16a8w": explain.audit_row(compiled_as(nodes=nodes), "16a8w", "SM8350")}
     text = "\n".join(as_text(rows))
     assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
@@ -239,16 +240,16 @@ def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
     ("operator", "shapes", "scheme", "warns"),
     [
         # What ExecuTorch's test "combinations" loses comes of its padding.
-        ("aten.max_pool2d.default", [[1, 16, 48, 48], [1, 16, 96, 96]], "fp16", False),
-        ("aten.any.dim", [[1], [7]], "8a8w", True),
-        ("aten.any.dim", [[1], [16]], "8a8w", False),
-        ("aten.any.dim", [[1, 1], [1, 7]], "8a8w", False),
+        ("aten.max_pool2d.default", ((1, 16, 48, 48), (1, 16, 96, 96)), "fp16", False),
+        ("aten.any.dim", ((1,), (7,)), "8a8w", True),
+        ("aten.any.dim", ((1,), (16,)), "8a8w", False),
+        ("aten.any.dim", ((1, 1), (1, 7)), "8a8w", False),
     ],
 )
 def test_audit_warns_of_what_was_measured_with_this_nodes_shapes_alone(
-    tmp_path: Path, operator: str, shapes: list[list[int]], scheme: str, warns: bool
+    tmp_path: Path, operator: str, shapes: tuple[tuple[int, ...], ...], scheme: str, warns: bool
 ) -> None:
-    compiled = compiled_as(nodes={"node": {"operator": operator, "shapes": shapes}})
+    compiled = compiled_as(nodes={"node": Traits(operator, shapes=shapes)})
     assert bool(explain.audit_row(compiled, scheme, "SM8650")["inexact"]) is warns
 
 
@@ -270,7 +271,7 @@ def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_o
 ) -> None:
     given("exp", SM8750=dict.fromkeys(("8a8w", "16a8w"), WHOLE))
     on_cpu = CpuOperator("aten.exp.default", "exp", reason, source="", code="", kernel=True)
-    nodes = {"exp": {"operator": "aten.exp.default"}}
+    nodes = {"exp": Traits("aten.exp.default")}
     rows = {
         scheme: explain.audit_row(compiled, scheme, "SM8750")
         for scheme, compiled in (
@@ -297,7 +298,7 @@ def test_a_program_that_breaks_names_the_operator_on_the_cpu_that_has_a_fix(
 def test_a_program_that_misses_its_accuracy_blames_no_operator_for_inputs_of_the_table(given: Any) -> None:
     program = next(case for case in programs_of(SHIPPED) if case.thresholds and case.run.precision == "8a8w")
     given(SM8650={"8a8w": {**WHOLE, "others": {**LOW, **RANK_6}}, "16a8w": WHOLE})
-    compiled = compiled_as(nodes={"log": {"operator": "aten.log.default"}})
+    compiled = compiled_as(nodes={"log": Traits("aten.log.default")})
     (found,) = findings_of(program, Result(record=EmulatorRun({"cosine": 0.0, "db": -9.0})), compiled)
     assert "log" not in found.message
 

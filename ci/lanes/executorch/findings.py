@@ -189,22 +189,22 @@ def _on_cpu(operator: CpuOperator) -> str:
 def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Iterator[Finding]:
     """Compare the bytes of the .pte with the request."""
 
-    def wrong(rule: str, message: str, fix: str) -> Finding:
+    def unlike(rule: str, message: str, fix: str) -> Finding:
         return Finding(f"artifact-{rule}", Severity.ERROR, program.name, message, fix)
 
     again = SUITES.repeat(program, "test_lowering").plus("--no-cache")
     try:
         inside = read(program_file(compiled))
     except CheckFailed as error:
-        yield wrong("readable", error.message, again)
+        yield unlike("readable", error.message, again)
         return
     assert isinstance(inside, CompiledProgram)
     if refusal := compiled_in(compiled).loads:
-        yield wrong("loads", f"ExecuTorch's runtime refuses the program: {refusal}", again)
+        yield unlike("loads", f"ExecuTorch's runtime refuses the program: {refusal}", again)
     for index, delegate in enumerate(inside.delegates):
         if delegate.context is not None:
             for rule, message in faults_of(delegate, program.soc, build_id, program.backend):
-                yield wrong(rule, f"delegate {index}: {message}", again)
+                yield unlike(rule, f"delegate {index}: {message}", again)
 
 
 def faults_of(
