@@ -47,7 +47,6 @@ from ci.lanes.executorch.suite import AS_IT_IS, SUITES, ExecutorchCase, Executor
 from ci.models.other_python import export_with
 from ci.models.user_model import UserModel, user_model
 from ci.operators.faults import shown_by_inputs
-from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
 from ci.plain import as_json
 from ci.suite.accuracy import Inferences, against_in_words, in_words
@@ -71,7 +70,7 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.base.places import Places
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import user_path
-from provisioning.fixes import NO_FIX, fix_for
+from provisioning.fixes import NO_FIX
 from provisioning.manifest import soc_named
 
 NO_RUNNER = "runner"
@@ -196,8 +195,11 @@ class PytorchModel(LaneModel):
         shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.basis.build_id)
         warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
         outcome = replace(outcome_of(compiled, run), wrong=wrong)
-        found = [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
-        found = [*_left(stem, facts.left), *found]
+        found = [
+            Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
+            for message, fix, place in dict.fromkeys(left_on_cpu(facts.left))
+        ]
+        found += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
         return Product(
             files_of(path, stem, record),
             [_line(program, facts, figures, measured.each_db), *_on_cpu(facts)],
@@ -316,21 +318,12 @@ def _line(
     return f"{program.soc} {program.run.name}: {ran}; {on_cpu}"
 
 
-def _left(stem: str, operators: Sequence[CpuOperator]) -> Iterator[Finding]:
-    """Each operator on the CPU, for an answer."""
-    for message, fix, place in dict.fromkeys(left_on_cpu(operators)):
-        yield Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
-
-
 def _on_cpu(facts: ChipProgram) -> Iterator[str]:
     """What is there and why."""
-    alike = Counter((row.operator, row.source, row.code, row.reason) for row in facts.left)
-    for (name, source, code, reason), count in alike.items():
-        times = f"{count} times " if count > 1 else ""
-        where = f" at {source} `{code}`" if source else ""
-        yield f"  on the CPU: {times}{name}{where}: {reason}"
-        if suggestion := fix_for(name, code, source, reason=reason):
-            yield f"    → {suggestion}"
+    for (message, fix, _), count in Counter(left_on_cpu(facts.left)).items():
+        yield f"  {f'{count} times ' if count > 1 else ''}{message}"
+        if fix:
+            yield f"    → {fix}"
     if kept := facts.kept_on_cpu:
         yield f"  kept on the CPU: {', '.join(kept.nodes)}: {kept.because}"
 
