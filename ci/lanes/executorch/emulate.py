@@ -29,9 +29,9 @@ from ci.outcome import Failure, Result, WorkerDied
 from ci.plain import as_json, read
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key
+from ci.runner import Runner
 from ci.suite.accuracy import in_words, with_samples
 from ci.suite.cached_steps import CachedStep, run_cached_step
-from ci.runner import Runner
 from ci.suite.scoring import scores_of
 from ci.work import Home
 from provisioning.base.commands import session

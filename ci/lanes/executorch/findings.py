@@ -29,8 +29,8 @@ from ci.operators.conditions import Traits
 from ci.operators.faults import Met, faults_in, shown_by_inputs, versions_of
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
-from ci.suite.accuracy import against_nearest, missed
 from ci.suite.accepted import Baseline, Tolerances, growth, load_tolerances
+from ci.suite.accuracy import against_nearest, missed
 from ci.suite.findings import (
     BEYOND_FIX,
     Causes,

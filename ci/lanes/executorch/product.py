@@ -49,6 +49,7 @@ from ci.models.user_model import UserModel, user_model
 from ci.operators.faults import shown_by_inputs
 from ci.outcome import Failure, Result
 from ci.plain import as_json
+from ci.runner import Runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, HowJudged, not_passed, verdict_of_one_model
 from ci.suite.into_suite import factory_in
@@ -58,7 +59,6 @@ from ci.suite.output import Publish, keep_origins, require_own
 from ci.suite.precision import scheme_named
 from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE
-from ci.runner import Runner, ready_runner
 from ci.suite.stage import MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base import answer

@@ -36,13 +36,13 @@ from ci.lanes.executorch.reload import reloads
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.outcome import Result
 from ci.plain import as_json
-from ci.suite.accuracy import rounded
+from ci.runner import find_runner, ready_runner
 from ci.suite.accepted import Recorded, beside
+from ci.suite.accuracy import rounded
 from ci.suite.findings import (
     shown_thresholds,
 )
 from ci.suite.options import Choice, StageOptions
-from ci.runner import find_runner, ready_runner
 from ci.suite.stage import (
     MeasuredValues,
     Results,
