@@ -21,6 +21,7 @@ from ci.explain.divergence_report import (
     between_in_words,
     faint_in_words,
     operands_in_words,
+    rounding_in_words,
     stands_out,
 )
 from ci.explain.lane import explainer
@@ -118,6 +119,10 @@ def of_divergence(result: Mapping[str, Any], goes_on: str) -> Cause:
     if not stands_out(first):
         words = late or "; ".join(filter(None, [f"{MANY_ROUND}: at most {share} comes from {place}", faint]))
         return Cause(words, of_chip=True, goes_on=goes_on if between else "")
+    if first["rounds"]:
+        words = "; ".join(filter(None, [rounding_in_words(first), late]))
+        grows = first["grows"] or {}
+        return Cause(words, grows, of_chip=True, goes_on=goes_on if between else "")
     operands = operands_in_words(first)
     is_cause = "suspected" if None in first["operands"].values() else "the cause is"
     words = f"{is_cause} {place}: {in_decibels(first['sqnr_db'])} against {result['reference']}"

@@ -22,6 +22,8 @@ STANDS_OUT = 1 / 3
 """An operator that adds a smaller share of the whole program's error is one of many that round."""
 MOST_SHOWN = 2**25
 """Values, of all samples, that one program returns."""
+ROUNDS = 1.5
+"""Steps of a quantizer by which two right programs differ, with the rounding of floats."""
 EVERY = "all operators"
 """In place of a node, the program that shows all."""
 
@@ -38,6 +40,8 @@ class Cuts:
         """What the chip gives at a node, for each sample."""
         self.faint: dict[str, float] = {}
         """The largest value, where all are too small for fp16 and it errs by a few of its smallest steps."""
+        self.rounds: set[str] = set()
+        """The nodes at which the chip is right but for a step of the quantizer."""
         self.worst: dict[str, int] = {}
         """The sample with the least SQNR."""
         self.errors: dict[tuple[str, ...], float] = {}
@@ -67,10 +71,10 @@ class Cuts:
         self.worst[name] = min(range(len(by_sample)), key=lambda number: _sqnr_db(by_sample[number]))
         self.chips[name] = [rows[0] for rows in chip]
         largest = max(_largest(pair.expected) for pair in pairs)
-        if 0 < largest < LEAST_HALF and all(
-            _largest(pair.found - pair.expected) < FEW_STEPS for pair in pairs
-        ):
+        if 0 < largest < LEAST_HALF and _within(FEW_STEPS, pairs):
             self.faint[name] = largest
+        if (step := self.graph.step(name) if name else 0.0) and _within(ROUNDS * step, pairs):
+            self.rounds.add(name)
 
     def show_all(self) -> bool:
         """Know all nodes by one program, if it errs as the whole one does: with more outputs the compiler
@@ -121,6 +125,22 @@ class Cuts:
             self.errors[names] = self.power(_sqnr_db(with_error(self.graph, name, known, self.chips)))
         return self.errors[names]
 
+    def growth(self, name: str) -> dict[str, Any] | None:
+        """The operator that makes most of the chip's error at a node, where the CPU computes the rest."""
+        names = [*self.graph.operators]
+        if (shown := self.graph.showing(names)) is None:
+            return None
+        both = zip(shown.exact, shown.outputs({name: self.chips[name]}), strict=True)
+        samples = [_pairs(*rows)[-len(names) :] for rows in both]
+        after = {row: _sqnr_db(pairs) for row, pairs in zip(names, zip(*samples, strict=True), strict=True)}
+
+        def before(row: str) -> float:
+            return min((after[operand] for operand in self.graph.operands_of(row)), default=after[row])
+
+        most = max(names, key=lambda row: before(row) - after[row])
+        figures = {"before_db": before(most), "after_db": after[most]}
+        return {**self.graph.described(most), "node": most, **figures}
+
     def power(self, sqnr_db: float) -> float:
         """Relative to the output's. What is as bad as the whole is as bad as can be, whatever becomes of it
         later."""
@@ -153,6 +173,10 @@ def _sqnr_db(pairs: Sequence[Pair]) -> float:
         return max(least_sqnr_db(pairs), -EXACT_DB)
     except Unusable:
         return -EXACT_DB
+
+
+def _within(most: float, pairs: Sequence[Pair]) -> bool:
+    return all(_largest(pair.found - pair.expected) <= most for pair in pairs)
 
 
 def _largest(values: Any) -> float:

@@ -40,11 +40,10 @@ class Divergence:
     """The operator whose output is farthest from what its operands explain.
 
     Those that are suspected are looked at first, by programs that end there. Where the fault of one is at
-    other places, too, what it adds is taken to be added there: a program that ends far behind takes as long
-    as all of them together. Then a program that returns what
-    all operators compute is tried. That changes what the compiler fuses, and may repair what is searched:
-    then each operator is the last one of a program of its own. All or none, since two programs round each in
-    its own way, and the difference looks like an error."""
+    other places, too, it is taken to add as much there: programs that end later take longer. Then a program
+    that returns what all operators compute is tried. That changes what the compiler fuses, and may repair
+    what is searched: then each operator is the last one of a program of its own. All or none, since two
+    programs round each in its own way, and the difference looks like an error."""
 
     def __init__(
         self,
@@ -64,7 +63,13 @@ class Divergence:
         """The two nodes between which the search was when its time was over."""
 
     def search(self) -> dict[str, Any]:
-        """The whole program's SQNR, and the operator at fault."""
+        """The whole program's SQNR, and the operator at fault, or where rounding grows."""
+        result = self._searched()
+        if (first := result["first"]) and first["rounds"]:
+            first["grows"] = self.cuts.growth(first["node"])
+        return result
+
+    def _searched(self) -> dict[str, Any]:
         cuts, graph = self.cuts, self.graph
         if cuts.whole >= self.least:
             return self._known(None, [])
@@ -134,6 +139,8 @@ class Divergence:
             "sqnr_db": cuts.sqnr_of(name),
             "sample": cuts.worst.get(name, 0),
             "faint": cuts.faint.get(name),
+            "rounds": name in cuts.rounds,
+            "grows": None,
             "share": round(adds / cuts.power(cuts.whole), 2),
             "operands": {row: cuts.sqnr.get(row) for row in self.graph.operands_of(name)},
         }

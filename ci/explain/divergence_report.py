@@ -10,6 +10,7 @@ from typing import Any
 from ci.explain.cuts import EVERY, LEAST_HALF, STANDS_OUT
 from ci.explain.graph import FLOAT_MODEL
 from ci.suite.accuracy import in_words
+from ci.suite.findings import operator_place
 from provisioning.base.files import replace_text
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import bound_in_decibels, in_decibels
@@ -71,6 +72,17 @@ def alike_in_words(first: Mapping[str, Any]) -> str:
     return f", and {plural(first['alike'], 'other place')} can have its fault" if first["alike"] else ""
 
 
+def rounding_in_words(first: Mapping[str, Any]) -> str:
+    """Of an operator that is right, and of what makes much of its rounding: a choice between values that are
+    nearly equal, or their difference."""
+    words = f"no operator computes something else: rounding {operator_place(first)} alone "
+    words += f"({in_decibels(first['sqnr_db'])}) gives {first['share']:.0%} of the error"
+    if grows := first["grows"]:
+        decibels = f"{in_decibels(grows['before_db'])} before it, {in_decibels(grows['after_db'])} after it"
+        words += f", and grows most at {operator_place(grows)}: {decibels}"
+    return words
+
+
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     whose, least, first = result["reference"], result["least"], result["first"]
     yield f"the whole program: {in_words(result)} against {whose}"
@@ -92,6 +104,8 @@ def _of_operator(result: Mapping[str, Any], first: Mapping[str, Any]) -> Iterato
     yield f"  there: {in_decibels(first['sqnr_db'])}; at its operands: {operands}"
     if faint := faint_in_words(result):
         yield f"  {faint}"
+    if first["rounds"]:
+        yield f"  {rounding_in_words(first)}"
     alone = "" if stands_out(first) else f"; {MANY_ROUND}"
     alike = alike_in_words(first)
     yield f"  {first['share']:.0%} of the whole program's error is its own{alone}{alike}"

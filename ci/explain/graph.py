@@ -66,6 +66,10 @@ class Graph(ABC):
         """What else known faults are told by."""
         return {}
 
+    def step(self, name: str) -> float:
+        """Between two neighbours of the values that its output can have; 0 where that is not known."""
+        return 0.0
+
     @abstractmethod
     def ending_at(self, name: str) -> Graph:
         """The model as far as this node, with what quantizes its output."""

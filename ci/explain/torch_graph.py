@@ -109,6 +109,11 @@ class TorchGraph(Graph):
         # A cast alone may be right, and be wrong with what reads it: the compiler makes one of them.
         return {name: row for name, row in traits.items() if name == maker.name or row.kinds}
 
+    def step(self, name: str) -> float:
+        end = self.by_name[self.end_of(name)]
+        scaled = "quantize_per_tensor" in str(end.target) and isinstance(end.args[1], float)
+        return float(end.args[1]) if scaled else 0.0
+
     @cached_property
     def _ranges(self) -> Mapping[FxNode, tuple[float, float]]:
         """The least and the largest value of each node that gives a tensor."""

@@ -60,6 +60,8 @@ def cuts(share: float, between: list[str] | None = None, **more: Any) -> dict[st
         "sqnr_db": 2.0,
         "share": share,
         "alike": 0,
+        "rounds": False,
+        "grows": None,
         "operands": {"tanh": 70.0},
         "faint": 1e-8,
     }
@@ -72,6 +74,14 @@ def test_an_operator_is_the_cause_where_most_of_the_error_is_its_own() -> None:
     found = of_divergence(cuts(0.9, known=[fault, {"message": "measured", "command": "shows"}]), "divergence")
     assert "cause is aten.pow.Scalar at net.py:7" in found.words and "90%" in found.words
     assert found.in_words().endswith("suspected: pow is wrong") and found.place["node"] == "pow_1"
+
+
+def test_an_operator_that_only_rounds_is_not_the_cause_and_what_makes_much_of_it_is_named() -> None:
+    grows: dict[str, Any] = {**AT, "operator": "aten.where.self", "source": "net.py:9", "node": "where"}
+    grows |= {"before_db": 85.2, "after_db": 3.1}
+    found = of_divergence(cuts(0.6, sqnr_db=89.8, rounds=True, grows=grows), "divergence")
+    assert "the cause is" not in found.words and found.place["source"] == "net.py:9"
+    assert "aten.where.self at net.py:9" in found.words and "85.2 dB before it, 3.1 dB after" in found.words
 
 
 def test_an_operator_whose_fault_others_can_have_is_the_cause_with_a_part_of_the_error() -> None:

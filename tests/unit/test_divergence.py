@@ -288,6 +288,31 @@ def test_a_program_that_shows_all_operators_is_believed_if_it_errs_as_the_whole_
         assert result["first"]["node"] == "n40" and bool(cut) is cuts
 
 
+class Choosing(Shows):
+    """Half of what `choice` gives hangs on the last step of a quantizer before it."""
+
+    def __init__(self, end: str = "", shown: Sequence[str] = ()) -> None:
+        operands = {"norm": [], "pass": ["norm"], "choice": ["pass"], "out": ["choice"]}
+        norm, choice = (lambda: numpy.array([1.0, 2.0])), (lambda x: numpy.where(x > 1.0, x, 0.0))
+        super().__init__(operands, {"norm": norm, "choice": choice}, end, shown)
+
+    def step(self, name: str) -> float:
+        return 0.01
+
+    def ending_at(self, name: str) -> Choosing:
+        return Choosing(name)
+
+    def showing(self, names: Sequence[str]) -> Choosing:
+        return Choosing(self.end, names)
+
+
+@pytest.mark.parametrize(("off", "rounds"), [(0.01, True), (0.03, False)])
+def test_a_step_of_rounding_that_decides_a_choice_is_followed_to_it(off: float, rounds: bool) -> None:
+    first = found_in(Choosing(), lambda name: numpy.array([1.0 + off, 2.0]), 30.0)["first"]
+    assert first["node"] == "norm" and first["rounds"] is rounds
+    assert (first["grows"] or {}).get("node") == ("choice" if rounds else None)
+
+
 def test_what_reads_a_ruined_value_is_not_the_cause() -> None:
     """Two values that are lost make any quotient of them."""
     model = Toy({"cast": [], "sum": ["cast"], "div": ["cast", "sum"]}, {"div": lambda x, y: x / y})
