@@ -75,7 +75,7 @@ def alike_in_words(first: Mapping[str, Any]) -> str:
 def rounding_in_words(first: Mapping[str, Any]) -> str:
     """Of an operator that is right, and of what makes much of its rounding: a choice between values that are
     nearly equal, or their difference."""
-    words = f"no operator computes something else: rounding {operator_place(first)} alone "
+    words = f"no operator is wrong: rounding {operator_place(first)} alone "
     words += f"({in_decibels(first['sqnr_db'])}) gives {first['share']:.0%} of the error"
     if grows := first["grows"]:
         decibels = f"{in_decibels(grows['before_db'])} before it, {in_decibels(grows['after_db'])} after it"
