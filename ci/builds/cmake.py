@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
@@ -29,7 +29,7 @@ from provisioning.base.screen import display_for, new_bar
 
 LOG = "build.log"
 RECORD = "made-by.json"
-FORMAT = 4
+FORMAT = 5
 
 STEERING = (
     "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
@@ -82,10 +82,8 @@ class FolderState:
     """Why the folder must be emptied first; empty if it can be used."""
     changes: tuple[str, ...] = ()
     """Differences from the last build that are built incrementally."""
-    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The variables, by project, that earlier builds put into CMake's cache."""
-    configured: str = ""
-    """What the last build was configured with, if it ended well."""
+    configured: Mapping[str, str] = field(default_factory=dict)
+    """What each project was configured with."""
     worked: bool = True
     """Whether the build that follows had anything to do."""
 
@@ -119,23 +117,26 @@ class Build:
             if not clean:
                 sys.stderr.write(f"building everything again: {'; '.join(state.reasons)}\n")
             self.empty()
-        self._record(state.options)
+        configured = dict(state.configured)
+        self._record(configured)
         prepare()
         self.log.write_text("", encoding="utf-8")
-        # Ninja itself has CMake configure again when a CMake file changed.
-        configured = state.configured == self._configured()
         worked = False
         for project in self.projects:
-            if not configured:
-                if not (project.tree / "build.ninja").is_file():
-                    # Of a configuring that failed: CMake would not look again for what was missing then.
-                    (project.tree / "CMakeCache.txt").unlink(missing_ok=True)
+            # Ninja itself has CMake configure again when a CMake file changed.
+            if configured.get(project.name) != (wanted := self._configured(project)):
+                worked = True
+                configured.pop(project.name, None)
+                self._record(configured)
+                # It has options of earlier builds, and what a configuring that failed did not find.
+                (project.tree / "CMakeCache.txt").unlink(missing_ok=True)
                 ask(project.tree)
-                self._execute(self.configuring(project, state.options.get(project.name, ())))
-            worked |= self._execute(self.building(project)) or not configured
-            if project.install and worked:
+                self._execute(self.configuring(project))
+                configured[project.name] = wanted
+                self._record(configured)
+            worked |= self._execute(self.building(project))
+            if project.install:
                 self._execute(self.installing(project))
-        self._record({}, self._configured())
         return replace(state, worked=worked)
 
     def _execute(self, command: BuildCommand) -> bool:
@@ -149,8 +150,7 @@ class Build:
             if project.install:
                 yield self.installing(project)
 
-    def configuring(self, project: ConfiguredProject, earlier: Sequence[str] = ()) -> BuildCommand:
-        """`earlier`: variables that an earlier run defined; those that this one does not are unset."""
+    def configuring(self, project: ConfiguredProject) -> BuildCommand:
         definitions = self._definitions(project)
         return BuildCommand(
             f"configuring {project.name}",
@@ -158,7 +158,6 @@ class Build:
                 str(self.cmake.path),
                 *("-S", os.path.normpath(project.source)),
                 *("-B", os.path.normpath(project.tree), "-G", "Ninja"),
-                *(f"-U{name}" for name in sorted(set(earlier) - set(definitions))),
                 *(f"-D{name}={value}" for name, value in sorted(definitions.items())),
                 *project.arguments,
             ),
@@ -184,14 +183,13 @@ class Build:
             record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(record["format"])
-            identity, settings, options = record["identity"], record["settings"], record["options"]
-            configured = record["configured"]
+            identity, settings, configured = record["identity"], record["settings"], record["configured"]
         except (OSError, ValueError, KeyError, TypeError):
             return FolderState(("its inputs are not known",))
         reasons = _differences(identity, self._identity())
         if reasons:
             return FolderState(reasons, _differences(settings, self.settings))
-        return FolderState((), _differences(settings, self.settings), options, configured)
+        return FolderState((), _differences(settings, self.settings), configured)
 
     def empty(self) -> None:
         """Remove what builds put there and nothing else."""
@@ -212,25 +210,17 @@ class Build:
         }
         return {**self.identity, **own}
 
-    def _configured(self) -> str:
+    def _configured(self, project: ConfiguredProject) -> str:
         """Everything that configuring depends on but CMake files, which Ninja watches."""
-        projects = [
-            (project.name, self._definitions(project), project.arguments) for project in self.projects
-        ]
-        return hashlib.sha256(json.dumps([projects, self.listing]).encode()).hexdigest()
+        arguments = [self._definitions(project), project.arguments, self.listing]
+        return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
 
-    def _record(self, earlier: Mapping[str, Sequence[str]], configured: str = "") -> None:
-        """The record before a build also has the options of earlier builds, because they are in CMake's
-        caches."""
+    def _record(self, configured: Mapping[str, str]) -> None:
         record = {
             "format": FORMAT,
             "identity": self._identity(),
             "settings": dict(self.settings),
-            "configured": configured,
-            "options": {
-                project.name: sorted({*self._definitions(project), *earlier.get(project.name, ())})
-                for project in self.projects
-            },
+            "configured": dict(configured),
         }
         replace_text(self.folder / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 

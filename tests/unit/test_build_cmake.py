@@ -61,22 +61,6 @@ def test_a_folder_that_was_moved_or_whose_record_is_damaged_starts_anew(build: B
         assert len(moved.state().reasons) == 1
 
 
-def test_an_option_that_is_no_longer_given_is_unset_until_every_project_was_built_without_it(
-    build: Build,
-) -> None:
-    defining(build, A="1", B="2").run()
-
-    def fails() -> None:
-        raise CheckFailed("no")
-
-    with pytest.raises(CheckFailed):
-        build.run(prepare=fails)
-    build.run()
-    assert [word for word in configured(build) if word.startswith("-U")] == ["-UB"]
-    defining(build, A="2").run()
-    assert not [word for word in configured(build) if word.startswith("-U")]
-
-
 def test_what_is_configured_already_is_configured_again_only_when_that_may_give_something_else(
     build: Build,
 ) -> None:
@@ -91,15 +75,27 @@ def test_what_is_configured_already_is_configured_again_only_when_that_may_give_
     assert [times(globbed), times(globbed)] == [3, 3]
 
 
-@pytest.mark.parametrize("generated", [False, True])
-def test_what_a_failed_configuring_did_not_find_is_looked_for_again(build: Build, generated: bool) -> None:
+def test_options_of_earlier_builds_and_what_was_not_found_then_are_not_in_the_cache(build: Build) -> None:
     build.run()
     cache = build.folder / "build" / "CMakeCache.txt"
     cache.touch()
-    if generated:
-        (cache.parent / "build.ninja").touch()
+    build.run()
+    assert cache.exists()
     defining(build, A="2").run()
-    assert cache.exists() == generated
+    assert not cache.exists()
+
+
+def test_a_project_that_could_not_be_configured_is_configured_again_with_any_options(build: Build) -> None:
+    build.run()
+    works = build.cmake.path.read_text(encoding="utf-8")
+    build.cmake.path.write_text(f"{works}exit 1\n", encoding="utf-8")
+    with pytest.raises(CheckFailed):
+        defining(build, A="2").run()
+    build.cmake.path.write_text(works, encoding="utf-8")
+    calls = build.folder.parent / "calls"
+    calls.unlink()
+    build.run()
+    assert "-DA=1" in configured(build)
 
 
 def test_variables_that_would_change_the_build_unseen_are_not_passed_on(
