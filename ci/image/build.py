@@ -9,25 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from ci.image.context import ENVIRONMENTS, PACKAGES
-from ci.image.engine import NO_SPACE, ContainerCommand, Engine, Mount, out_of_disk
-from ci.image.image_plan import DOCKER, ImagePlan
+from ci.image.engine import NO_SPACE, ContainerCommand, Engine, out_of_disk
+from ci.image.image_plan import DOCKER, ImagePlan, Layer
 from ci.image.shell import CACHE
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
 from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, QNN_SDK
 
-if TYPE_CHECKING:
-    from provisioning.store import Tree
-
 HOME = "/opt/qnn-ci"
-IN_EVERY_IMAGE = ("nox", "tools")
-"""Environments of a layer of their own, which all images share."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VARIABLES = {
     "LANG": "C.UTF-8",
@@ -39,32 +33,6 @@ VARIABLES = {
 }
 COMPARED = ("Cmd", "Entrypoint", "Env", "Labels", "User", "Volumes", "WorkingDir")
 """The settings of an image that a container starts with. An engine adds others, such as a container's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLayer:
-    """A script of docker/ with its arguments, the folder that it reads, and what decides its output."""
-
-    command: tuple[str, ...]
-    input: Mount
-    decided_by: str
-
-
-def layers_of(plan: ImagePlan, context: Path, trees: Mapping[str, Tree]) -> list[ImageLayer]:
-    packages = Mount(str(context / PACKAGES), "/mnt/packages", True)
-    environments = Mount(str(context / ENVIRONMENTS), "/mnt/environments", True)
-    layers = [ImageLayer(("install-packages", "/mnt/packages"), packages, str(plan.debian))]
-    others = tuple(name for name in plan.environments if name not in IN_EVERY_IMAGE)
-    for names in filter(None, (IN_EVERY_IMAGE, others)):
-        files = [
-            context / ENVIRONMENTS / name / file for name in names for file in ("request.txt", "imports.txt")
-        ]
-        content = "\n".join(file.read_text(encoding="utf-8") for file in files)
-        layers.append(ImageLayer(("make-environments", *names), environments, content))
-    for name, tree in trees.items():
-        mount = Mount(str(tree.root), f"/mnt/{name}", True)
-        layers.append(ImageLayer(("install-component", name), mount, tree.key))
-    return layers
 
 
 def variables_of(plan: ImagePlan) -> dict[str, str]:
@@ -88,7 +56,8 @@ class Order:
     """One image to build."""
 
     plan: ImagePlan
-    layers: Sequence[ImageLayer]
+    inputs: Mapping[str, Path]
+    """The folder for each input of its layers."""
     base_id: str
     labels: Mapping[str, str]
     log: Path
@@ -106,33 +75,27 @@ class Order:
 
 def build(order: Order, engine: Engine, tag: str, *, reuse: bool = True) -> None:
     """Build and leave the image under its tag. All layers but the last are kept for the next image."""
-    scripts = "".join(path.read_text(encoding="utf-8") for path in sorted(DOCKER.iterdir()))
-    parent = order.base_id
+    plan, parent = order.plan, order.base_id
     order.log.parent.mkdir(parents=True, exist_ok=True)
     order.log.write_text("", encoding="utf-8")
-    for number, layer in enumerate(order.layers, 1):
-        last = number == len(order.layers)
-        decides = "\n".join([parent, str(order.plan.system.epoch), *layer.command, layer.decided_by, scripts])
-        name = f"qnn-ci/layer:{hashlib.sha256(decides.encode()).hexdigest()[:32]}"
-        kept = engine.image_id(name) if reuse and not last else None
-        if kept is None:
-            target = tag if last else name if reuse else f"{tag}-{number}"
-            settings = order.settings if last else {"Volumes": {CACHE: {}}}
-            _run(order, layer, parent, engine, target, settings)
-            kept = engine.image_id(target)
-        assert kept is not None, f"{name} was committed"
-        parent = kept
+    *below, last = zip(plan.layers, plan.keys(parent), strict=True)
+    for number, (layer, key) in enumerate(below, 1):
+        name = f"qnn-ci/layer:{key[:32]}" if reuse else f"{tag}-{number}"
+        if not reuse or engine.image_id(name) is None:
+            _run(order, layer, parent, engine, name, {"Volumes": {CACHE: {}}})
+        parent = name
+    _run(order, last[0], parent, engine, tag, order.settings)
 
 
 def _run(
-    order: Order, layer: ImageLayer, parent: str, engine: Engine, target: str, settings: Mapping[str, object]
+    order: Order, layer: Layer, parent: str, engine: Engine, target: str, settings: Mapping[str, object]
 ) -> None:
     # In the command, because variables of a container would stay in the image.
     variables = {**variables_of(order.plan), "SOURCE_DATE_EPOCH": str(order.plan.system.epoch)}
     assignments = [f"{name}={value}" for name, value in variables.items()]
     command = ["env", *assignments, "sh", "/mnt/docker/make-layer", *layer.command]
-    mounts = [Mount(str(DOCKER), "/mnt/docker", True), layer.input]
-    job = ContainerCommand(parent, command, user="0:0", mounts=mounts, tmpfs=["/mnt"])
+    inputs = {"/mnt/docker": DOCKER, f"/mnt/{layer.input}": order.inputs[layer.input]}
+    job = ContainerCommand(parent, command, user="0:0", inputs=inputs, tmpfs=["/mnt"])
     done = engine.run(job, target, settings)
     output = f"$ {quoted(*layer.command)}\n{done.stdout}{done.stderr}"
     with order.log.open("a", encoding="utf-8") as log:
@@ -145,40 +108,28 @@ def _run(
         raise CheckFailed(message, fix=quoted("less", order.log))
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltImage:
-    """The parts of an image that are compared."""
-
-    layers: tuple[str, ...]
-    settings: str
-
-
-def build_twice(order: Order, engine: Engine, scratch: Path) -> tuple[BuiltImage, BuiltImage, list[str]]:
-    """Two builds that share nothing but the base, and what differs. Neither is kept."""
+def build_twice(order: Order, engine: Engine, scratch: Path) -> tuple[list[list[str]], list[str]]:
+    """The layers of two builds that share nothing but the base, and what differs. Neither is kept."""
     tags = [f"qnn-ci/{order.plan.name}:compared-{name}" for name in ("first", "second")]
     try:
         for tag in tags:
             build(order, engine, tag, reuse=False)
-        first, second = (_built(engine, tag) for tag in tags)
-        if first == second:
-            return first, second, []
-        files = []
-        for tag in tags:
-            archive = scratch / f"{tag.rpartition('-')[2]}.tar"
-            engine.save(tag, archive)
-            files.append(files_of(archive))
-            archive.unlink()
-        return first, second, [*differences(*files)] or ["the settings of the image, and no file"]
+        images = [engine.attributes(tag) for tag in tags]
+        layers = [list(image["RootFS"]["Layers"]) for image in images]
+        first, second = ({name: image["Config"].get(name) for name in COMPARED} for image in images)
+        differing = [f"the setting {name}" for name in COMPARED if first[name] != second[name]]
+        if layers[0] != layers[1]:
+            files = []
+            for tag in tags:
+                archive = scratch / "image.tar"
+                engine.save(tag, archive)
+                files.append(files_of(archive))
+            differing += differences(*files)
+        return layers, differing
     finally:
         for tag in tags:
-            for name in (tag, *(f"{tag}-{number}" for number in range(1, len(order.layers)))):
+            for name in (tag, *(f"{tag}-{number}" for number in range(1, len(order.plan.layers)))):
                 engine.remove(name)
-
-
-def _built(engine: Engine, tag: str) -> BuiltImage:
-    attributes = engine.attributes(tag)
-    settings = {name: attributes["Config"].get(name) for name in COMPARED}
-    return BuiltImage(tuple(attributes["RootFS"]["Layers"]), json.dumps(settings, sort_keys=True))
 
 
 def differences(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from ci.image.engine import ContainerCommand, Engine, Mount
-from ci.image.image_plan import DOCKER, DebianPackage, ImagePlan, PackageLock, System
+from ci.image.engine import ContainerCommand, Engine
+from ci.image.image_plan import DOCKER, DebianPackage, ImagePlan, PackageLock, System, has_torch
 from provisioning import licences
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import (
@@ -51,9 +51,9 @@ class Apt:
     conf: Path | None = None
 
     @property
-    def mounts(self) -> list[Mount]:
+    def inputs(self) -> dict[str, Path]:
         files = {"sources": self.sources, "conf": self.conf}
-        return [Mount(str(path.resolve()), f"/run/apt/{name}", True) for name, path in files.items() if path]
+        return {f"/run/apt/{name}": path.resolve() for name, path in files.items() if path}
 
 
 def say(text: str) -> None:
@@ -121,19 +121,21 @@ def fetch_packages(
     folder.mkdir(parents=True)
     environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
     environment |= {"SNAPSHOT": lock.snapshot} if lock else {"FROM_NOTHING": "yes"}
-    script = Mount(str(DOCKER / "fetch-packages"), "/run/fetch-packages", True)
-    mounts = [Mount(str(folder), "/packages"), script, *apt.mounts]
+    inputs = {"/run/fetch-packages": DOCKER / "fetch-packages", **apt.inputs}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
         if lock:
-            pins = Path(scratch) / "pins"
+            inputs["/run/apt/pins"] = pins = Path(scratch) / "pins"
             pins.write_text("\n".join(map(_preference, lock.packages)), encoding="utf-8")
-            mounts.append(Mount(str(pins), "/run/apt/pins", True))
-        command = ["sh", "/run/fetch-packages", "/packages", *names]
-        done = engine.run(
-            ContainerCommand(
-                base, command, user="0:0", mounts=mounts, environment=environment, network="host"
-            )
+        job = ContainerCommand(
+            base,
+            ["sh", "/run/fetch-packages", "/packages", *names],
+            user="0:0",
+            inputs=inputs,
+            outputs={"/packages": folder},
+            environment=environment,
+            network="host",
         )
+        done = engine.run(job)
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
         message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.returncode}"
@@ -173,8 +175,7 @@ def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) 
     The user's own pip fetches them: index, credentials, proxies and certificates mean what they mean
     everywhere else. `torch` is the folder with the builds of torch that are on record."""
     text, builds = lock.read_text(encoding="utf-8"), torch / CPU
-    with_torch = re.search(r"^# torch: ", text, re.MULTILINE)
-    recorded = builds.read_text(encoding="utf-8") if with_torch else ""
+    recorded = builds.read_text(encoding="utf-8") if has_torch(text) else ""
     request = f"{system.python} {system.glibc}\n{text}{recorded}"
     if _holds(folder, request):
         return False
@@ -182,7 +183,7 @@ def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) 
     folder.mkdir(parents=True)
     _download(["--require-hashes", "-r", str(lock)], folder, system)
     (folder / "lock.txt").write_text(text, encoding="utf-8")
-    if with_torch:
+    if recorded:
         _download_torch(builds, folder, system)
         (folder / "torch.txt").write_text(recorded, encoding="utf-8")
     _stamp(folder).write_text(_stamped(folder, request), encoding="utf-8")

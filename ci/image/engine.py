@@ -26,34 +26,34 @@ NO_SPACE = "no space left on device"
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    source: str
-    target: str
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ContainerCommand:
     """A command to run in a container that is removed afterwards."""
 
     image: str
     command: Sequence[str]
     user: str = ""
-    mounts: Sequence[Mount] = ()
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    """Files and folders that it only reads, by their paths inside."""
+    outputs: Mapping[str, Path] = field(default_factory=dict)
+    """Folders that it writes to, by their paths inside."""
     environment: Mapping[str, str] = field(default_factory=dict)
     workdir: str = ""
     network: str = "none"
     read_only: bool = False
     tmpfs: Sequence[str] = ()
 
+    @property
+    def volumes(self) -> dict[str, dict[str, str]]:
+        mounts = [(path, source, "ro") for path, source in self.inputs.items()]
+        mounts += [(path, source, "rw") for path, source in self.outputs.items()]
+        return {str(source): {"bind": path, "mode": mode} for path, source, mode in mounts}
+
 
 class Engine:
     def __init__(self, client: docker.DockerClient) -> None:
         self._client = client
-        with translated():
-            info: dict[str, Any] = client.info()
+        info: dict[str, Any] = client.info()
         client.api.timeout = PATIENCE
-        self.version = str(info.get("ServerVersion", ""))
         self.rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
 
     @property
@@ -64,39 +64,35 @@ class Engine:
     def image_id(self, reference: str) -> str | None:
         import docker.errors
 
-        with translated():
-            try:
-                return str(self._client.images.get(reference).id)
-            except docker.errors.ImageNotFound:
-                return None
+        try:
+            return str(self.attributes(reference)["Id"])
+        except docker.errors.ImageNotFound:
+            return None
 
     def pull(self, reference: str) -> str:
         import docker.errors
 
-        with translated():
-            try:
-                return str(self._client.images.pull(reference).id)
-            except docker.errors.APIError as error:
-                raise UpstreamError(
-                    f"the base image {reference} cannot be pulled: {error.explanation or error}",
-                    fix="name a local image with --base; docs/environments.md says how to make one",
-                ) from error
+        try:
+            return str(self._client.images.pull(reference).id)
+        except docker.errors.APIError as error:
+            raise UpstreamError(
+                f"the base image {reference} cannot be pulled: {error.explanation or error}",
+                fix="name a local image with --base; docs/environments.md says how to make one",
+            ) from error
 
     def attributes(self, reference: str) -> dict[str, Any]:
         """The output of `docker image inspect`."""
-        with translated():
-            return dict(self._client.images.get(reference).attrs)
+        return dict(self._client.images.get(reference).attrs)
 
     def save(self, reference: str, path: Path) -> None:
-        with translated(), path.open("wb") as stream:
-            for block in self._client.images.get(reference).save():
-                stream.write(block)
+        with path.open("wb") as stream:
+            stream.writelines(self._client.images.get(reference).save())
 
     def remove(self, reference: str) -> None:
         """Remove the name, and the image if it has no other. A missing image is no error."""
         import docker.errors
 
-        with translated(), suppress(docker.errors.ImageNotFound):
+        with suppress(docker.errors.ImageNotFound):
             self._client.images.remove(reference, force=True)
 
     def run(
@@ -106,60 +102,55 @@ class Engine:
 
         What a command that succeeds has written becomes a layer of an image named `commit`; `settings` are
         what `docker image inspect` shows as its Config."""
-        with translated():
-            container = self._client.containers.create(
-                job.image,
-                list(job.command),
-                user=job.user or None,
-                volumes={
-                    m.source: {"bind": m.target, "mode": "ro" if m.read_only else "rw"} for m in job.mounts
-                },
-                environment=dict(job.environment),
-                working_dir=job.workdir or None,
-                network_mode=job.network,
-                read_only=job.read_only,
-                tmpfs=dict.fromkeys(job.tmpfs, "exec,mode=1777"),
+        container = self._client.containers.create(
+            job.image,
+            list(job.command),
+            user=job.user or None,
+            volumes=job.volumes,
+            environment=dict(job.environment),
+            working_dir=job.workdir or None,
+            network_mode=job.network,
+            read_only=job.read_only,
+            tmpfs=dict.fromkeys(job.tmpfs, "exec,mode=1777"),
+        )
+        try:
+            container.start()
+            code = int(container.wait()["StatusCode"])
+            out, err = (
+                container.logs(stdout=kind, stderr=not kind).decode("utf-8", "replace")
+                for kind in (True, False)
             )
-            try:
-                container.start()
-                code = int(container.wait()["StatusCode"])
-                out, err = (
-                    container.logs(stdout=kind, stderr=not kind).decode("utf-8", "replace")
-                    for kind in (True, False)
-                )
-                if commit and not code:
-                    repository, _, tag = commit.rpartition(":")
-                    container.commit(repository, tag, conf=dict(settings))
-                return CompletedProcess(job.command, code, out, err)
-            finally:
-                container.remove(force=True, v=True)
+            if commit and not code:
+                repository, _, tag = commit.rpartition(":")
+                container.commit(repository, tag, conf=dict(settings))
+            return CompletedProcess(job.command, code, out, err)
+        finally:
+            container.remove(force=True, v=True)
 
 
-def connect(environ: Mapping[str, str] = os.environ) -> Engine:
+@contextmanager
+def connected() -> Iterator[Engine]:
+    """The engine that answers. Docker's errors inside become ours."""
+    import docker.errors
+    import requests
+
     import docker
 
-    with translated():
-        _knock(environ.get("DOCKER_HOST") or DEFAULT_HOST)
-        return Engine(docker.from_env())
+    try:
+        _knock(os.environ.get("DOCKER_HOST") or DEFAULT_HOST)
+        yield Engine(docker.from_env())
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise error_of(error) from error
 
 
 def _knock(host: str) -> None:
     """Try the socket first: docker's SDK would hide the reason for a refusal and leave the socket open."""
     if host.startswith("unix://"):
-        with socket.socket(socket.AF_UNIX) as tried:
-            tried.connect(host.removeprefix("unix://"))
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Docker's errors as ours."""
-    import docker.errors
-    import requests
-
-    try:
-        yield
-    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        raise error_of(error) from error
+        try:
+            with socket.socket(socket.AF_UNIX) as tried:
+                tried.connect(host.removeprefix("unix://"))
+        except OSError as error:
+            raise error_of(error) from error
 
 
 def error_of(error: BaseException) -> ToolkitError:

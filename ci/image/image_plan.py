@@ -18,8 +18,9 @@ from provisioning.base.errors import ManifestError, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
-from provisioning.lock_files import lock_path
+from provisioning.lock_files import CPU, lock_path
 from provisioning.manifest import Component, Licence, Profile, load_profile
+from provisioning.python_environments import TORCH
 from provisioning.sources import Sha256
 
 MANIFEST = MANIFESTS / "images.toml"
@@ -28,6 +29,9 @@ DOCKER = ROOT / "docker"
 
 COMPONENTS = (QNN_SDK, ANDROID_NDK, HEXAGON_SDK)
 """The components that images may hold, a layer for each, in this order."""
+
+IN_EVERY_IMAGE = ("nox", "tools")
+"""Environments of a layer of their own, which all images share."""
 
 Pinned = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9./_-]*:[A-Za-z0-9._-]+$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -83,6 +87,16 @@ class PackageLock:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """A script of docker/ with its arguments, the input that it reads, and what decides that."""
+
+    command: tuple[str, ...]
+    input: str
+    """`packages` or `environments`, or a component; mounted at /mnt under this name."""
+    decided_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class ImagePlan:
     name: str
     summary: str
@@ -92,8 +106,10 @@ class ImagePlan:
     profile: Profile | None
     system: System
     debian: PackageLock
-    files: tuple[Path, ...]
-    """What decides its bytes beside what the manifest says: the lock of packages, the scripts, the locks."""
+    locks: Mapping[str, str]
+    """Of each environment the text of its lock file, with the builds of torch on record if it has torch."""
+    scripts: str
+    """The text of all scripts that make layers."""
 
     @property
     def tag(self) -> str:
@@ -115,18 +131,27 @@ class ImagePlan:
         """Licences of its components. The builder of an image may use them; nobody may publish them."""
         return tuple(dict.fromkeys(row.licence for row in self.components.values() if row.licence))
 
-    def manifest_hash(self, base: str) -> str:
-        """The hash of everything that decides the bytes of the image; equal hashes mean equal layers.
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """In order; images share those that begin alike."""
+        layers = [Layer(("install-packages", "/mnt/packages"), "packages", render_packages(self.debian))]
+        others = tuple(name for name in self.environments if name not in IN_EVERY_IMAGE)
+        for names in filter(None, (IN_EVERY_IMAGE, others)):
+            texts = [text for name in names for text in (self.locks[name], *self.imports[name])]
+            layers.append(Layer(("make-environments", *names), "environments", "\n".join(texts)))
+        for name, component in self.components.items():
+            layers.append(Layer(("install-component", name), name, component.model_dump_json()))
+        return tuple(layers)
 
-        `base` is the reference or id of the image that is built upon.
-        """
-        parts = [base, self.system.model_dump_json()]
-        parts += [" ".join([environment, *self.imports[environment]]) for environment in self.environments]
-        parts += [component.model_dump_json() for component in self.components.values()]
-        digest = hashlib.sha256("\n".join(parts).encode())
-        for path in self.files:
-            digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
-        return digest.hexdigest()
+    def keys(self, base: str) -> list[str]:
+        """A hash for each layer, of everything that decides its bytes and those below it.
+
+        `base` is the reference or id of the image that is built upon."""
+        keys = [base]
+        for layer in self.layers:
+            parts = [keys[-1], self.system.model_dump_json(), *layer.command, layer.decided_by, self.scripts]
+            keys.append(hashlib.sha256("\n".join(parts).encode()).hexdigest())
+        return keys[1:]
 
 
 @cache
@@ -164,6 +189,8 @@ def plan_of(name: str) -> ImagePlan:
     entry = images.images[name]
     if missing := [environment for environment in entry.environments if environment not in images.imports]:
         raise ManifestError(MANIFEST, "imports", expected=f"an entry for {missing[0]}", found="none")
+    locks = {name: lock_path(name).read_text(encoding="utf-8") for name in entry.environments}
+    torch = (TORCH / CPU).read_text(encoding="utf-8")
     scripts = sorted(path for path in DOCKER.iterdir() if path.is_file())
     plan = ImagePlan(
         name=name,
@@ -173,7 +200,8 @@ def plan_of(name: str) -> ImagePlan:
         profile=load_profile(entry.profile) if entry.profile else None,
         system=images.system,
         debian=load_packages(),
-        files=(PACKAGES, *scripts, *map(lock_path, entry.environments)),
+        locks={name: text + (torch if has_torch(text) else "") for name, text in locks.items()},
+        scripts="".join(path.read_text(encoding="utf-8") for path in scripts),
     )
     if tuple(plan.components) != COMPONENTS[: len(plan.components)]:
         raise ManifestError(
@@ -183,6 +211,11 @@ def plan_of(name: str) -> ImagePlan:
             found=f"{entry.profile}, which has {', '.join(plan.components)}",
         )
     return plan
+
+
+def has_torch(lock: str) -> bool:
+    """Whether a lock file is for an environment with torch, which it does not pin itself."""
+    return re.search(r"^# torch: ", lock, re.MULTILINE) is not None
 
 
 def load_packages() -> PackageLock:

@@ -44,21 +44,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Become docker's process, so that signals and the exit code are the command's own."""
-    from ci.image.engine import connect
+    from ci.image.engine import connected
     from ci.image.image_plan import plan_of
     from provisioning.verbs.shell import become
 
     answer.refuse("shell")
     plan = plan_of(args.image)
-    engine = connect()
-    check(plan, engine)
+    with connected() as engine:
+        check(plan, engine)
+        owner = engine.owner
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     where = Path(Parser.started_in or Path.cwd())
     environ = with_index(os.environ)
-    argv = docker_run(
-        plan, command or ["bash"], owner=engine.owner, terminal=terminal, environ=environ, where=where
-    )
+    argv = docker_run(plan, command or ["bash"], owner=owner, terminal=terminal, environ=environ, where=where)
     sys.stdout.flush()
     sys.stderr.flush()
     return become(argv, environ)
@@ -135,7 +134,7 @@ def check(plan: ImagePlan, engine: Engine) -> None:
         )
     labels = engine.attributes(plan.tag)["Config"]["Labels"] or {}
     base = labels.get("qnn-ci.base-id", "")
-    if labels.get("qnn-ci.manifest") != plan.manifest_hash(base):
+    if labels.get("qnn-ci.manifest") != plan.keys(base)[-1]:
         sys.stderr.write(
             f"note: {plan.tag} was built from other manifests than this checkout's;"
             f" `{session('image', plan.name)}` renews it\n"

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from filelock import FileLock
 
     from ci.image.context import CONTEXT, Apt
-    from ci.image.engine import connect
+    from ci.image.engine import connected
     from ci.image.image_plan import load_images, plan_of
 
     if args.list:
@@ -88,8 +88,7 @@ def run(args: argparse.Namespace) -> int:
     plan, apt = plan_of(args.name or names[0]), Apt(args.apt_sources, args.apt_conf)
     selection = selection_of(args)
     stage = StageRun.as_typed("image", plan.profile.name if plan.profile else "", "x86_64-linux")
-    with stage.reported(selection.reports, "image", plan.name):
-        engine = connect()
+    with stage.reported(selection.reports, "image", plan.name), connected() as engine:
         if args.renew_base and not args.base:
             plan = _renewed(plan, engine)
         base = args.base or plan.system.reference
@@ -112,7 +111,7 @@ def _order(
 ) -> Order:
     """What is to be built, with all that it is built from fetched and verified."""
     from ci.image import context
-    from ci.image.build import Order, layers_of
+    from ci.image.build import Order
     from provisioning.store import Store
 
     with _timed(stage, "context_seconds"):
@@ -120,9 +119,10 @@ def _order(
         context.keep_packages(plan, engine, base_id, apt, context.CONTEXT / context.PACKAGES)
         for environment in plan.environments:
             context.keep_wheels(plan, environment, context.CONTEXT / context.ENVIRONMENTS / environment)
+    folders = {name: context.CONTEXT / name for name in (context.PACKAGES, context.ENVIRONMENTS)}
+    inputs = {**folders, **{name: tree.root for name, tree in trees.items()}}
     log = context.CONTEXT.with_name(f"image-{plan.name}.log")
-    layers = layers_of(plan, context.CONTEXT, trees)
-    return Order(plan, layers, base_id, labels(plan, base, base_id), log)
+    return Order(plan, inputs, base_id, labels(plan, base, base_id), log)
 
 
 def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
         "qnn-ci.base-id": base_id,
         "qnn-ci.image": plan.name,
         "qnn-ci.profile": plan.profile.name if plan.profile else "",
-        "qnn-ci.manifest": plan.manifest_hash(base_id),
+        "qnn-ci.manifest": plan.keys(base_id)[-1],
         "qnn-ci.build-ids": " ".join(f"{name}={value}" for name, value in plan.build_ids.items()),
     }
     if plan.licences:
@@ -222,14 +222,15 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
     """Run the `validate` session inside: no root, nothing of the image writable, no network."""
     import tempfile
 
-    from ci.image.engine import ContainerCommand, Mount
+    from ci.image.engine import ContainerCommand
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as reports:
         job = ContainerCommand(
             plan.tag,
             ["nox", "-s", "validate", "--", "--reports", "/reports"],
             user=engine.owner,
-            mounts=[Mount(str(ROOT), str(ROOT), read_only=True), Mount(reports, "/reports")],
+            inputs={str(ROOT): ROOT},
+            outputs={"/reports": Path(reports)},
             environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - a tmpfs of its own
             workdir=str(ROOT),
             read_only=True,
@@ -261,10 +262,10 @@ def _compare(stage: StageRun, order: Order, engine: Engine) -> None:
         _timed(stage, "build_twice_seconds"),
         tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.log.parent) as scratch,
     ):
-        first, second, differences = build_twice(order, engine, Path(scratch))
-    stage.metrics["layers"] = [list(first.layers), list(second.layers)]
-    if first == second:
-        message = f"two builds have the same settings and the same {len(first.layers)} layers"
+        layers, differences = build_twice(order, engine, Path(scratch))
+    stage.metrics["layers"] = [[*names] for names in layers]
+    if not differences:
+        message = f"two builds have the same settings and the same {len(layers[0])} layers"
         stage.add("image-reproducible", Severity.NOTE, name, message)
     fix = "find what writes it in docker/, and make it write the same or remove it"
     for line in differences:

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from ci.image.context import CONTEXT, keep_wheels
-from ci.image.engine import ContainerCommand, Engine, connect
+from ci.image.engine import ContainerCommand, Engine, connected
 from ci.image.image_plan import plan_of
 from ci.image.shell import docker_run
 from lab.lint import tracked_files
@@ -57,10 +57,11 @@ def daemon() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def engine(daemon: Path) -> Engine:
+def engine(daemon: Path) -> Iterator[Engine]:
     """With the base."""
     make_base(daemon, BASE)
-    return connect()
+    with connected() as engine:
+        yield engine
 
 
 def copy_of_the_checkout(root: Path) -> Path:
@@ -232,7 +233,8 @@ def test_an_image_built_twice_is_the_same(root: Path, tmp_path: Path) -> None:
 
 def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> None:
     # What this imports lies where that user may not be allowed to read.
-    connect()
+    with connected():
+        pass
     child = os.fork()
     if child == 0:
         code = 1
@@ -240,7 +242,8 @@ def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> No
             os.setgroups([])
             os.setgid(CALLER)
             os.setuid(CALLER)
-            connect()
+            with connected():
+                pass
         except EnvironmentLacking as fault:
             code = 3 if "you may not use it" in fault.message else 2
         finally:

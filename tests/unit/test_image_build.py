@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ci.image.build import ImageLayer, Order, build, build_twice, differences, files_of
-from ci.image.engine import ContainerCommand, Engine, Mount
+from ci.image.build import Order, build, build_twice, differences, files_of
+from ci.image.engine import ContainerCommand, Engine
 from ci.image.image_plan import plan_of
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -91,22 +91,18 @@ class Workshop(Engine):
 
 @pytest.fixture
 def order(tmp_path: Path) -> Order:
-    layers = [
-        ImageLayer(("install-packages", "/mnt/packages"), Mount("p", "/mnt/packages", True), "packages"),
-        ImageLayer(("make-environments", "nox"), Mount("e", "/mnt/environments", True), "wheels"),
-        ImageLayer(("install-component", "qnn-sdk"), Mount("s", "/mnt/qnn-sdk", True), "tree"),
-    ]
-    return Order(plan_of("wheels"), layers, "sha256:base", {"a": "1"}, tmp_path / "logs" / "build.log")
+    inputs = {name: Path("/", name) for name in ("packages", "environments", "qnn-sdk")}
+    return Order(plan_of("wheels"), inputs, "sha256:base", {"a": "1"}, tmp_path / "logs" / "build.log")
 
 
 def test_another_image_is_built_on_the_layers_that_are_the_same(order: Order) -> None:
     engine = Workshop()
     build(order, engine, "qnn-ci/wheels:latest")
     build(order, engine, "qnn-ci/other:latest")
-    assert engine.scripts[3:] == ["install-component qnn-sdk"]
-    changed = replace(order.layers[1], decided_by="other wheels")
-    build(replace(order, layers=[order.layers[0], changed, order.layers[2]]), engine, "qnn-ci/other:latest")
-    assert engine.scripts[4:] == ["make-environments nox", "install-component qnn-sdk"]
+    assert engine.scripts[4:] == ["install-component qnn-sdk"]
+    locks = {**order.plan.locks, "executorch": "other wheels"}
+    build(replace(order, plan=replace(order.plan, locks=locks)), engine, "qnn-ci/other:latest")
+    assert engine.scripts[5:] == ["make-environments executorch", "install-component qnn-sdk"]
 
 
 def test_a_script_has_no_network_and_leaves_no_variable_and_no_mount_point(order: Order) -> None:
@@ -114,7 +110,8 @@ def test_a_script_has_no_network_and_leaves_no_variable_and_no_mount_point(order
     build(order, engine, "qnn-ci/wheels:latest")
     for job in engine.jobs:
         assert (job.network, dict(job.environment), list(job.tmpfs)) == ("none", {}, ["/mnt"])
-        assert all(mount.read_only and mount.target.startswith("/mnt/") for mount in job.mounts)
+        assert not job.outputs
+        assert all(path.startswith("/mnt/") for path in job.inputs)
         assert f"SOURCE_DATE_EPOCH={order.plan.system.epoch}" in job.command
 
 
@@ -143,14 +140,14 @@ def test_two_builds_share_no_layer_and_leave_no_image(order: Order, tmp_path: Pa
     engine = Workshop()
     build(order, engine, "qnn-ci/wheels:latest")
     before = set(engine.images)
-    first, second, differing = build_twice(order, engine, tmp_path)
-    assert (first == second, differing, len(engine.jobs)) == (True, [], 9)
+    (first, second), differing = build_twice(order, engine, tmp_path)
+    assert (first == second, differing, len(engine.jobs)) == (True, [], 12)
     assert set(engine.images) == before
 
 
 def test_a_file_that_differs_between_two_builds_is_named(order: Order, tmp_path: Path) -> None:
-    engine = Workshop([b"one", b"", b"", b"two", b"", b""])
-    first, second, differing = build_twice(order, engine, tmp_path)
+    engine = Workshop([b"one", b"", b"", b"", b"two", b"", b"", b""])
+    (first, second), differing = build_twice(order, engine, tmp_path)
     assert (first == second, differing) == (False, ["layer 1: /etc/file: content"])
     assert list(engine.images) == ["sha256:base"]
 

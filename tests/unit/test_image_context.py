@@ -35,8 +35,9 @@ class AptInContainer(Engine):
 
     def run(self, job: ContainerCommand, *_: object) -> CompletedProcess[str]:
         self.jobs.append(job)
-        folder = Path(job.mounts[0].source)
-        self.pins = "".join(Path(m.source).read_text() for m in job.mounts if m.target == "/run/apt/pins")
+        folder = job.outputs["/packages"]
+        pins = job.inputs.get("/run/apt/pins")
+        self.pins = pins.read_text() if pins else ""
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
         return self.result

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ci.image import image_plan as plans
-from ci.image.image_plan import DOCKER, ImagePlan, plan_of
+from ci.image.image_plan import ImagePlan, PackageLock, plan_of
 from ci.image.verb import labels, newest_base
 from provisioning.base.errors import UpstreamError
-from provisioning.lock_files import lock_path
+from provisioning.lock_files import CPU
+from provisioning.python_environments import TORCH
 
 BASE = "sha256:" + "1" * 64
 
@@ -29,34 +30,36 @@ def other_pin(plan: ImagePlan) -> ImagePlan:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "first_layer"),
     [
-        other_pin,
-        lambda plan: replace(plan, imports={**plan.imports, "tools": ("rich",)}),
-        lambda plan: replace(plan, system=plan.system.model_copy(update={"epoch": plan.system.epoch + 1})),
+        (other_pin, 3),
+        (lambda plan: replace(plan, imports={**plan.imports, "tools": ("rich",)}), 1),
+        (lambda plan: replace(plan, locks={**plan.locks, "executorch": "# more"}), 2),
+        (lambda plan: replace(plan, debian=PackageLock(())), 0),
+        (lambda plan: replace(plan, scripts="# more"), 0),
+        (
+            lambda plan: replace(
+                plan, system=plan.system.model_copy(update={"epoch": plan.system.epoch + 1})
+            ),
+            0,
+        ),
     ],
 )
-def test_the_hash_of_manifests_changes_with_what_decides_the_bytes(
-    change: Callable[[ImagePlan], ImagePlan],
+def test_a_layers_key_changes_with_what_decides_its_bytes_and_those_below(
+    change: Callable[[ImagePlan], ImagePlan], first_layer: int
 ) -> None:
     plan = plan_of("wheels")
-    assert plan.manifest_hash(BASE) == plan_of("wheels").manifest_hash(BASE) != plan.manifest_hash(CHANGED)
-    assert change(plan).manifest_hash(BASE) != plan.manifest_hash(BASE)
+    keys = plan.keys(BASE)
+    assert keys == plan_of("wheels").keys(BASE)
+    assert {*keys}.isdisjoint(plan.keys(CHANGED))
+    equal = [one == other for one, other in zip(keys, change(plan).keys(BASE), strict=True)]
+    assert equal == [number < first_layer for number in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("file", "of_base"),
-    [(plans.PACKAGES, True), (DOCKER / "make-layer", True), (lock_path("executorch"), False)],
-)
-def test_the_hash_of_manifests_changes_with_the_files_of_the_image_and_no_others(
-    file: Path, of_base: bool, tmp_path: Path
-) -> None:
-    changed = tmp_path / file.name
-    changed.write_bytes(file.read_bytes() + b"# more\n")
-    for name, differs in (("base", of_base), ("wheels", True)):
-        plan = plan_of(name)
-        other = replace(plan, files=tuple(changed if path == file else path for path in plan.files))
-        assert (other.manifest_hash(BASE) != plan.manifest_hash(BASE)) == differs
+def test_an_environment_with_torch_is_known_by_the_builds_on_record_too() -> None:
+    recorded = (TORCH / CPU).read_text(encoding="utf-8")
+    assert recorded in plan_of("wheels").locks["executorch"]
+    assert recorded not in plan_of("wheels").locks["tools"]
 
 
 def test_an_image_with_a_vendors_licence_says_that_it_is_not_to_be_published() -> None:
