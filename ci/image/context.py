@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,13 +79,13 @@ def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
 
 def keep_packages(plan: ImagePlan, engine: Engine, base: str, apt: Apt, folder: Path) -> None:
     """Have what the base lacks of the plan's packages and their dependencies, as locked."""
-    request = "\n".join([base, *plan.system.packages, *map(str, plan.debian.packages)])
-    if _holds(folder, request):
-        return
-    say(f"fetching Debian packages with the apt of {base}")
-    fetch_packages(plan.system.packages, engine, base, apt, folder, plan.debian)
-    check_packages(plan.debian.packages, packages_in(folder))
-    _stamp(folder).write_text(_stamped(folder, request), encoding="utf-8")
+
+    def fetch() -> None:
+        say(f"fetching Debian packages with the apt of {base}")
+        fetch_packages(plan.system.packages, engine, base, apt, folder, plan.debian)
+        check_packages(plan.debian.packages, packages_in(folder))
+
+    keep(folder, "\n".join([base, *plan.system.packages, *map(str, plan.debian.packages)]), fetch)
 
 
 def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPackage]) -> None:
@@ -117,8 +117,6 @@ def fetch_packages(
 ) -> str:
     """Download packages with the apt of the base, and with the user's sources if there are any; returns the
     moment of the archive. With a lock, what the base lacks; without one, what any base may lack."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
     environment |= {"SNAPSHOT": lock.snapshot} if lock else {"FROM_NOTHING": "yes"}
     inputs = {"/run/fetch-packages": DOCKER / "fetch-packages", **apt.inputs}
@@ -163,31 +161,27 @@ def packages_in(folder: Path) -> list[DebianPackage]:
 
 def keep_wheels(plan: ImagePlan, environment: str, folder: Path) -> None:
     """Have every distribution of a locked environment, with what docker/make-environments reads of it."""
-    lock = lock_path(environment)
-    if fetch_wheels(lock, folder, plan.system):
-        say(f"fetched the wheels of {environment}")
+    fetch_wheels(lock_path(environment), folder, plan.system)
     (folder / "imports.txt").write_text("\n".join([*plan.imports[environment], ""]), encoding="utf-8")
 
 
-def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) -> bool:
-    """Have the distributions of a lock file for an image's Python; returns whether they had to be fetched.
+def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) -> None:
+    """Have the distributions of a lock file for an image's Python.
 
     The user's own pip fetches them: index, credentials, proxies and certificates mean what they mean
     everywhere else. `torch` is the folder with the builds of torch that are on record."""
     text, builds = lock.read_text(encoding="utf-8"), torch / CPU
     recorded = builds.read_text(encoding="utf-8") if has_torch(text) else ""
-    request = f"{system.python} {system.glibc}\n{text}{recorded}"
-    if _holds(folder, request):
-        return False
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    _download(["--require-hashes", "-r", str(lock)], folder, system)
-    (folder / "lock.txt").write_text(text, encoding="utf-8")
-    if recorded:
-        _download_torch(builds, folder, system)
-        (folder / "torch.txt").write_text(recorded, encoding="utf-8")
-    _stamp(folder).write_text(_stamped(folder, request), encoding="utf-8")
-    return True
+
+    def fetch() -> None:
+        say(f"fetching the wheels of {lock.stem}")
+        _download(["--require-hashes", "-r", str(lock)], folder, system)
+        (folder / "lock.txt").write_text(text, encoding="utf-8")
+        if recorded:
+            _download_torch(builds, folder, system)
+            (folder / "torch.txt").write_text(recorded, encoding="utf-8")
+
+    keep(folder, f"{system.python} {system.glibc}\n{text}{recorded}", fetch)
 
 
 def _download_torch(builds: Path, folder: Path, system: System) -> None:
@@ -221,22 +215,23 @@ def _download(what: Sequence[str], folder: Path, system: System) -> None:
         )
 
 
-def _holds(folder: Path, request: str) -> bool:
-    """Whether the folder was filled by this request and has its files, each with a hash of the request."""
-    stamp = _stamp(folder)
-    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != _stamped(folder, request):
-        return False
-    return all(hash_file(path) in request for path in _distributions(folder))
+def keep(folder: Path, request: str, fetch: Callable[[], None]) -> None:
+    """Fill a folder, unless this request filled it and it still has those files, each with a hash that the
+    request names."""
+    stamp = folder / "request.txt"
+
+    def filled() -> str:
+        return "\n".join([request, *(path.name for path in distributions_in(folder)), ""])
+
+    is_filled = stamp.is_file() and stamp.read_text(encoding="utf-8") == filled()
+    if is_filled and all(hash_file(path) in request for path in distributions_in(folder)):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    fetch()
+    # Written last, so that an interrupted download is not taken for a whole one.
+    stamp.write_text(filled(), encoding="utf-8")
 
 
-def _stamp(folder: Path) -> Path:
-    """Written last, so that an interrupted download is not taken for a whole one."""
-    return folder / "request.txt"
-
-
-def _stamped(folder: Path, request: str) -> str:
-    return "\n".join([request, *(path.name for path in _distributions(folder)), ""])
-
-
-def _distributions(folder: Path) -> list[Path]:
+def distributions_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix != ".txt")

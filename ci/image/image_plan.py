@@ -219,17 +219,11 @@ def has_torch(lock: str) -> bool:
 
 
 def load_packages() -> PackageLock:
-    """The lines `NAME VERSION SHA256` of the lock of Debian packages."""
-    packages, snapshot = [], ""
-    for number, line in enumerate(PACKAGES.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith("#"):
-            snapshot = snapshot or "".join(re.findall(r"^# snapshot: (\d{8}T\d{6}Z)$", line))
-            continue
-        words = line.split()
-        if len(words) != 3 or len(words[2]) != 64:
-            raise ManifestError(PACKAGES, f"line {number}", expected="NAME VERSION SHA256", found=repr(line))
-        packages.append(DebianPackage(*words))
-    return PackageLock(tuple(packages), snapshot)
+    """The lines `NAME VERSION SHA256` of the lock of Debian packages. What is no such line pins nothing."""
+    text = PACKAGES.read_text(encoding="utf-8")
+    snapshot = re.search(r"^# snapshot: (\d{8}T\d{6}Z)$", text, re.MULTILINE)
+    rows = re.findall(r"^(\S+) (\S+) ([0-9a-f]{64})$", text, re.MULTILINE)
+    return PackageLock(tuple(DebianPackage(*row) for row in rows), snapshot[1] if snapshot else "")
 
 
 def render_packages(lock: PackageLock) -> str:

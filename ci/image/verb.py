@@ -306,6 +306,7 @@ def _lock(plan: ImagePlan, engine: Engine, base: str, apt: Apt) -> None:
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
         folder = Path(scratch) / "packages"
+        folder.mkdir()
         snapshot = fetch_packages(plan.system.packages, engine, base, apt, folder)
         lock = PackageLock(tuple(packages_in(folder)), snapshot)
     replace_text(PACKAGES, render_packages(lock))
