@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from ci.image.engine import NO_SPACE, ContainerCommand, Engine, out_of_disk
-from ci.image.image_plan import DOCKER, ImagePlan, Layer
+from ci.image.image_plan import DOCKER, ImagePlan, ImageLayer
 from ci.image.shell import CACHE
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
@@ -88,7 +88,7 @@ def build(order: Order, engine: Engine, tag: str, *, reuse: bool = True) -> None
 
 
 def _run(
-    order: Order, layer: Layer, parent: str, engine: Engine, target: str, settings: Mapping[str, object]
+    order: Order, layer: ImageLayer, parent: str, engine: Engine, target: str, settings: Mapping[str, object]
 ) -> None:
     # In the command, because variables of a container would stay in the image.
     variables = {**variables_of(order.plan), "SOURCE_DATE_EPOCH": str(order.plan.system.epoch)}

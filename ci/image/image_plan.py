@@ -87,7 +87,7 @@ class PackageLock:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ImageLayer:
     """A script of docker/ with its arguments, the input that it reads, and what decides that."""
 
     command: tuple[str, ...]
@@ -132,15 +132,15 @@ class ImagePlan:
         return tuple(dict.fromkeys(row.licence for row in self.components.values() if row.licence))
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[ImageLayer, ...]:
         """In order; images share those that begin alike."""
-        layers = [Layer(("install-packages", "/mnt/packages"), "packages", render_packages(self.debian))]
+        layers = [ImageLayer(("install-packages", "/mnt/packages"), "packages", render_packages(self.debian))]
         others = tuple(name for name in self.environments if name not in IN_EVERY_IMAGE)
         for names in filter(None, (IN_EVERY_IMAGE, others)):
             texts = [text for name in names for text in (self.locks[name], *self.imports[name])]
-            layers.append(Layer(("make-environments", *names), "environments", "\n".join(texts)))
+            layers.append(ImageLayer(("make-environments", *names), "environments", "\n".join(texts)))
         for name, component in self.components.items():
-            layers.append(Layer(("install-component", name), name, component.model_dump_json()))
+            layers.append(ImageLayer(("install-component", name), name, component.model_dump_json()))
         return tuple(layers)
 
     def keys(self, base: str) -> list[str]:
