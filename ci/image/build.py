@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from ci.image.engine import NO_SPACE, ContainerCommand, Engine, out_of_disk
-from ci.image.image_plan import DOCKER, ImagePlan, ImageLayer
+from ci.image.image_plan import DOCKER, ImageLayer, ImagePlan
 from ci.image.shell import CACHE
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
