@@ -34,7 +34,7 @@ from provisioning.base.errors import CheckFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ci.parity.mapping import Buck, Load, Value, Variant
+    from ci.parity.mapping import Buck, Load, Variant
 
 FILES = ("srcs", "src", "headers", "exported_headers", "raw_headers", "public_headers")
 DEPENDENCIES = (
@@ -335,14 +335,14 @@ class _Evaluation:
 
     def _stand_in(self, label: str, load: Load) -> Any:
         globals_ = dict.fromkeys(load.calls, "calls")
-        globals_ |= {name: f"make_answer({_literal(value)})" for name, value in load.answers.items()}
-        globals_ |= {name: f"make_answer({_literal(self.builder[name])})" for name in load.asks}
-        globals_ |= {name: _literal(value) for name, value in load.values.items()}
+        globals_ |= {name: f"make_answer({value!r})" for name, value in load.answers.items()}
+        globals_ |= {name: f"make_answer({self.builder[name]!r})" for name in load.asks}
+        globals_ |= {name: repr(value) for name, value in load.values.items()}
         rules = {name: f'make_rule("{name}")' for name in self._rule_names}
         fields = {
             **rules,
             **{name: f'make_text("{name}")' for name in self.rules.texts},
-            "is_oss": _literal(self.builder["is_oss"]),
+            "is_oss": repr(self.builder["is_oss"]),
         }
         struct = ", ".join(f"{name} = {value}" for name, value in fields.items())
         globals_ |= dict.fromkeys(load.rules, f"struct({struct})")
@@ -673,12 +673,6 @@ def _same(library: Target) -> object:
         sorted(item.name for item in library.files),
         sorted(item.name for item in library.dependencies),
     )
-
-
-def _literal(value: Value) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(_literal(item) for item in value)}]"
-    return ("True" if value else "False") if isinstance(value, bool) else json.dumps(value)
 
 
 def twins(label: str) -> set[str]:

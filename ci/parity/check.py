@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import PurePosixPath
 
 from ci.parity import buck, pairs
 from ci.parity.cmake.configure import ConfigureInput
@@ -321,10 +322,7 @@ def _has(text: str, folder: str, path: str) -> bool:
 
 def _folders(path: str) -> list[str]:
     """The directories that contain a file, the innermost first, without the top."""
-    folders = []
-    while path := posixpath.dirname(path):
-        folders.append(path)
-    return folders
+    return [str(folder) for folder in PurePosixPath(path).parents][:-1]
 
 
 def _flags(rule: Target) -> set[str]:
