@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ci.explain.cause import SECONDS, Cause, Proved, remember
+from ci.explain.cause import SECONDS, Cause, Proved, cause_of, remember
 from ci.explain.lane import Explains, explainer, measured
 from ci.explain.repair import of_rewritten
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
@@ -27,7 +27,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
-from provisioning.base.findings import Edit
+from provisioning.base.findings import Edit, Place
 from provisioning.base.rendering.terminal import readable
 from provisioning.fixes import NO_FIX, fix_at
 
@@ -98,6 +98,35 @@ def proofs_of(
         proved = Proved(cause.in_words(), place, proofs.fix if helping else "")
         remember(subject.model.selection.store, before.program, proved)
     return proofs
+
+
+def outcome_with_cause(
+    subject: LaneModel, program: Any, outcome: Outcome, suspects: Sequence[Mapping[str, str]], until: float
+) -> tuple[Outcome, Cause | None]:
+    """The outcome, whose first error then says the cause, as far as it is found by this time of
+    time.monotonic(), and the fixes that were tried."""
+    left = until - time.monotonic()
+    # The rest is for fixes.
+    search_seconds = left * 2 / 3 if outcome.wrong else left
+    cause = cause_of(subject, program, outcome, search_seconds, suspects) if left > 0 else None
+    if not outcome.wrong:
+        return outcome, cause
+    first, *others = outcome.wrong
+    proofs = proofs_of(subject, program.soc, outcome, cause, until - time.monotonic())
+    fixes, words, place = [proofs.fix], [first.message], first.place
+    if cause:
+        words += [cause.in_words()]
+        place = Place.read(cause.place.get("source", "")) or place
+        if cause.goes_on:
+            untried = list(dict.fromkeys(fault["command"] for fault in cause.suspected))
+            fixes = fixes if proofs.helping or not untried else untried
+            fixes = [*fixes, Fix("{} goes on", cause.goes_on)]
+    else:
+        # A part of an output, or whole numbers: what the model returns is its author's to change.
+        fixes += [first.fix]
+    fix = joined(fixes, "; or ")
+    first = replace(first, message="; ".join(words), fix=fix, place=place, edit=proofs.edit)
+    return replace(outcome, wrong=[first, *others]), cause
 
 
 def _candidates(subject: LaneModel, soc: str, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.explain.cause import SECONDS as SEARCH_SECONDS
-from ci.explain.cause import cause_of
-from ci.explain.proofs import proofs_of
+from ci.explain.proofs import outcome_with_cause, proofs_of
 from ci.suite.into_suite import Extension, require_place
 from ci.suite.lane_model import ELSEWHERE, LaneModel, Product, lane_model, offers
 from ci.suite.model_report import ModelReport, reported
@@ -25,10 +24,9 @@ from ci.suite.stage import MeasuredValues, of_program, write_accepted
 from ci.suite.trial import Outcome, cells_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
-from provisioning.base.commands import Fix, joined
+from provisioning.base.commands import Fix
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
-from provisioning.base.findings import Place
 from provisioning.base.places import Places
 from provisioning.base.rendering.terminal import readable
 from provisioning.base.settings import DEFAULT_SOC
@@ -104,48 +102,21 @@ def _fix_of(error: ToolkitError, subject: LaneModel, soc: str, told: Told) -> st
 def _explained(
     subject: LaneModel, programs: Sequence[AnyProgram], products: Sequence[Product], told: Told
 ) -> list[Product]:
-    """The products: their errors say the cause, as far as it was found in time, and the fixes that were
-    tried. What is no error is only said."""
+    """The products with causes and fixes in their errors. A cause of what is no error is only said."""
     search_ends = time.monotonic() + SEARCH_SECONDS
-    found: list[Product] = []
+    explained: list[Product] = []
     for program, product in zip(programs, products, strict=True):
-        outcome, left = product.outcome, search_ends - time.monotonic()
-        # The rest is for fixes.
-        search_seconds = left * 2 / 3 if outcome.wrong else left
-        suspects = product.suspects
-        cause = cause_of(subject, program, outcome, search_seconds, suspects) if left > 0 else None
-        found.append(product)
+        outcome, cause = outcome_with_cause(subject, program, product.outcome, product.suspects, search_ends)
         told.searched |= bool(outcome.wrong or cause)
-        if outcome.wrong:
-            first, *others = outcome.wrong
-            proofs = proofs_of(subject, program.soc, outcome, cause, search_ends - time.monotonic())
-            fixes, words = [proofs.fix], [first.message]
-            if cause:
-                words += [cause.in_words()]
-                if cause.goes_on:
-                    untried = list(dict.fromkeys(fault["command"] for fault in cause.suspected))
-                    fixes = fixes if proofs.helping or not untried else untried
-                    fixes = [*fixes, Fix("{} goes on", cause.goes_on)]
-            else:
-                # A part of an output, or whole numbers: what the model returns is its author's to change.
-                fixes += [first.fix]
-            place = Place.read(cause.place.get("source", "")) if cause else None
-            first = replace(
-                first,
-                message="; ".join(words),
-                fix=joined(fixes, "; or "),
-                place=place or first.place,
-                edit=proofs.edit,
-            )
-            found[-1] = replace(product, outcome=replace(outcome, wrong=[first, *others]))
-        elif cause:
+        explained.append(replace(product, outcome=outcome))
+        if cause and not outcome.wrong:
             sys.stdout.write(f"{cause.in_words()}\n")
-    return found
+    return explained
 
 
 def _exported(subject: LaneModel, scratch: Path, publish: Publish, report: ModelReport) -> LaneModel:
     exported = subject.exported(scratch, publish)
-    report.exported = exported.model
+    report.model = exported.model
     return exported
 
 

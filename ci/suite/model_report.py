@@ -27,6 +27,8 @@ class ModelReport:
     """What one command says of one model, beside what it prints."""
 
     name: str
+    model: OneModel
+    """Which the commands that are offered take; of one that another Python exports, what it exported."""
     stage: StageRun
     more: dict[str, Metric] = field(default_factory=dict)
     """Other metrics that have a row for each model."""
@@ -38,8 +40,6 @@ class ModelReport:
         for message in messages:
             self.stage.add("model-warning", Severity.WARNING, self.name, message)
 
-    exported: OneModel | None = None
-    """The model that another Python exported, which the commands that are offered take."""
     rules: list[str] = field(default_factory=list)
     """Of what is wrong with the model, for the commands that are offered."""
     offers: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
 
     selection = model.selection
     name = " ".join(filter(None, [model.typed, *about]))
-    report = ModelReport(name, StageRun.as_typed(verb, selection.profile, DEFAULT_TARGET))
+    report = ModelReport(name, model, StageRun.as_typed(verb, selection.profile, DEFAULT_TARGET))
     tee = answer.Tee(sys.stdout)
     printed = tee.kept
     try:
@@ -80,20 +80,23 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
         raise
     except ToolkitError as error:
         report.fail(error.message, error.fix, DIES if error.exit_code == CheckFailed.exit_code else "")
-        _write(report, printed.getvalue(), model)
+        _write(report, printed.getvalue())
         raise
     if code and not any(finding.severity is Severity.ERROR for finding in report.stage.findings):
         report.fail(f"{verb} ended with exit code {code}")
-    _write(report, printed.getvalue(), model)
+    _write(report, printed.getvalue())
     return code
 
 
-def _write(report: ModelReport, printed: str, model: OneModel) -> None:
+def _write(report: ModelReport, printed: str) -> None:
     """The command has done its work, so a folder that takes no report costs a line, and not the result."""
     from ci.suite.offers import offers_of, show, words_of
 
-    reports, named = model.selection.reports, report.exported or model
-    words = words_of(named.words(named.selection.soc) if named.typed else [])
+    model = report.model
+    words, reports = (
+        words_of(model.words(model.selection.soc) if model.typed else []),
+        model.selection.reports,
+    )
     report.offers = offers_of(report.rules, words, besides=report.stage.stage)
     show(report.offers)
     answer.add(offers=report.offers)

@@ -60,7 +60,7 @@ def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(t
         shutil.rmtree(taken.samples, ignore_errors=True)
         taken.samples.mkdir()
         (taken.samples / name).touch()
-        report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
+        report = ModelReport("net", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
         return repair_report.repair_model(taken, taken, RewriteChoice(), report)
 
     own.mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
+    report = ModelReport("net", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
     taken: Any = Taken(tmp_path, gives=lambda model: figures[Path(model.typed).stem])
     assert repair_report.repair_model(taken, taken, RewriteChoice(), report) == code
     written = tmp_path / "out" / "net-repaired.txt"
@@ -168,7 +168,7 @@ def test_the_next_command_is_for_what_is_still_red(
     taken: Any = Taken(tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after)
     if not made:
         taken.rewritten = lambda _taken, asked: Rewritten((replace(HELPS, refused="it differs"),), None)
-    report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
+    report = ModelReport("net", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
     repair_report.repair_model(taken, taken, RewriteChoice(), report)
     model = tmp_path / "out" / "net-repaired.pt2" if made else "net.py:make"
     printed = f"next: nox -s {command.format(model=model)}"
@@ -185,7 +185,7 @@ def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
     monkeypatch.setattr("ci.explain.cause.explainer", lambda model: lane)
     taken: Any = Taken(tmp_path)
     taken.rewritten = lambda _taken, asked: Rewritten((), None)
-    report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
+    report = ModelReport("net", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
     assert repair_report.repair_model(taken, taken, RewriteChoice(), report) == 1
     assert "net.py:7" in capsys.readouterr().out
 
@@ -227,7 +227,7 @@ def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_onc
         taken.given = SimpleNamespace(suite=suite)
         return taken
 
-    report = ModelReport("suite", StageRun.as_typed("repair", "wheels", "host"))
+    report = ModelReport("suite", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
     asked = RewriteChoice()
     some = [program("good/8a8w/SM8650"), program("bad/8a8w/SM8650")]
     assert repair_report.repair_suites(some[:1], some[0], asked, report, accepts=False) == 0

@@ -309,7 +309,7 @@ def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(t
 
     def tune(*names: str, accepts: bool) -> int:
         every = [*map(program, names)]
-        report = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host"))
+        report = ModelReport("suite", Taken(tmp_path).model, StageRun.as_typed("tune", "wheels", "host"))
         return tune_suites(every, every[0], mixture, report, accepts=accepts)
 
     assert tune("holds", accepts=False) == 0
@@ -339,7 +339,7 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
 
     taken: Any = Taken(tmp_path, "net.onnx", ONNX, gives)
     taken.given = SimpleNamespace(suite=tmp_path / "suite.toml", case_name="net", soc="SM8650")
-    report = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host"))
+    report = ModelReport("suite", Taken(tmp_path).model, StageRun.as_typed("tune", "wheels", "host"))
     tune_suites([taken], taken, mixture, report, accepts=False)
     (model,) = tried
     assert Path(model.typed).stem == "helps" and model.per_channel
