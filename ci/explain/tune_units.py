@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from ci.explain.losses import where_of
 from ci.suite.accuracy import below_floor
-from ci.suite.programs import AnyProgram
+from ci.suite.programs import Program
 from ci.suite.trial import Outcome
 from provisioning.base.units import in_decibels
 
-P = TypeVar("P", bound=AnyProgram)
+P = TypeVar("P", bound=Program)
 
 SQNR, PART = "sqnr_db", "slice_sqnr_db"
 COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}

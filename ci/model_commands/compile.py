@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.model_commands.compile_one import compile_model, compile_precisions
     from ci.suite.lane_model import lane_model
-    from ci.suite.model_report import reported
+    from ci.suite.model_report import ModelReport, reported
     from ci.work import sharing_templates
 
     precisions: list[str] = list(dict.fromkeys(args.precisions or ()))
@@ -37,5 +37,8 @@ def run(args: argparse.Namespace) -> int:
         with sharing_templates():
             return compile_precisions(model, how, precisions, suite)
     model = replace(model, precision=next(iter(precisions), None))
-    subject = lane_model(model, how)
-    return reported("compile", model, model.named, lambda report: compile_model(subject, suite, report))
+
+    def work(report: ModelReport) -> int:
+        return compile_model(lane_model(model, how), suite, report)
+
+    return reported("compile", model, model.named, work)

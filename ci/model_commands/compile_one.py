@@ -19,7 +19,7 @@ from ci.suite.model_report import ModelReport, reported
 from ci.suite.one_model import CHECKPOINT, Compiling, OneModel
 from ci.suite.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.suite.precision import written_name
-from ci.suite.programs import AnyProgram
+from ci.suite.programs import Program
 from ci.suite.stage import MeasuredValues, of_program, write_accepted
 from ci.suite.trial import Outcome, cells_of
 from provisioning.base import answer
@@ -100,7 +100,7 @@ def _fix_of(error: ToolkitError, subject: LaneModel, soc: str, told: Told) -> st
 
 
 def _explained(
-    subject: LaneModel, programs: Sequence[AnyProgram], products: Sequence[Product], told: Told
+    subject: LaneModel, programs: Sequence[Program], products: Sequence[Product], told: Told
 ) -> list[Product]:
     """The products with causes and fixes in their errors. A cause of what is no error is only said."""
     search_ends = time.monotonic() + SEARCH_SECONDS
@@ -120,7 +120,7 @@ def _exported(subject: LaneModel, scratch: Path, publish: Publish, report: Model
     return exported
 
 
-def require_fp16(program: AnyProgram) -> None:
+def require_fp16(program: Program) -> None:
     """Refuse floats for a chip that has none of 16 bits."""
     if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
         raise UsageError(

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from ci.suite.accuracy import FIGURES, at_worst, below_floor, required_of, rounded
 from ci.suite.costs import TITLES, cost_rule
-from ci.suite.programs import THRESHOLD_NAMES, AnyProgram
+from ci.suite.programs import THRESHOLD_NAMES, Program
 from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix
@@ -288,10 +288,10 @@ NEAREST_DB, NEAREST_COSINE = 100.0, 0.999999
 
 
 def thresholds_of(
-    programs: Sequence[AnyProgram],
+    programs: Sequence[Program],
     figures: Mapping[str, Mapping[str, float]],
     margin_db: float,
-    again: Callable[[AnyProgram], str],
+    again: Callable[[Program], str],
 ) -> dict[str, Values]:
     """By run, the thresholds of every run of which each chip has figures; those of other chips count too.
     Figures that the suite itself demands get none.
@@ -300,7 +300,7 @@ def thresholds_of(
     measured: dict[str, list[Mapping[str, float]]] = {}
     for name, figure in figures.items():
         measured.setdefault(name.rpartition("/")[0], []).append(figure)
-    runs: dict[str, list[AnyProgram]] = {}
+    runs: dict[str, list[Program]] = {}
     for program in programs:
         runs.setdefault(program.run_name, []).append(program)
     wanted, kept = {}, []
@@ -322,7 +322,7 @@ def thresholds_of(
     return wanted
 
 
-def accepted_figures(program: AnyProgram, measured: Sequence[Mapping[str, float]]) -> list[str]:
+def accepted_figures(program: Program, measured: Sequence[Mapping[str, float]]) -> list[str]:
     """Figures that get a threshold: those that always do of floats or integers, where the programs have such
     outputs, and those that have one; without those that the suite demands."""
     has = [

@@ -33,7 +33,7 @@ from ci.results import (
     surroundings,
     toolkit_of,
 )
-from ci.suite.programs import NO_SUITE, AnyProgram
+from ci.suite.programs import NO_SUITE, Program
 from ci.suite.recheck import FILLED, RepeatableWork, Repeats
 from ci.suite.stage import Named, WorkPlan, by_packages
 from ci.trouble import of_error
@@ -263,7 +263,7 @@ class _StepRun:
         return self._take_cached(program)
 
     def _subject_of_run(self, program: Named) -> Metric:
-        suite = program.suite if isinstance(program, AnyProgram) else None
+        suite = program.suite if isinstance(program, Program) else None
         # Of a model that no suite has, the folder may be anything, with any number of files.
         code = folder_digest(suite.parent) if suite and suite.name != NO_SUITE else os.urandom(8).hex()
         export = self._step.export(program)
@@ -326,7 +326,7 @@ class _StepRun:
 
     def _subject(self, program: Named) -> str:
         whose = ""
-        if isinstance(program, AnyProgram):
+        if isinstance(program, Program):
             whose = f" {program.suite.parent.name}/{program.suite.name} {program.model_without_suite}"
         return program.name + whose
 
@@ -512,7 +512,7 @@ def run_cached_tasks(step: CachedStep, tasks: Sequence[Named], template: Templat
     return _StepRun(step, NO_PACKAGES, tasks, template=template).results() if tasks else {}
 
 
-def run_cached_step(step: CachedStep, programs: Iterable[AnyProgram]) -> dict[str, Result]:
+def run_cached_step(step: CachedStep, programs: Iterable[Program]) -> dict[str, Result]:
     """The result of each program by name; fewer if the step stopped after one."""
     results: dict[str, Result] = {}
     programs = list(programs)

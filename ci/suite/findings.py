@@ -12,7 +12,7 @@ from ci.closed import not_passed as names_not_passed
 from ci.models.inputs import InputsUsed
 from ci.outcome import Result
 from ci.suite import accuracy
-from ci.suite.programs import NO_SUITE, AnyProgram, Thresholds
+from ci.suite.programs import NO_SUITE, Program, Thresholds
 from ci.suite.suite_file import accepted_path
 from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Place, Severity
@@ -32,7 +32,7 @@ def errors_of(subject: str, again: str) -> Callable[..., Finding]:
     return error
 
 
-def placeholder(program: AnyProgram, figures: Mapping[str, float], again: str) -> Iterator[Finding]:
+def placeholder(program: Program, figures: Mapping[str, float], again: str) -> Iterator[Finding]:
     """A warning about thresholds that say little; the command `again` writes measured ones."""
     thresholds, least = program.thresholds, accuracy.required_of(program.run.kind)["sqnr_db"]
     if thresholds is None:
@@ -49,13 +49,13 @@ def placeholder(program: AnyProgram, figures: Mapping[str, float], again: str) -
     yield Finding("threshold-placeholder", Severity.WARNING, program.name, message, fix)
 
 
-def factory_notes(program: AnyProgram, notes: Iterable[Sequence[str]], again: str) -> Iterator[Finding]:
+def factory_notes(program: Program, notes: Iterable[Sequence[str]], again: str) -> Iterator[Finding]:
     """For the author of a factory (`ModelWithInputs.notes`), each a rule and a message."""
     for rule, message in notes:
         yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, again)
 
 
-def not_passed(programs: Iterable[AnyProgram], results: Mapping[str, Result]) -> Iterator[Finding]:
+def not_passed(programs: Iterable[Program], results: Mapping[str, Result]) -> Iterator[Finding]:
     """Variables that models asked for and that are set here, but in no key: once for each suite."""
     asking: dict[tuple[str, str, str], str] = {}
     for program in programs:
@@ -112,11 +112,11 @@ def verdict(findings: Sequence[Finding]) -> str:
     return "fail" if any(finding.severity is Severity.ERROR for finding in findings) else "pass"
 
 
-def shown_thresholds(program: AnyProgram, figures: Mapping[str, float]) -> dict[str, Metric]:
+def shown_thresholds(program: Program, figures: Mapping[str, float]) -> dict[str, Metric]:
     return dict(accuracy.bounds_of(program.thresholds, figures, program.run.kind))
 
 
-def accepting(program: AnyProgram, misses: Sequence[accuracy.Missed], every: Fix) -> str:
+def accepting(program: Program, misses: Sequence[accuracy.Missed], every: Fix) -> str:
     """What to do about misses that a better program does not cure; empty if there is none. `every` runs the
     program's run for all its chips."""
     if demanded := [miss.figure for miss in misses if miss.figure in program.demanded]:
@@ -307,7 +307,7 @@ def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
 
 
 def below_usual_of(
-    program: AnyProgram,
+    program: Program,
     figures: Mapping[str, float],
     causes_of: Callable[[], Causes],
     divergence: str,
@@ -323,7 +323,7 @@ def below_usual_of(
 
 
 def constant_outputs(
-    program: AnyProgram, figures: Mapping[str, float], slices: Sequence[str], again: str
+    program: Program, figures: Mapping[str, float], slices: Sequence[str], again: str
 ) -> Iterator[Finding]:
     if message := nearly_constant(figures, slices):
         yield Finding("accuracy-constant", Severity.WARNING, program.name, message, again)

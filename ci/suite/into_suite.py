@@ -15,7 +15,7 @@ from ci.models.imports import module_file
 from ci.models.user_model import UserModel
 from ci.suite.accepted import accepted_figures, below_required, derived, load_tolerances, threshold_values
 from ci.suite.accuracy import required_of
-from ci.suite.programs import AnyProgram, Suites
+from ci.suite.programs import Program, Suites
 from ci.suite.suite_file import accepted_path
 from provisioning.base import toml
 from provisioning.base.accepted import accept
@@ -139,7 +139,7 @@ class Extension:
         return suite_with(self.path, self.name, self.case, self.suites.lane, self.same, run, socs)
 
     @cached_property
-    def programs(self) -> list[AnyProgram]:
+    def programs(self) -> list[Program]:
         """For all chips of the run: of one that is there already, the thresholds hold for each."""
         text, number = self._text(self.run, self.socs)
         suite = self.suites.parse(toml.loads(text), self.path)

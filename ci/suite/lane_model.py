@@ -14,7 +14,7 @@ from ci.outcome import Result
 from ci.suite.one_model import LANES, Compiling, OneModel
 from ci.suite.output import Publish
 from ci.suite.precision import written_name
-from ci.suite.programs import AnyProgram, Suites
+from ci.suite.programs import Program, Suites
 from ci.suite.stage import MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base.commands import Fix, session
@@ -57,7 +57,7 @@ class LaneModel(ABC):
 
     model: OneModel
     how: Compiling
-    given: AnyProgram | None = field(default=None, kw_only=True)
+    given: Program | None = field(default=None, kw_only=True)
     """A suite's program, in place of MODEL."""
 
     suites: ClassVar[Suites[Any]]

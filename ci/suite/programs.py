@@ -97,7 +97,7 @@ NO_SUITE = "no-suite.toml"
 """The name in place of a suite's for a model of a command line. There is no such file."""
 
 
-class AnyRun(Model):
+class SuiteRun(Model):
     judged_later: ClassVar[frozenset[str]] = frozenset({"label", "socs", "tags", "thresholds"})
     """Fields that the work does not get, so no result depends on them. All others are in its key."""
 
@@ -139,26 +139,26 @@ class AnyRun(Model):
         return value
 
 
-class AnyCase(Model):
+class SuiteCase(Model):
     judged_later: ClassVar[frozenset[str]] = frozenset({"runs"})
     """As of a run."""
 
     non_finite: bool = False
     """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
-    runs: tuple[AnyRun, ...] = Field(min_length=1, alias="run")
+    runs: tuple[SuiteRun, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> AnyCase:
+    def _names_are_unique(self) -> SuiteCase:
         names = [run.name for run in self.runs]
         if again := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"a label for the second run named {again[0]}")
         return self
 
 
-class MixedRun(AnyRun):
+class MixedRun(SuiteRun):
     """A run of a lane that can give operators another precision than the model's."""
 
-    judged_later: ClassVar[frozenset[str]] = AnyRun.judged_later | {"precision_file"}
+    judged_later: ClassVar[frozenset[str]] = SuiteRun.judged_later | {"precision_file"}
 
     precision_file: str = ""
     """In place of precision and nodes: a file that `tune` has written, relative to the suite."""
@@ -171,7 +171,7 @@ class MixedRun(AnyRun):
 
 
 @dataclass(frozen=True, slots=True)
-class AnyProgram:
+class Program:
     """One model, computed in one way, for one chip."""
 
     suite: Path
@@ -245,7 +245,7 @@ class AnyProgram:
         }
 
 
-P = TypeVar("P", bound=AnyProgram)
+P = TypeVar("P", bound=Program)
 
 
 def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:

@@ -11,15 +11,15 @@ from ci.outcome import Failure, Refused, Result, WorkerDied
 from ci.progress import Line, failed
 from ci.suite.accuracy import in_words
 from ci.suite.metric import METRIC
-from ci.suite.programs import AnyProgram
-from ci.suite.stage import AnyPlan, by_packages
+from ci.suite.programs import Program
+from ci.suite.stage import Plan, by_packages
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.base.commands import session
 
 
 def scores_of(
-    plan: AnyPlan,
-    programs: Sequence[AnyProgram],
+    plan: Plan,
+    programs: Sequence[Program],
     outputs: Mapping[str, Path],
     home: Callable[[OwnPackages], Home],
     function: str,
@@ -51,7 +51,7 @@ def scores_of(
     return results
 
 
-def _log(plan: AnyPlan, name: str) -> Path:
+def _log(plan: Plan, name: str) -> Path:
     return plan.logs.absolute() / METRIC / f"{name}.log"
 
 

@@ -20,7 +20,7 @@ from ci.suite.installed import source_of_executorch
 from ci.suite.offers import offers_of, words_of
 from ci.suite.offers import show as show_offers
 from ci.suite.options import Accept, Choice, WorkOptions
-from ci.suite.programs import AnyProgram, Suites, accepted_thresholds
+from ci.suite.programs import Program, Suites, accepted_thresholds
 from ci.suite.recheck import RepeatableWork, metrics, recheck
 from ci.suite.recheck import findings as recheck_findings
 from ci.trouble import MACHINE
@@ -36,8 +36,8 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-P = TypeVar("P", bound=AnyProgram)
-L = TypeVar("L", bound="AnyPlan")
+P = TypeVar("P", bound=Program)
+L = TypeVar("L", bound="Plan")
 V = TypeVar("V")
 
 
@@ -54,13 +54,13 @@ class WorkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class AnyPlan(WorkPlan):
+class Plan(WorkPlan):
     """Of programs of suites. A lane adds what its steps need."""
 
-    programs: tuple[AnyProgram, ...]
+    programs: tuple[Program, ...]
     baselines: dict[Path, Baseline]
 
-    def baseline(self, program: AnyProgram) -> Baseline:
+    def baseline(self, program: Program) -> Baseline:
         return self.baselines[program.suite]
 
 
@@ -68,7 +68,7 @@ Results = Mapping[str, Mapping[str, Result]]
 """By step, and then by program; the last step is the one that a program's verdict is about."""
 
 
-def of_program(program: AnyProgram, results: Results) -> dict[str, Result]:
+def of_program(program: Program, results: Results) -> dict[str, Result]:
     """By step, of those that it came to."""
     return {step: result[program.name] for step, result in results.items() if program.name in result}
 
@@ -119,24 +119,24 @@ def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackage
         yield installed(needs, store), [program for program in programs if program.needs == needs]
 
 
-def baselines_of(programs: Iterable[AnyProgram], profile: str) -> dict[Path, Baseline]:
+def baselines_of(programs: Iterable[Program], profile: str) -> dict[Path, Baseline]:
     """By suite."""
     suites = {program.suite: program for program in programs}
     return {suite: load_baseline(suite, profile, program.lane) for suite, program in suites.items()}
 
 
-def show_list(programs: Sequence[AnyProgram]) -> int:
+def show_list(programs: Sequence[Program]) -> int:
     """For --list; returns the exit code."""
     for program in programs:
         sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
     return 0
 
 
-def write_accepted(suites: Suites[Any], plan: AnyPlan, measured: MeasuredValues, stage: str = "") -> None:
+def write_accepted(suites: Suites[Any], plan: Plan, measured: MeasuredValues, stage: str = "") -> None:
     """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
     that their suites have no more are dropped."""
 
-    def again(program: AnyProgram) -> Fix:
+    def again(program: Program) -> Fix:
         return suites.repeat(program, stage, every_chip=True).plus("--accept")
 
     margin_db = load_tolerances().sqnr_margin_db
@@ -149,7 +149,7 @@ def write_accepted(suites: Suites[Any], plan: AnyPlan, measured: MeasuredValues,
         plan.baselines[suite] = baseline.rewritten(recorded, thresholds, runs)
 
 
-def _of_suite(suite: Path, programs: Sequence[AnyProgram], values: Mapping[str, V]) -> dict[str, V]:
+def _of_suite(suite: Path, programs: Sequence[Program], values: Mapping[str, V]) -> dict[str, V]:
     return {
         program.name: values[program.name]
         for program in programs
@@ -173,7 +173,7 @@ def accepted(accept: Accept, suites: Suites[Any], plan: L, measured: MeasuredVal
 
 
 def _reasons(
-    plan: AnyPlan, figures: Mapping[str, Mapping[str, float]], reason: str, command: str
+    plan: Plan, figures: Mapping[str, Mapping[str, float]], reason: str, command: str
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     """By program the field of its reason. Raises CheckFailed if what is accepted needs one and has none."""
     margin_db = load_tolerances().sqnr_margin_db
@@ -188,7 +188,7 @@ def _reasons(
 
 
 def report(
-    stage: StageRun, suites: Suites[Any], plan: AnyPlan, verdicts: Mapping[str, Verdict], results: Results
+    stage: StageRun, suites: Suites[Any], plan: Plan, verdicts: Mapping[str, Verdict], results: Results
 ) -> None:
     """Put the findings and the row of each program into the report, and do a part of the work twice for
     --recheck. A program without a verdict has none in `verdicts`: what it needs has failed."""
@@ -214,7 +214,7 @@ def report(
     record(stage, {row.needs: row.suite for row in plan.programs if row.needs}, plan.selection)
 
 
-def row_of(program: AnyProgram, findings: Sequence[Finding], command: Fix, stage: str) -> dict[str, Metric]:
+def row_of(program: Program, findings: Sequence[Finding], command: Fix, stage: str) -> dict[str, Metric]:
     """What every lane's row of a program has in a report."""
     words = {**words_of(program.as_model), "stage": [stage], "program": command.commands[0][1:]}
     wrong = [finding.rule for finding in findings if finding.severity is Severity.ERROR]

@@ -15,7 +15,7 @@ from ci.suite.cached_steps import run_cached_step
 from ci.suite.choice import matcher
 from ci.suite.options import WorkOptions
 from lab.forecast import hub
-from lab.forecast.fitting import WAYS, JudgedPhone, Program, judge, limits_of, quantile
+from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile
 from lab.stage import stage_run
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.errors import CheckFailed
@@ -36,7 +36,7 @@ def fit_forecasts(selection: Selection, work: WorkOptions, words: Sequence[str],
     stage = stage_run("forecast", selection)
     with stage.reported(selection.reports, "forecast-not-fitted"):
         measured = _measured(table, selection.store)
-        programs, build = list[Program](), ""
+        programs, build = list[FittedProgram](), ""
         chosen = programs_of(table, measured, words)
         for (model, precision), result in _estimated(chosen, table, selection, work).items():
             name, chips = f"{model}/{precision}", table.chips(OURS[precision], table.phones)
@@ -48,7 +48,7 @@ def fit_forecasts(selection: Selection, work: WorkOptions, words: Sequence[str],
             else:
                 size, build = result.facts["size"], str(result.facts["build_id"])
                 estimates, operators = lower(result.facts), result.facts["operators"]
-                programs.append(Program(model, precision, estimates, operators, **size))
+                programs.append(FittedProgram(model, precision, estimates, operators, **size))
         judged = judge(programs, measured, table)
         if not judged and not words:
             raise CheckFailed("no precision has the models that a fit needs")
@@ -119,7 +119,7 @@ def errors_of(judged: JudgedPhone) -> dict[str, float]:
 
 
 def accepted_of(
-    build: str, programs: Sequence[Program], judged: Sequence[JudgedPhone], table: Forecasts
+    build: str, programs: Sequence[FittedProgram], judged: Sequence[JudgedPhone], table: Forecasts
 ) -> dict[str, Values]:
     limits = limits_of(programs, table)
     values: dict[str, Values] = {

@@ -22,11 +22,11 @@ LEAST_MODELS = 10
 BYTES = {"float": (2, 2), "w8a8": (1, 1), "w8a16": (1, 2)}
 """Of a weight, and of a value between two layers."""
 
-Features: TypeAlias = "Callable[[Program, Sequence[str]], Sequence[float]]"
+Features: TypeAlias = "Callable[[FittedProgram, Sequence[str]], Sequence[float]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FittedProgram:
     """A model in a precision of AI Hub's: what QNN estimates for each chip in microseconds, and its size."""
 
     model: str
@@ -47,7 +47,7 @@ class Program:
 class Row:
     """A program on a phone in microseconds, with guesses of constants that were fitted without its model."""
 
-    program: Program
+    program: FittedProgram
     measured: float
     guesses: dict[str, float] = field(default_factory=dict)
     """By way; empty if limits without its model withhold it."""
@@ -93,7 +93,7 @@ def fitted(features: Sequence[Sequence[float]], measured: Sequence[float]) -> np
     return every
 
 
-def limits_of(programs: Sequence[Program], table: Forecasts) -> FittedRange:
+def limits_of(programs: Sequence[FittedProgram], table: Forecasts) -> FittedRange:
     """Within which a new model is like these."""
     times = [program.estimates[table.chip] for program in programs]
     operators = frozenset(name for program in programs for name in program.operators)
@@ -125,7 +125,7 @@ class JudgedPhone:
 
 
 def judge(
-    programs: Sequence[Program], measured: Mapping[tuple[str, str, str], float], table: Forecasts
+    programs: Sequence[FittedProgram], measured: Mapping[tuple[str, str, str], float], table: Forecasts
 ) -> list[JudgedPhone]:
     """`measured` is by phone, model and precision. For each model that is left out, limits and constants are
     chosen again; one alone has no others to be judged by."""
@@ -137,7 +137,7 @@ def judge(
     }
     whole, found = limits_of(programs, table), []
 
-    def like(program: Program, limits: FittedRange) -> bool:
+    def like(program: FittedProgram, limits: FittedRange) -> bool:
         return not limits.why_not(program.estimates[table.chip], program.operators)
 
     for phone in table.phones:

@@ -12,17 +12,17 @@ from ci.forecast.forecasts import ACCEPTED
 from ci.forecast.phones import load_forecasts
 from lab.__main__ import run
 from lab.forecast.fit import accepted_of
-from lab.forecast.fitting import Program, fitted, judge, quantile, ratio
+from lab.forecast.fitting import FittedProgram, fitted, judge, quantile, ratio
 from lab.forecast.hub import measurements
 from provisioning.base.accepted import load_accepted
 
 TABLE = load_forecasts()
 
 
-def programs(count: int = 20) -> list[Program]:
+def programs(count: int = 20) -> list[FittedProgram]:
     draw = Random(1)
     return [
-        Program(
+        FittedProgram(
             f"m{number}",
             "float",
             {TABLE.chip: first, TABLE.newer: first * draw.uniform(0.4, 0.6)},
@@ -36,7 +36,7 @@ def programs(count: int = 20) -> list[Program]:
     ]
 
 
-def measured_of(known: list[Program], factor: float = 1) -> dict[tuple[str, str, str], float]:
+def measured_of(known: list[FittedProgram], factor: float = 1) -> dict[tuple[str, str, str], float]:
     """On a phone of the older chip's estimate: half of it, and 100 around."""
     return {
         ("Galaxy S24", row.model, row.precision): factor * (0.5 * row.estimates[TABLE.chip] + 100)
@@ -100,7 +100,7 @@ def test_the_80th_percentile_holds_80_of_100() -> None:
 def test_what_is_shipped_is_what_the_shipped_programs_and_measurements_give() -> None:
     accepted, found, measured = (
         load_accepted(ACCEPTED).subjects,
-        list[Program](),
+        list[FittedProgram](),
         dict[tuple[str, str, str], float](),
     )
     for subject, values in accepted.items():
@@ -112,7 +112,7 @@ def test_what_is_shipped_is_what_the_shipped_programs_and_measurements_give() ->
             counts = dict(pair.split("=") for pair in str(values["operators"]).split())
             size = (int(str(values[name])) for name in ("macs", "weights", "values"))
             operators = {name: int(count) for name, count in counts.items()}
-            found.append(Program(names[0], names[1], estimates, operators, *size))
+            found.append(FittedProgram(names[0], names[1], estimates, operators, *size))
         elif kind == "measured":
             measured[names[0], names[1], names[2]] = float(str(values["measured_us"]))
     again = accepted_of(str(accepted["fit"]["qnn"]), found, judge(found, measured, TABLE), TABLE)

@@ -15,11 +15,11 @@ from ci.outcome import Result
 from ci.results import CachedResults, Key
 from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.suite.options import StageOptions, WorkOptions
-from ci.suite.programs import AnyCase, AnyProgram, AnyRun, Suites
+from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
 from ci.suite.recheck import Repeats
 from ci.suite.stage import (
-    AnyPlan,
     MeasuredValues,
+    Plan,
     Verdict,
     accepted,
     baselines_of,
@@ -35,7 +35,7 @@ from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 
 
-class ToyRun(AnyRun):
+class ToyRun(SuiteRun):
     width: int
 
     @property
@@ -43,12 +43,12 @@ class ToyRun(AnyRun):
         return "toy"
 
 
-class ToyCase(AnyCase):
+class ToyCase(SuiteCase):
     runs: tuple[ToyRun, ...] = Field(min_length=1, alias="run")
 
 
 @dataclass(frozen=True, slots=True)
-class ToyProgram(AnyProgram):
+class ToyProgram(Program):
     case: ToyCase
     run: ToyRun
 
@@ -57,7 +57,7 @@ SUITES = Suites("test_toy", Path("toy.toml"), ToyProgram, LaneForm("toy", ToyCas
 
 
 @dataclass(frozen=True, slots=True)
-class ToyPlan(AnyPlan):
+class ToyPlan(Plan):
     programs: tuple[ToyProgram, ...]
 
 

@@ -31,8 +31,8 @@ from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
 from ci.suite.cached_steps import CachedStep
 from ci.suite.options import WorkOptions
-from ci.suite.programs import NO_SUITE, AnyProgram, TaskMetric, Thresholds
-from ci.suite.stage import AnyPlan
+from ci.suite.programs import NO_SUITE, Program, TaskMetric, Thresholds
+from ci.suite.stage import Plan
 from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, compiled_as, make_program
 from tests.support.onnx_suites import write_suite
@@ -144,26 +144,26 @@ BY_CONTENT = {
 """Fields that say which model and which samples there are: an export gives their bytes."""
 
 
-def _plan(kind: type[AnyPlan], program: AnyProgram, folder: Path, **more: Any) -> Any:
+def _plan(kind: type[Plan], program: Program, folder: Path, **more: Any) -> Any:
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
     return kind((program,), selection, WorkOptions(), folder / "logs", {}, **more)
 
 
-def _lower(program: AnyProgram, folder: Path) -> Lower:
+def _lower(program: Program, folder: Path) -> Lower:
     more = {"environment": {}, "sdk": folder, "basis": BASIS, "refused": {}}
     return Lower(_plan(ExecutorchPlan, program, folder, **more))
 
 
-def _onnx(program: AnyProgram, folder: Path) -> CompileOnnx:
+def _onnx(program: Program, folder: Path) -> CompileOnnx:
     return CompileOnnx(_plan(OnnxPlan, program, folder))
 
 
-def _judge(program: AnyProgram, folder: Path) -> ReadPrograms:
+def _judge(program: Program, folder: Path) -> ReadPrograms:
     models = {program.name: Result({"weights": "weights"}, folder)}
     return ReadPrograms(_plan(LlmPlan, program, folder, qnn_environment=None), models)
 
 
-def _llm_program(folder: Path) -> AnyProgram:
+def _llm_program(folder: Path) -> Program:
     path = folder / "llm.toml"
     path.write_text(LLM_SUITE)
     return LLM.programs_of(path)[0]
@@ -171,8 +171,8 @@ def _llm_program(folder: Path) -> AnyProgram:
 
 @dataclass(frozen=True)
 class Lane:
-    program: Callable[[Path], AnyProgram]
-    step: Callable[[AnyProgram, Path], CachedStep]
+    program: Callable[[Path], Program]
+    step: Callable[[Program, Path], CachedStep]
     case: Mapping[str, Any]
     run: Mapping[str, Any]
 
@@ -198,7 +198,7 @@ def test_every_field_has_another_value_to_try(tmp_path: Path, name: str) -> None
     assert set(lane.run) == set(type(program.run).model_fields)
 
 
-def _asked(lane: Lane, program: AnyProgram, folder: Path) -> tuple[Any, Any, Any]:
+def _asked(lane: Lane, program: Program, folder: Path) -> tuple[Any, Any, Any]:
     """Its key, and what the processes get that build its model and that do its work."""
     step = lane.step(program, folder)
     export = step.export(program)

@@ -30,7 +30,7 @@ from ci.suite.installed import host_libraries, ready_environment
 from ci.suite.options import WorkOptions
 from ci.suite.recheck import Repeats
 from ci.suite.stage import (
-    AnyPlan,
+    Plan,
     baselines_of,
 )
 from ci.work import ChildTask, Home
@@ -71,7 +71,7 @@ class KeyContext:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorchPlan(AnyPlan):
+class ExecutorchPlan(Plan):
     programs: tuple[ExecutorchProgram, ...]
     environment: Mapping[str, str]
     """Of the workers."""

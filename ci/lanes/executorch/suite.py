@@ -14,12 +14,12 @@ from ci.suite.precision import ExecutorchScheme, scheme_named
 from ci.suite.programs import (
     HELD,
     HELD_QUANTIZED,
-    AnyCase,
-    AnyProgram,
     Dotted,
     Factory,
     MixedRun,
+    Program,
     Scalar,
+    SuiteCase,
     Suites,
     TaskMetric,
 )
@@ -152,8 +152,8 @@ class ExecutorchRun(MixedRun):
         return self
 
 
-class ExecutorchCase(AnyCase):
-    judged_later: ClassVar = AnyCase.judged_later | {"files", "delegates", "cpu_budget", "metric"}
+class ExecutorchCase(SuiteCase):
+    judged_later: ClassVar = SuiteCase.judged_later | {"files", "delegates", "cpu_budget", "metric"}
 
     factory: Factory
     """A .pt2; or `module:function`, called with `arguments`, which returns the model, and its inputs if none
@@ -194,7 +194,7 @@ class ExecutorchCase(AnyCase):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorchProgram(AnyProgram):
+class ExecutorchProgram(Program):
     case: ExecutorchCase
     run: ExecutorchRun
 

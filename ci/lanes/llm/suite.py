@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ci.lanes.llm.orders import EXECUTORCH, GENIE
 from ci.suite.precision import written_name
-from ci.suite.programs import NO_SUITE, AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites
+from ci.suite.programs import NO_SUITE, NotNegative, Program, Share, SuiteCase, SuiteRun, Suites
 from ci.suite.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.settings import MANIFESTS
@@ -35,8 +35,8 @@ PRECISIONS = {GENIE: ("fp16", "16a8w", FOUR_BITS), EXECUTORCH: ("fp16", "16a8w",
 """By what the model speaks through."""
 
 
-class LlmRun(AnyRun):
-    judged_later: ClassVar = AnyRun.judged_later | {"limits"}
+class LlmRun(SuiteRun):
+    judged_later: ClassVar = SuiteRun.judged_later | {"limits"}
 
     precision: Annotated[Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(written_name)]
     through: Literal["genie", "executorch"] = "genie"
@@ -69,7 +69,7 @@ class LlmRun(AnyRun):
         return self
 
 
-class LlmCase(AnyCase):
+class LlmCase(SuiteCase):
     perplexity: Annotated[float, Field(gt=1)]
     """The highest perplexity of the float model on held-out text: one that has learned nothing hides
     mistakes."""
@@ -77,7 +77,7 @@ class LlmCase(AnyCase):
 
 
 @dataclass(frozen=True, slots=True)
-class LlmProgram(AnyProgram):
+class LlmProgram(Program):
     case: LlmCase
     run: LlmRun
 

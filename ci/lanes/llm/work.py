@@ -26,7 +26,7 @@ from ci.results import CachedResults, Key
 from ci.suite.cached_steps import CachedStep
 from ci.suite.findings import verdict
 from ci.suite.installed import host_libraries, require_packages
-from ci.suite.stage import AnyPlan
+from ci.suite.stage import Plan
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric
@@ -79,7 +79,7 @@ def home_of(work: str, logs: Path, variables: Mapping[str, str] | None = None) -
 
 
 @dataclass(frozen=True, slots=True)
-class LlmPlan(AnyPlan):
+class LlmPlan(Plan):
     programs: tuple[LlmProgram, ...]
     qnn_environment: Environment | None
     """Of ExecuTorch's programs; Genie needs nothing that is provisioned."""

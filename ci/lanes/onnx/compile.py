@@ -35,7 +35,7 @@ from ci.suite.installed import require_packages
 from ci.suite.options import WorkOptions
 from ci.suite.recheck import Repeats
 from ci.suite.scoring import scores_of
-from ci.suite.stage import AnyPlan, baselines_of
+from ci.suite.stage import Plan, baselines_of
 from ci.work import ChildTask, Home
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
@@ -86,7 +86,7 @@ def versions() -> dict[str, Metric]:
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxPlan(AnyPlan):
+class OnnxPlan(Plan):
     programs: tuple[OnnxProgram, ...]
     pairs: tuple[CrossChecked, ...] = ()
     """Programs beside those that ExecuTorch made of the same models."""

@@ -17,11 +17,11 @@ from ci.suite.precision import PRECISIONS, precision_named
 from ci.suite.programs import (
     HELD,
     HELD_QUANTIZED,
-    AnyCase,
-    AnyProgram,
     Dotted,
     MixedRun,
+    Program,
     Scalar,
+    SuiteCase,
     Suites,
     TaskMetric,
 )
@@ -122,8 +122,8 @@ class OnnxRun(MixedRun):
         return settings_of(values, soc=soc_named(soc), embed=True, where="options")
 
 
-class OnnxCase(AnyCase):
-    judged_later: ClassVar[frozenset[str]] = AnyCase.judged_later | {"metric"}
+class OnnxCase(SuiteCase):
+    judged_later: ClassVar[frozenset[str]] = SuiteCase.judged_later | {"metric"}
 
     factory: Dotted | None = None
     """`module:function`, as in the lowering suite (docs/suites.md)."""
@@ -196,7 +196,7 @@ def assignments_of(dimensions: Mapping[str, int | tuple[int, ...]]) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxProgram(AnyProgram):
+class OnnxProgram(Program):
     case: OnnxCase
     run: OnnxRun
 
