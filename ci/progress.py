@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Generic, TextIO, TypeVar
 
 from ci.jobs import Estimate, Job
-from provisioning.base.progress import SILENT_FOR, ticking
-from provisioning.base.screen import Display, display_for, new_bar
+from provisioning.base.progress import SILENT_FOR, Display, display_for, new_bar, ticking
 from provisioning.base.units import roughly
 
 R = TypeVar("R")

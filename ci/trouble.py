@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from provisioning.base.disk import OF_MACHINE, disk_error
 from provisioning.base.errors import EnvironmentLacking, causes
-from provisioning.base.files import write_all
+from provisioning.base.files import OF_MACHINE, disk_error, write_all
 
 Blame = Literal["model", "tool", "machine", "user"]
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
-from provisioning.base.project import project
-from provisioning.base.settings import ROOT, dist_path
+from provisioning.base.settings import ROOT, dist_path, project
 
 EXAMPLES = """\
   nox -s lab -- site

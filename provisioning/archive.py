@@ -25,9 +25,8 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipInfo
 from isal import igzip_lib, isal_zlib
 
 from provisioning.base.commands import Fix, quoted, session
-from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
 from provisioning.base.errors import ArchiveError, EnvironmentLacking
-from provisioning.base.files import write_all
+from provisioning.base.files import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error, write_all
 from provisioning.base.progress import SILENT, Progress
 
 MOST_BYTES = 64 << 30

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel, StringConstraints, field_validator, model_validator
 
-from provisioning.base.chips import chip_named, simple
 from provisioning.base.commands import add_flags
 from provisioning.base.documents import Model, Name, Regex, distinct, load
 from provisioning.base.errors import ManifestError, UnknownName, UsageError
+from provisioning.base.selection import chip_named, simple
 from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.components import ComponentName
 from provisioning.sources import Https, Version

@@ -25,10 +25,9 @@ from ci.suite.one_model import LANES, check_model, lane_of  # noqa: E402
 from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
-from provisioning.base.chips import known_chips  # noqa: E402
 from provisioning.base.command_line import Verb  # noqa: E402
 from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
-from provisioning.base.selection import selection_of  # noqa: E402
+from provisioning.base.selection import known_chips, selection_of  # noqa: E402
 from provisioning.base.settings import CLONE, profile_names  # noqa: E402
 from provisioning.base.units import aligned, columns  # noqa: E402
 
@@ -129,7 +128,7 @@ def main() -> int:
     if "_ARGCOMPLETE" in os.environ:
         _complete(verbs)
     if argv in (["version"], ["--version"]):
-        from provisioning.base.project import project
+        from provisioning.base.settings import project
 
         sys.stdout.write(f"qnn-ci {project().version}\n")
         return 0

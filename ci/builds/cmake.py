@@ -25,7 +25,7 @@ from provisioning.base import units
 from provisioning.base.commands import add_flags, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
-from provisioning.base.screen import display_for, new_bar
+from provisioning.base.progress import display_for, new_bar
 
 LOG = "build.log"
 RECORD = "made-by.json"

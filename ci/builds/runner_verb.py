@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.builds.runner_build import build_and_try, described, plan_of
-    from provisioning.base.disk import disk_errors
+    from provisioning.base.files import disk_errors
     from provisioning.base.stage_run import StageRun
     from provisioning.manifest import load_profile
 

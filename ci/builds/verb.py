@@ -107,7 +107,7 @@ class SourceBuild:
     def run(self, args: argparse.Namespace) -> int:
         from ci.builds import source, wheel
         from ci.builds.request import BuildOptions, plan_of
-        from provisioning.base.disk import disk_errors
+        from provisioning.base.files import disk_errors
         from provisioning.base.stage_run import StageRun
         from provisioning.python_environments import PythonEnvironments, environments_folder
 

@@ -23,8 +23,8 @@ from ci.suite.trial import Outcome, cells_of
 from provisioning.base import answer
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import session
-from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, exit_code_of
+from provisioning.base.files import disk_errors
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned, in_decibels

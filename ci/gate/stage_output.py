@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from provisioning.base.progress import CHANNEL, Screen, channel_value, display_for
 from provisioning.base.rendering.terminal import wants_colour
-from provisioning.base.screen import CHANNEL, Screen, channel_value, display_for
 
 P = TypeVar("P")
 

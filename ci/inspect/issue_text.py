@@ -17,9 +17,8 @@ from ci.diagnose.log_text import DECORATION, tells_of_trouble
 from ci.inspect.messages import trees, wheels
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
-from provisioning.base.project import project
 from provisioning.base.rendering.text import LOG, errors_of
-from provisioning.base.settings import store_path
+from provisioning.base.settings import project, store_path
 from provisioning.build_id import build_ids
 from provisioning.download import redact_text
 from provisioning.environment import HOST_LIBRARIES

@@ -25,8 +25,8 @@ from ci.suite.trial import Outcome, cells_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix
-from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
+from provisioning.base.files import disk_errors
 from provisioning.base.places import Places
 from provisioning.base.rendering.terminal import readable
 from provisioning.base.settings import DEFAULT_SOC

@@ -194,7 +194,7 @@ def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, repo
     from ci.suite.lane_model import ELSEWHERE, lane_model
     from ci.suite.output import keep_origins, require_own, writing_into
     from ci.suite.precision_file import SUFFIX, written
-    from provisioning.base.disk import disk_errors
+    from provisioning.base.files import disk_errors
 
     subject = lane_model(model)
     found = mixture(subject)

@@ -22,8 +22,7 @@ from provisioning.base.accepted import accept
 from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
-from provisioning.base.project import project
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import MANIFESTS, project
 
 WORKFLOW = MANIFESTS / "workflow.yml"
 """Calls the gate for a suite of the calling repository."""

@@ -9,11 +9,10 @@ from pathlib import Path
 from ci.models.user_model import MODEL_HELP, user_model
 from ci.suite.options import RUN_TIMEOUT, WorkOptions, add_choice, add_work, host_selection, work_of
 from ci.suite.precision import precision_named, scheme_named
-from provisioning.base.chips import chip_named
 from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
-from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.selection import add_selection, chip_named, selection_of
 from provisioning.base.settings import Selection
 
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"

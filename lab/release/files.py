@@ -21,8 +21,7 @@ from ci.bill_of_materials import Item, document, package_url
 from ci.image.image_plan import edited
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
-from provisioning.base.project import PLACEHOLDER, project
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.settings import MANIFESTS, PLACEHOLDER, ROOT, project
 from provisioning.lock_files import parse
 
 NAME = "qnn-ci"

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
-from provisioning.base import answer, screen
+from provisioning.base import answer, progress
 from provisioning.base.commands import Fix, joined
 from provisioning.base.commands import session as quoted_session
-from provisioning.base.disk import disk_error
 from provisioning.base.errors import (
     INTERNAL,
     INTERRUPTED,
@@ -29,6 +28,7 @@ from provisioning.base.errors import (
     UnknownName,
     UsageError,
 )
+from provisioning.base.files import disk_error
 from provisioning.base.foreign import visible
 from provisioning.base.settings import CLONE, user_path
 from provisioning.base.units import aligned, columns
@@ -310,7 +310,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
     def interrupt(*_: object) -> None:
         if sys.stderr.isatty():
-            screen.say("interrupted: ending what runs")
+            progress.say("interrupted: ending what runs")
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

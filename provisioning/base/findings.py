@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from provisioning.base.commands import Fix
-from provisioning.base.disk import OF_MACHINE, disk_error
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import OF_MACHINE, disk_error, hash_file, replace_text
 from provisioning.base.foreign import mapped
 
 SCHEMA: Literal[2] = 2

@@ -1,4 +1,4 @@
-"""Where things are, and what is selected where the user names nothing."""
+"""Where things are, what is selected where the user names nothing, and what this project is called."""
 
 from __future__ import annotations
 
@@ -105,3 +105,38 @@ def reports_path(flag: Path | None = None, environ: Mapping[str, str] = os.envir
 
 def profile_names() -> list[str]:
     return sorted(path.stem for path in (MANIFESTS / "profiles").glob("*.toml"))
+
+
+PLACEHOLDER = "OWNER/qnn-ci"
+"""Where nobody has set an address yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    version: str
+    repository: str
+    """Its address on GitHub, `[project.urls]` of pyproject.toml; empty where it has none."""
+
+    @property
+    def name(self) -> str:
+        """OWNER/NAME, as workflows spell it."""
+        return self.repository.removeprefix("https://github.com/") or PLACEHOLDER
+
+
+def project(root: Path = ROOT) -> Project:
+    """Its metadata: of pyproject.toml in a clone, of the installed distribution elsewhere."""
+    file = root / "pyproject.toml"
+    if file.is_file():
+        # Late: a bare Python 3.10, which runs the noxfile, has no reader of TOML.
+        from provisioning.base import toml
+
+        own = toml.loads(file.read_text(encoding="utf-8"))["project"]
+        return Project(str(own["version"]), str(own.get("urls", {}).get("Repository", "")))
+    # Imported late: each start of the command would pay for it.
+    from importlib import metadata
+
+    # Of the Python that this command was installed into, in which verbs do not run.
+    for installed in metadata.distributions(name="qnn-ci", path=[str(root.parent)]):
+        urls = dict(line.split(", ", 1) for line in installed.metadata.get_all("Project-URL") or ())
+        return Project(installed.version, urls.get("Repository", ""))
+    return Project("unknown", "")

@@ -17,9 +17,8 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from provisioning.base import units
-from provisioning.base.disk import ANOTHER_STORE, disk_error
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError
-from provisioning.base.files import digest_of, hash_file, write_all
+from provisioning.base.files import ANOTHER_STORE, digest_of, disk_error, hash_file, write_all
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.server import (

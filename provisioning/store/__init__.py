@@ -23,9 +23,8 @@ from pathlib import Path
 
 from provisioning import licences
 from provisioning.base.commands import Fix, quoted, session
-from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, Unlocked, UpstreamError
-from provisioning.base.files import mutex, replace_text
+from provisioning.base.files import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error, mutex, replace_text
 from provisioning.base.progress import SILENT, Progress
 from provisioning.manifest import Component
 from provisioning.store import cleaning, locking

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.disk import ANOTHER_STORE
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.files import replace_text
+from provisioning.base.files import ANOTHER_STORE, replace_text
 from provisioning.manifest import Component, Part
 from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, difference, differences

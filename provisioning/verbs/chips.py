@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from provisioning.base import answer
-from provisioning.base.chips import chip_named, names_of
+from provisioning.base.selection import chip_named, names_of
 from provisioning.base.units import aligned, columns
 
 EXAMPLES = """\

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.disk import disk_errors
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.files import replace_text
+from provisioning.base.files import disk_errors, replace_text
 
 
 def test_a_file_keeps_its_mode(tmp_path: Path) -> None:

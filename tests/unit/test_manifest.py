@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from provisioning.base.chips import chip_named
 from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.selection import chip_named
 from provisioning.base.settings import TARGETS
 from provisioning.manifest import (
     Profile,

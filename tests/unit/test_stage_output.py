@@ -54,7 +54,7 @@ def test_a_channel_that_was_not_inherited_is_not_written_to(tmp_path: Path) -> N
     script = (
         f"import os, sys; d = os.open({str(file)!r}, os.O_CREAT | os.O_WRONLY)\n"
         "os.environ['QNN_CI_PROGRESS'] = f'{d}:1:1'\n"
-        "from provisioning.base.screen import display_for; print(display_for(sys.stderr))"
+        "from provisioning.base.progress import display_for; print(display_for(sys.stderr))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
