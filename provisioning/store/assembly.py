@@ -88,7 +88,11 @@ class Assembly:
         files = _in_parallel(self._files_of, parts)
         items = self._compose(files)
         origins = tuple(file.origin for file in files)
-        self._check_identity()
+        try:
+            self._check_identity()
+        except IntegrityError:
+            self._forget(parts)
+            raise
         if self.name == QNN_SDK and not any(item.path == "sdk.yaml" for item in items):
             text = sdk_yaml(self.component, origins, items)
             items = sorted([*items, self._write("sdk.yaml", text)], key=lambda item: item.path)
@@ -227,6 +231,12 @@ class Assembly:
                 f"{self.name}: what was fetched is not the SDK that the manifest names: {wrong[0]}{more}",
                 fix="fetch it from its vendor: unset QNN_CI_MIRROR",
             )
+
+    def _forget(self, parts: Sequence[Part]) -> None:
+        """Remove what was downloaded on trust: it has no hash, so it would be used again."""
+        for part in parts:
+            if part.source.pin is None and (download := self.store.kept(part)) is not None:
+                download.unlink()
 
     def _write(self, path: str, text: str) -> Item:
         target = self.staging / "tree" / path

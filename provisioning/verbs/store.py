@@ -150,7 +150,7 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
         sys.stdout.write(f"{plural(locks, 'old lock')} of {where}\n")
     verb = "would go" if dry_run else "removed"
     total = size(sum(leftover.size for leftover in leftovers))
-    sys.stdout.write(f"{len(leftovers)} things {verb}, {total}\n")
+    sys.stdout.write(f"{plural(len(leftovers), 'thing')} {verb}, {total}\n")
     return 0
 
 

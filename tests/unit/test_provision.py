@@ -136,6 +136,12 @@ class TestUnlocked:
         assert unlocked.types("provision", "--trust-first-download") == 4
         assert not list(unlocked.store.glob("trees/*"))
 
+    def test_what_was_refused_is_fetched_again(self, unlocked: User) -> None:
+        self.serves(unlocked, htp=b"#!/bin/sh\necho hello\n")
+        unlocked.types("provision", "--trust-first-download")
+        self.serves(unlocked)
+        assert unlocked.types("provision", "--trust-first-download") == 0
+
     def test_an_sdk_without_libraries_is_refused(self, unlocked: User) -> None:
         write_zip(unlocked.archive, {"sdk.yaml": sdk_files()["sdk.yaml"]})
         assert unlocked.types("provision", "--trust-first-download") == 4
