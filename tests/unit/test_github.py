@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from tests.support.environments import write_sdk
 from tests.support.scripts import script
 from tests.support.typed import run_here
 from tests.support.workflows.commands import pairs
-from tests.support.workflows.files import read_workflow
+from tests.support.workflows.files import read_action, read_workflow
 
 ROWS = {
     "always": CiJob(stage="lint", minutes=5),
@@ -92,8 +94,29 @@ def in_one(most: int, flags: Sequence[str], caller: plan.Caller) -> list[dict[st
 
 def planned(environ: dict[str, str], matrix: plan.Matrix = in_one) -> list[dict[str, str]]:
     assert plan.plan(environ, matrix=matrix) == 0
-    jobs: list[dict[str, str]] = json.loads(pairs(Path(environ["GITHUB_OUTPUT"]))["jobs"])
+    outputs = pairs(Path(environ["GITHUB_OUTPUT"]))
+    assert outputs_read("plan") <= outputs.keys()
+    jobs: list[dict[str, str]] = json.loads(outputs["jobs"])
     return jobs
+
+
+@cache
+def outputs_read(part: str) -> set[str]:
+    """What workflows and actions read of the steps that run this part of `github`. GitHub takes the outputs
+    that a step does not set for empty."""
+    names = set[str]()
+    for file in (*ROOT.glob(".github/workflows/*.yml"), *ROOT.glob(".github/actions/*/action.yml")):
+        place = file.relative_to(ROOT)
+        if file.name == "action.yml":
+            steps = list(read_action(ROOT, str(place.parent)).steps)
+        else:
+            steps = [step for job in read_workflow(ROOT, str(place)).jobs.values() for step in job.steps]
+        text = file.read_text(encoding="utf-8")
+        for step in steps:
+            if step.id and step.run.endswith(f" github -- {part}"):
+                names.update(re.findall(rf"\bsteps\.{step.id}\.outputs\.([\w-]+)", text))
+    assert names
+    return names
 
 
 def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about_the_toolkit(
@@ -333,7 +356,7 @@ def test_what_a_licence_was_accepted_for_is_never_cached(
     environ = {"QNN_CI_PROFILE": profile, "QNN_CI_COMPONENTS": components, "RUNNER_TEMP": str(tmp_path)}
     assert setup.place({**environ, "GITHUB_OUTPUT": str(tmp_path / "output")}) == 0
     outputs = pairs(tmp_path / "output")
-    assert outputs["cacheable"] == cached
+    assert outputs_read("place") <= outputs.keys() and outputs["cacheable"] == cached
     assert outputs["key"] == setup.cache_key(setup.SetupInputs.of(environ))
 
 
@@ -344,13 +367,15 @@ def test_later_steps_have_the_chips_that_were_chosen_and_no_other(
     """Not the one of the exported environment, which would be the only one that the stages then take."""
     programs = write_sdk(tmp_path / "sdk") / "bin" / HOST_LIBRARIES
     programs.mkdir(parents=True, exist_ok=True)
-    paths = {"GITHUB_ENV": "env", "GITHUB_PATH": "path", "QNN_SDK_ROOT": "sdk", "QNN_CI_STORE": "store"}
+    files = {"GITHUB_ENV": "env", "GITHUB_PATH": "path", "GITHUB_OUTPUT": "output"}
+    paths = {**files, "QNN_SDK_ROOT": "sdk", "QNN_CI_STORE": "store"}
     places = {name: str(tmp_path / path) for name, path in paths.items()}
     assert (
         setup.setup({**os.environ, **places, "QNN_CI_SOC": chosen, "QNN_CI_REPORTS": places["QNN_CI_STORE"]})
         == 0
     )
-    variables = pairs(tmp_path / "env")
+    variables, outputs = pairs(tmp_path / "env"), pairs(tmp_path / "output")
+    assert outputs_read("setup") <= outputs.keys() and outputs["sdk-root"] == places["QNN_SDK_ROOT"]
     assert (variables["QNN_CI_SOC"], variables["QNN_SDK_ROOT"]) == (exported, places["QNN_SDK_ROOT"])
     assert "PATH" not in variables and (tmp_path / "path").read_text() == f"{programs}\n"
 
@@ -403,7 +428,7 @@ def report_of(tmp_path: Path, outcome: Outcome) -> str:
 def test_a_stages_arguments_are_split_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = report_of(tmp_path, Outcome.PASS)
     code = run_stage(tmp_path, monkeypatch, text, QNN_CI_ARGUMENTS="-k 'a b' $(touch x); ls")
-    assert code == 0
+    assert code == 0 and outputs_read("stage") <= pairs(tmp_path / "output").keys()
     argv = (tmp_path / "argv").read_text().splitlines()
     assert argv[2:] == ["-s", "validate", "--", "-k", "a b", "$(touch", "x);", "ls"]
 
