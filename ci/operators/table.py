@@ -53,9 +53,6 @@ WORST_FIRST: tuple[Result, ...] = tuple(reversed([*WORDS]))
 IN_CHAIN = "in a chain"
 """The form between two layers; `in a chain, scalar` is another way to write the operator there."""
 
-ALONE = "alone"
-"""The form without a chain, where the chain decides."""
-
 
 class Case(NamedTuple):
     """What one form of an operator gave, in the worst of its draws."""
@@ -91,7 +88,7 @@ class Cell(NamedTuple):
     """The forms whose worst draw gave another word. `alone`: what it gave without a chain, which decides."""
     loses_db: float | None = None
     """How much farther HTP is from the float model than the quantized model on the CPU is, at most; None
-    below LOSES_DB."""
+    below 20."""
 
     def __str__(self) -> str:
         """`whole 51 dB: small [-0.01, 0.01]; WRONG -6 dB: across [0.5, 2.5]`."""
@@ -106,11 +103,6 @@ class Cell(NamedTuple):
         worst = min(failing, default=None)
         other = f"; {self.others[worst[1]]}: {worst[1]}" if worst and self.result not in FAILING else ""
         return f"{WORDS[self.result]}{figure}{form}{loses}{other}"
-
-    def of_form(self, form: str) -> Result:
-        """What the cell says of a form."""
-        usual = self.others.get(IN_CHAIN if form.startswith(IN_CHAIN) else ALONE, Case(self.result))
-        return self.others.get(form, usual).result
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -136,9 +128,6 @@ class Cell(NamedTuple):
 
 EXACT = 200.0
 """The SQNR in dB of outputs that are equal."""
-
-LOSES_DB = 20.0
-"""HTP loses accuracy if it is so much farther from the float model than the quantized model on the CPU."""
 
 Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
 ONLY: dict[str, Any] = {"additionalProperties": False}

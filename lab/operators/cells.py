@@ -13,6 +13,12 @@ from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of
 from lab.operators.value_cases import SAME_WITHOUT_WEIGHTS
 from provisioning.manifest import load_socs
 
+ALONE = "alone"
+"""The form without a chain, where the chain decides."""
+
+LOSES_DB = 20.0
+"""HTP loses accuracy if it is so much farther from the float model than the quantized model on the CPU."""
+
 OPERATORS = (*TABLED, NEWER)
 """The suites that the table is made from."""
 
@@ -87,7 +93,7 @@ def cell_of(rows: Sequence[Tried]) -> table.Cell:
     if in_chain and (deciding is None or deciding in NOT_ON_HTP):
         deciding, judged = _most(in_chain), in_chain
         if usual_alone and usual_alone != deciding:
-            others[table.ALONE] = table.Case(usual_alone)
+            others[ALONE] = table.Case(usual_alone)
     else:
         judged = alone or chain
         deciding = deciding or _most(judged)
@@ -132,6 +138,13 @@ def _worst_of(rows: Iterable[Tried]) -> dict[str, table.Case]:
     return found
 
 
+def result_of_form(cell: table.Cell, form: str) -> table.Result:
+    """What the cell says of a form."""
+    chained = form.startswith(table.IN_CHAIN)
+    usual = cell.others.get(table.IN_CHAIN if chained else ALONE, table.Case(cell.result))
+    return cell.others.get(form, usual).result
+
+
 MOST_DB = 100.0
 """Rounding to 16 bits leaves no more; what is nearer to the float model has lost nothing."""
 
@@ -145,4 +158,4 @@ def _loses(rows: Sequence[Tried], result: table.Result) -> float | None:
         if row.result == result and row.part.quantized_db is not None and row.part.float_db is not None
     ]
     most = max(losses, default=0.0)
-    return round(most, 1) if most >= table.LOSES_DB else None
+    return round(most, 1) if most >= LOSES_DB else None

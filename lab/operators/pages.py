@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ci.operators.names import key_of
-from ci.operators.table import FAILING, LOSES_DB, TABLE, WORDS, Cell, OperatorTable, Result, read
+from ci.operators.table import FAILING, TABLE, WORDS, Cell, OperatorTable, Result, read
 from ci.suite.lost_parts import WRONG_DB
 from ci.suite.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from lab.onnx_operators.cells import measured_table
 from lab.onnx_operators.node_tests import NodeTests, node_tests
-from lab.operators.cells import table_of
+from lab.operators.cells import LOSES_DB, table_of
 from lab.operators.records import FOLDER, PartsRecord, load_record, record_of_run
 from lab.operators.suites import NEWER
 from lab.operators.table_file import as_json, updated

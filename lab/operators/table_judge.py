@@ -11,8 +11,9 @@ from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators.names import key_of
-from ci.operators.table import ALONE, IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
+from ci.operators.table import IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
 from ci.suite.accuracy import EQUAL_DB
+from lab.operators.cells import ALONE, result_of_form
 from lab.operators.records import PartsRecord, RecordedPart, record_of_run, recorded
 from lab.operators.suites import COMMAND, NEWER
 from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of
@@ -65,7 +66,7 @@ class TableJudge(LabJudge):
             cell, now = self._cell(operator, scheme), row.worst
             if cell is None or (row.chain and self._layers_fail(scheme)):
                 continue
-            before = cell.of_form(form)
+            before = result_of_form(cell, form)
             if before != now.result:
                 worse = WORST_FIRST.index(now.result) < WORST_FIRST.index(before)
                 found.append(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ci.suite.accepted import Baseline
 from ci.suite.options import WorkOptions
 from ci.work import sharing_templates
 from provisioning.base.settings import Selection
-from tests.support.lowering import BASIS
+from tests.support.lowering import QNN
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long("exports a model for each change")]
 
@@ -76,7 +75,7 @@ class World:
         self.folder, self.store = folder / "repository", folder / "store"
         self.folder.mkdir(parents=True)
         self.environ: dict[str, str] = {}
-        self.basis = BASIS
+        self.qnn: Mapping[str, str] = QNN
         self.write("net.py", NET)
         self.write("layers.py", "FACTOR = 2.0\n")
         self.write("annotation.py", ANNOTATE)
@@ -99,7 +98,7 @@ class World:
             programs=tuple(programs),
             environment={"PATH": os.environ["PATH"], **self.environ},
             sdk=self.folder,
-            basis=self.basis,
+            qnn=self.qnn,
             work=WorkOptions(jobs=1, why=True),
             logs=self.folder / "logs",
             baselines={suite: Baseline(self.folder / "baseline.json")},
@@ -186,7 +185,7 @@ def test_another_clone_another_file_and_another_user_have_the_same_program(
 
 
 def test_another_qnn_is_another_program(world: World) -> None:
-    world.basis = replace(BASIS, sdk={**BASIS.sdk, "libraries": "ab"})
+    world.qnn = {**QNN, "libraries": "ab"}
     assert not world.cached()
 
 

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from ci.operators.onnx import shipped
-from ci.operators.table import ALONE, IN_CHAIN, PLAIN, Case, Cell, read
+from ci.operators.table import IN_CHAIN, PLAIN, Case, Cell, read
 from ci.suite.lost_parts import WRONG_DB
 from lab.onnx_operators.node_tests import node_tests
+from lab.operators.cells import ALONE
 from lab.operators.tried import LAYERS_LOSE
 from lab.operators.value_cases import CHAIN, ValueCase, cases, chains
 from provisioning.base.settings import ROOT

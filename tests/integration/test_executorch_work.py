@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.units import EXACT_DB
-from tests.support.lowering import BASIS, SUITE, compiled_as, make_program
+from tests.support.lowering import QNN, SUITE, compiled_as, make_program
 from tests.support.lowering_worker import FAILS
 from tests.support.scripts import script
 
@@ -58,26 +58,26 @@ def compiled(
     folder: Path,
     *programs: ExecutorchProgram,
     timeout: float = 60,
-    basis: compiling.KeyContext = BASIS,
+    qnn: Mapping[str, str] = QNN,
     cache: bool = True,
     logs: str = "logs",
 ) -> dict[str, Result]:
     work = WorkOptions(timeout, jobs=1, cache=cache, why=True)
-    return compile_programs(replace(plan_of(folder, programs, work, basis), logs=folder / logs))
+    return compile_programs(replace(plan_of(folder, programs, work, qnn), logs=folder / logs))
 
 
 def plan_of(
     folder: Path,
     programs: Sequence[ExecutorchProgram],
     work: WorkOptions,
-    basis: compiling.KeyContext = BASIS,
+    qnn: Mapping[str, str] = QNN,
 ) -> ExecutorchPlan:
     return ExecutorchPlan(
         selection=Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder),
         programs=tuple(programs),
         environment=ENVIRON,
         sdk=folder,
-        basis=basis,
+        qnn=qnn,
         work=work,
         logs=folder / "logs",
         baselines={program.suite: Baseline(folder / "baseline.json") for program in programs},
@@ -96,9 +96,9 @@ class TestCompiling:
     ) -> None:
         suite = make_program(tmp_path / "suite").suite
 
-        def cached(basis: compiling.KeyContext = BASIS) -> bool:
+        def cached(qnn: Mapping[str, str] = QNN) -> bool:
             (program,) = programs_of(suite)
-            return compiled(tmp_path, program, basis=basis)[program.name].cached
+            return compiled(tmp_path, program, qnn=qnn)[program.name].cached
 
         def change(file: str, old: str, new: str) -> None:
             path = suite.with_name(file)
@@ -123,7 +123,7 @@ class TestCompiling:
         change("layers.py", "WIDTH", "# A comment.\nWIDTH")
         change("suite.toml", "case.net", "case.other")
         assert cached()
-        assert not cached(compiling.KeyContext({**BASIS.sdk, "libraries": "ab"}))
+        assert not cached({**QNN, "libraries": "ab"})
 
     def test_one_that_fails_is_one_failure_and_the_others_are_done(self, tmp_path: Path) -> None:
         expected = {

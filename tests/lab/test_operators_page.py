@@ -13,7 +13,7 @@ from ci.lanes.upstream.accepted import AcceptedTests
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
 from ci.suite.precision import MEASURED_SCHEMES
-from lab.operators.cells import table_of
+from lab.operators.cells import result_of_form, table_of
 from lab.operators.pages import accept_table, markdown
 from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart
 from lab.operators.table_file import as_json, updated
@@ -122,7 +122,8 @@ def test_a_word_is_of_htp_beside_the_quantized_model_and_of_that_beside_the_floa
 
 def test_a_cell_is_cpu_only_if_it_stays_there_in_the_chain() -> None:
     found = cell_of("clone", plain=ON_CPU, chain=drawn(80, 81, 82))
-    assert (str(found), found.good, found.of_form("plain [-1.0, 1.0]")) == ("whole 80 dB", True, "cpu")
+    worst = result_of_form(found, "plain [-1.0, 1.0]")
+    assert (str(found), found.good, worst) == ("whole 80 dB", True, "cpu")
     assert str(cell_of("erf", plain=ON_CPU, chain=ON_CPU)) == "CPU"
     assert str(cell_of("layer_norm", plain=ON_CPU, chain=RecordedPart("dies"))) == "DIES"
     # Where it is whole alone, the chain is a form of it.
@@ -184,7 +185,7 @@ def test_newer_tests_count_only_where_the_others_measure_nothing() -> None:
     assert found["8a8w"].good and found["8a8w"].newer == ["test_gather"]
     ours = "test_gather.test_gather_a[qnn_8a8w]"
     skipped = table({ours: RecordedPart("bad_test")}, NEWER).cells["gather"]["SM8650"]["8a8w"]
-    assert (skipped.result, skipped.of_form("a")) == ("whole", "bad_test")
+    assert (skipped.result, result_of_form(skipped, "a")) == ("whole", "bad_test")
     assert table({ours: RecordedPart("part", 31)}, NEWER).cells["gather"]["SM8650"]["8a8w"].result == "part"
     far = RecordedPart("passed", 0.3)
     assert str(table({}, {"test_gather[8a]": far}).cells["gather"]["SM8650"]["8a8w"]) == "no test"

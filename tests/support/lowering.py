@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.executorch.compile import KeyContext
 from ci.lanes.executorch.records import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.models.inputs import InputsUsed
@@ -30,7 +29,7 @@ thresholds = {{ sqnr_db = 20 }}
 {run}
 """
 
-BASIS = KeyContext({"build_id": "v2.49.40.260810104044", "libraries": "aa"})
+QNN = {"build_id": "v2.49.40.260810104044", "libraries": "aa"}
 
 
 def compiled_as(*, delegates: int = 1, left: Sequence[CpuOperator] = (), **fields: Any) -> ChipProgram:

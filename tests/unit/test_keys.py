@@ -34,7 +34,7 @@ from ci.suite.options import WorkOptions
 from ci.suite.programs import NO_SUITE, Program, TaskMetric, Thresholds
 from ci.suite.stage import Plan
 from provisioning.base.settings import Selection
-from tests.support.lowering import BASIS, compiled_as, make_program
+from tests.support.lowering import QNN, compiled_as, make_program
 from tests.support.onnx_suites import write_suite
 from tests.support.scripts import script
 
@@ -150,7 +150,7 @@ def _plan(kind: type[Plan], program: Program, folder: Path, **more: Any) -> Any:
 
 
 def _lower(program: Program, folder: Path) -> Lower:
-    more = {"environment": {}, "sdk": folder, "basis": BASIS, "refused": {}}
+    more = {"environment": {}, "sdk": folder, "qnn": QNN, "refused": {}}
     return Lower(_plan(ExecutorchPlan, program, folder, **more))
 
 

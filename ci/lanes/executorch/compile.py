@@ -57,17 +57,7 @@ UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 
 
 LEAST_MEMORY = 4 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class KeyContext:
-    """What every program depends on beside its own case and is known before any work."""
-
-    sdk: dict[str, str]
-
-    @property
-    def build_id(self) -> str:
-        return self.sdk["build_id"]
+BUILD_ID = "build_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,8 @@ class ExecutorchPlan(Plan):
     environment: Mapping[str, str]
     """Of the workers."""
     sdk: Path
-    basis: KeyContext
+    qnn: Mapping[str, str]
+    """What every program depends on of QNN: its build, and the digests of its libraries for this machine."""
     refused: dict[str, Finding]
     """Programs that this SDK cannot compile at all."""
     left_out: tuple[ExecutorchProgram, ...] = ()
@@ -88,9 +79,9 @@ class ExecutorchPlan(Plan):
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
 
-
-def key_context_of(sdk_root: Path, store: Path) -> KeyContext:
-    return KeyContext(host_libraries(sdk_root, store))
+    @property
+    def build_id(self) -> str:
+        return self.qnn[BUILD_ID]
 
 
 def plan_of(
@@ -101,17 +92,17 @@ def plan_of(
     environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), os.environ)
     environment.explain()
     sdk = environment.root(QNN_SDK).path
-    basis = key_context_of(sdk, selection.store)
+    qnn = host_libraries(sdk, selection.store)
     return ExecutorchPlan(
         selection=selection,
         programs=tuple(programs),
         environment=closed(environment.merged(os.environ)),
         sdk=sdk,
-        basis=basis,
+        qnn=qnn,
         work=work,
         logs=Path(selection.reports).absolute() / name,
         baselines=baselines_of(programs, selection.profile),
-        refused=dict(refusals(programs, sdk, basis.build_id)),
+        refused=dict(refusals(programs, sdk, qnn[BUILD_ID])),
     )
 
 
@@ -183,7 +174,7 @@ class Lower(CachedStep):
 
     @property
     def title(self) -> str:
-        return f"programs for QNN {self.plan.basis.build_id}"
+        return f"programs for QNN {self.plan.build_id}"
 
     @property
     def function(self) -> str:
@@ -214,7 +205,7 @@ class Lower(CachedStep):
             "case": case,
             "soc": program.soc,
             "options": self._options,
-            "QNN": dict(self.plan.basis.sdk),
+            "QNN": dict(self.plan.qnn),
         }
 
     def export(self, program: ExecutorchProgram) -> ChildTask:

@@ -65,7 +65,7 @@ class RunOnEmulator(CachedStep):
         compiled, record = self._compiled(program), compiled_in(self.compiled[program.name])
         files = {path.name: results.digest(path) for path in sorted(compiled.glob("*.raw"))}
         return {
-            "QNN": dict(self.plan.basis.sdk),
+            "QNN": dict(self.plan.qnn),
             **as_json(self._asked(program)),
             # ExecuTorch stamps the time of lowering into a program: an equal one is not run again for that.
             "program": record.without_time,

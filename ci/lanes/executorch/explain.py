@@ -116,7 +116,7 @@ class SearchDivergence(LoweringSearch):
 
     @property
     def versions(self) -> dict[str, str]:
-        return {str(name): number for name, number in versions_of(self.plan.basis.build_id).items()}
+        return {str(name): number for name, number in versions_of(self.plan.build_id).items()}
 
     def left(self, program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
         return partial_of(folder) if gone.kind == "timeout" else None
@@ -180,7 +180,7 @@ def divergence_of(
     if result["first"]:
         scheme, soc = program.run.precision, program.soc
         first = result["first"] = dict(result["first"])
-        versions = versions_of(plan.basis.build_id)
+        versions = versions_of(plan.build_id)
         traits = {name: read(Traits, row) for name, row in first.pop("traits").items()}
         met = faults_in(traits, scheme, soc, versions, seen_db=first["sqnr_db"])
         first["known"] = [known_fault(row.fault) for row in met]
@@ -199,7 +199,7 @@ def script_of(
     with asking(home, f"{WORKER}:script", log, plan.work.timeout) as ask:
         request = ScriptRequest(operator["node"], operator["sample"], before)
         source = read(OperatorSource, ask(**program.order, **as_json(request)))
-    packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.basis.build_id).items())
+    packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
     return OperatorScript(needs, source.imports, source.body, plan.environment)
 
@@ -214,7 +214,7 @@ def scores_of(
 def rewritten(lane_model: PytorchModel, choice: RewriteChoice) -> Rewritten:
     program = lane_model.program(lane_model.model.selection.soc)
     plan = plan_of_model(lane_model.model, "repair", [program])
-    versions = {"executorch": version("executorch"), "qnn": version_in(plan.basis.build_id)}
+    versions = {"executorch": version("executorch"), "qnn": version_in(plan.build_id)}
     needs = needs_of(program.run.precision, "executorch", versions, choice)
     plan = replace(plan, needs=tuple(needs))
     result = require_done(program, plan, compile_programs(plan))
@@ -248,7 +248,7 @@ def audited(model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, A
             continue
         rows[scheme] = audit_row(compiled_in(result), scheme, selection.soc)
         compiled = compiled_in(result)
-        shown = shown_by_inputs(compiled.nodes, compiled.least, scheme, selection.soc, plan.basis.build_id)
+        shown = shown_by_inputs(compiled.nodes, compiled.least, scheme, selection.soc, plan.build_id)
         rows[scheme]["warnings"] = [met.warning for met in shown]
     return with_precisions(rows, selection.soc)
 

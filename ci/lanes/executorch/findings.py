@@ -318,7 +318,7 @@ def only_library_missing(findings: Sequence[Finding]) -> bool:
 def of_compiled(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Iterator[Finding]:
-    result, build_id = results.get(program.name), plan.basis.build_id
+    result, build_id = results.get(program.name), plan.build_id
     if result is None:
         yield plan.refused[program.name]
         return
@@ -352,7 +352,7 @@ def of_run(
         yield failure_finding(program, lowered.failure, EMULATION)
     else:
         record = compiled_in(lowered)
-        found = findings_of(program, results[RAN], record, plan.basis.build_id)
+        found = findings_of(program, results[RAN], record, plan.build_id)
         yield from explained(found, plan.selection.store, record.without_time)
         yield from kept_on_cpu(program, record)
         if (figures := figures_of(results[RAN])) is not None:
@@ -360,7 +360,7 @@ def of_run(
             yield from placeholder(program, figures, every.plus("--accept"))
             slices = ran_in(results[RAN]).slices
             yield from constant_outputs(program, figures, slices, again)
-            causes = partial(causes_of, program, record, slices, figures, plan.basis.build_id)
+            causes = partial(causes_of, program, record, slices, figures, plan.build_id)
             yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
 
 

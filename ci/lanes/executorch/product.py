@@ -158,7 +158,7 @@ class PytorchModel(LaneModel):
             "soc": program.soc,
             "backend": program.backend,
             "scheme": program.run.precision,
-            "stack": stack_of(plan.basis.build_id),
+            "stack": stack_of(plan.build_id),
             "inputs": tensors_of(facts.inputs),
             "delegates": facts.delegates,
             "on_cpu": [
@@ -175,7 +175,7 @@ class PytorchModel(LaneModel):
             "samples_db": measured.each_db,
             "costs": costs,
         }
-        more = [f"QNN {plan.basis.build_id}, {plural(facts.delegates, 'delegate')}", *measured.slices]
+        more = [f"QNN {plan.build_id}, {plural(facts.delegates, 'delegate')}", *measured.slices]
         if quantized := in_words(figures, "reference_"):
             more += [f"{quantized} against the quantized model"]
         more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
@@ -183,8 +183,8 @@ class PytorchModel(LaneModel):
         flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
         divergence = self.command("divergence", program.soc, *flags)
         slices = measured.slices
-        causes = causes_of(program, facts, slices, figures, plan.basis.build_id)
-        suspects = suspected_of(program, facts, figures, plan.basis.build_id)
+        causes = causes_of(program, facts, slices, figures, plan.build_id)
+        suspects = suspected_of(program, facts, figures, plan.build_id)
         if self.how.search:
             # What is likely is said where nothing is measured.
             causes = replace(causes, losses="", known=())
@@ -192,7 +192,7 @@ class PytorchModel(LaneModel):
         judged = HowJudged(program.run.kind, facts.used, bool(suspects))
         wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
         scheme, soc = program.run.precision, program.soc
-        shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.basis.build_id)
+        shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.build_id)
         warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
         outcome = replace(outcome_of(compiled, run), wrong=wrong)
         found = [
@@ -267,7 +267,7 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mapping[st
         before = findings_before_compile(program, result.record.lpai)
         findings = {finding.rule: finding for finding in before}
         raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
-    if errors := _errors(artifact(program, result, plan.basis.build_id)):
+    if errors := _errors(artifact(program, result, plan.build_id)):
         raise CheckFailed(errors[0].message, fix=Fix("{} compiles it again", ("--no-cache",)))
     if missing := list(missing_kernels(compiled_in(result).left)):
         message, fix, place = missing[0]

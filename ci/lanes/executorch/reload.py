@@ -64,7 +64,7 @@ class Reload(CachedStep):
             for name in dict.fromkeys(names)
             if (folder := self.compiled[name].folder)
         }
-        return {"programs": programs, "QNN": dict(self.plan.basis.sdk)}
+        return {"programs": programs, "QNN": dict(self.plan.qnn)}
 
     def cost(self, program: ExecutorchProgram) -> Job:
         return Job(program.name, SECONDS, MEMORY)

@@ -79,7 +79,7 @@ def run_lowering(options: StageOptions) -> int:
             for program in plan.programs
         }
         report(stage, SUITES, plan, verdicts, {COMPILED: results})
-        stage.metrics |= {"build_id": plan.basis.build_id, "sdk": str(plan.sdk)}
+        stage.metrics |= {"build_id": plan.build_id, "sdk": str(plan.sdk)}
         note_left_out(stage, plan, "lowering-not-run")
     return finish(stage, selection, lacking=only_library_missing(stage.findings))
 
@@ -133,12 +133,12 @@ def _row_of_compiled(
         "cpu_operators": len(record.left),
         "partition": [as_json(part) for part in record.partition],
         "costs": dict(costs_of(result)),
-        **beside(costs_of(result), plan.basis.build_id, plan.baseline(program).of(program.name)),
+        **beside(costs_of(result), plan.build_id, plan.baseline(program).of(program.name)),
     }
 
 
 def _measured_of_compiled(plan: ExecutorchPlan, results: Mapping[str, Result]) -> MeasuredValues:
-    build_id = plan.basis.build_id
+    build_id = plan.build_id
     recorded = {
         name: {**costs_of(result), "build_id": build_id, "peak_mb": result.record.peak >> 20}
         for name, result in results.items()
@@ -177,7 +177,7 @@ def run_emulation(options: StageOptions, *, reload: bool, keep_programs: bool) -
             for of in [of_program(program, results)]
         }
         report(stage, SUITES, plan, verdicts, results)
-        stage.metrics |= {"build_id": plan.basis.build_id, "runner": find_runner(os.environ).described}
+        stage.metrics |= {"build_id": plan.build_id, "runner": find_runner(os.environ).described}
         note_left_out(stage, plan, "emulator-not-run")
         _show_outputs_of_failed(stage, measured)
         if keep_programs:
@@ -202,7 +202,7 @@ def measured_of(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
     measured = {name: result for name, result in results[RAN].items() if ran(result)}
     recorded = {
         name: {
-            "build_id": plan.basis.build_id,
+            "build_id": plan.build_id,
             **costs_of(results[COMPILED][name]),
             "accuracy": rounded(ran_in(result).figures),
             **({} if result.cached else {"run_seconds": round(ran_in(result).seconds, 1)}),
