@@ -17,7 +17,7 @@ from ci.child import MEMORY, WARM
 from ci.closed import closed
 from ci.explain.rewriting import Need
 from ci.jobs import Job, memory_budget
-from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, ModelRewrite
+from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, ModelRewrite, Quantized
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
@@ -72,10 +72,6 @@ class ExecutorchPlan(Plan):
     """Programs that this SDK cannot compile at all."""
     left_out: tuple[ExecutorchProgram, ...] = ()
     """Those that their suite has for other versions of executorch."""
-    quantize_only: bool = False
-    """End with the quantized model."""
-    needs: tuple[Need, ...] | None = None
-    """End with the float model, with these rewrites where they match."""
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
 
@@ -170,6 +166,9 @@ class Lower(CachedStep):
     # The log has times of day.
     repeats: ClassVar[Repeats | None] = Repeats(changing=(LOG, "without_time"), digest=digest_without_time)
 
+    work: ClassVar[str] = "compiled"
+    """The worker's function."""
+
     plan: ExecutorchPlan
 
     @property
@@ -178,7 +177,7 @@ class Lower(CachedStep):
 
     @property
     def function(self) -> str:
-        return f"{WORKER}:{'compiled' if self.plan.needs is None else 'rewritten'}"
+        return f"{WORKER}:{self.work}"
 
     def home(self, own: OwnPackages) -> Home:
         plan = self.plan
@@ -187,14 +186,12 @@ class Lower(CachedStep):
         return home_of(variables, plan.logs, own.python)
 
     def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
-        return {**program.order, **self._options}
+        return {**program.order, **self.options}
 
     @property
-    def _options(self) -> dict[str, Any]:
-        plan = self.plan
-        if plan.needs is not None:
-            return {"needs": [as_json(need) for need in plan.needs]}
-        return {"keep_going": plan.work.keep_going, "quantize_only": plan.quantize_only}
+    def options(self) -> dict[str, Any]:
+        """What its work gets, and depends on, beside the program."""
+        return {"keep_going": self.plan.work.keep_going}
 
     def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
         """The run, without what says which inputs the model gets: the export gives them by their bytes."""
@@ -204,7 +201,7 @@ class Lower(CachedStep):
             "run": run,
             "case": case,
             "soc": program.soc,
-            "options": self._options,
+            "options": self.options,
             "QNN": dict(self.plan.qnn),
         }
 
@@ -233,7 +230,7 @@ class Lower(CachedStep):
         return Job(program.name, seconds, megabytes << 20)
 
     def read(self, reply: Mapping[str, Any]) -> object:
-        kind: Any = Compiled if self.plan.needs is None else ModelRewrite
+        kind: Any = Compiled
         return read(kind, reply)
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
@@ -258,6 +255,36 @@ class Lower(CachedStep):
         return Failure(gone.kind, message, fix, log)
 
 
+@dataclass(frozen=True)
+class Quantize(Lower):
+    """Ends with the quantized model."""
+
+    kind, work, repeats = "quantized", "quantized", None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def read(self, reply: Mapping[str, Any]) -> object:
+        return read(Quantized, reply)
+
+
+@dataclass(frozen=True)
+class Rewrite(Lower):
+    """Ends with the float model, with these rewrites where they match."""
+
+    kind, work, repeats = "rewritten", "rewritten", None
+
+    needs: Sequence[Need]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"needs": [as_json(need) for need in self.needs]}
+
+    def read(self, reply: Mapping[str, Any]) -> object:
+        return read(ModelRewrite, reply)
+
+
 def _dies_of(log: Path) -> str:
     """The search's result before it ended in a crash."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
@@ -265,9 +292,13 @@ def _dies_of(log: Path) -> str:
 
 
 def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
-    """Every program that is not refused, by name; its files are in the result's folder."""
-    programs = [program for program in plan.programs if program.name not in plan.refused]
-    return run_cached_step(Lower(plan), programs)
+    return done(Lower(plan))
+
+
+def done(step: Lower) -> dict[str, Result]:
+    """Of every program that is not refused, by name; its files are in the result's folder."""
+    plan = step.plan
+    return run_cached_step(step, [program for program in plan.programs if program.name not in plan.refused])
 
 
 def _model_of(program: ExecutorchProgram) -> tuple[Path, str, object]:

@@ -19,7 +19,7 @@ from ci.explain.losses import FOREVER
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.compile import WORKER, Lower, compile_programs, home_of
+from ci.lanes.executorch.compile import WORKER, Lower, Rewrite, compile_programs, done, home_of
 from ci.lanes.executorch.product import (
     PytorchModel,
     plan_of_model,
@@ -92,17 +92,13 @@ class LoweringSearch(Lower):
 
 @dataclass(frozen=True)
 class SearchDivergence(LoweringSearch):
-    kind = "divergence"
+    kind, work = "divergence", "diverged"
     title = "the operator that differs"
 
     runner: Runner
     least: float
     whole: float | None = None
     """The SQNR of all of it, if that is known."""
-
-    @property
-    def function(self) -> str:
-        return f"{WORKER}:diverged"
 
     def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
         runner: dict[str, Metric] = {**self.runner.order, "path": results.digest(self.runner.path)}
@@ -129,14 +125,10 @@ class SearchDivergence(LoweringSearch):
 class Score(LoweringSearch):
     """What each group of operators loses at the program's precision and at `exact`."""
 
-    kind = "scores"
+    kind, work = "scores", "scored"
     title = "scores"
 
     exact: str
-
-    @property
-    def function(self) -> str:
-        return f"{WORKER}:scored"
 
     def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
         return {**super().key(program, results), "scored beside": self.exact}
@@ -216,8 +208,7 @@ def rewritten(lane_model: PytorchModel, choice: RewriteChoice) -> Rewritten:
     plan = plan_of_model(lane_model.model, "repair", [program])
     versions = {"executorch": version("executorch"), "qnn": version_in(plan.build_id)}
     needs = needs_of(program.run.precision, "executorch", versions, choice)
-    plan = replace(plan, needs=tuple(needs))
-    result = require_done(program, plan, compile_programs(plan))
+    result = require_done(program, plan, done(Rewrite(plan, needs)))
     assert result.folder is not None
     model, rewriting = result.folder / REWRITTEN, result.record
     assert isinstance(rewriting, ModelRewrite)

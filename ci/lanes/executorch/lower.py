@@ -56,6 +56,8 @@ from ci.lanes.executorch.records import (
     KeptOnCpu,
     Lacking,
     Quantized,
+    QuantizeRequest,
+    Row,
     ScoreRequest,
     Traffic,
     Unannotated,
@@ -170,34 +172,57 @@ class BlockSizes(Patterns):
         return self.sizes[pattern] if pattern is not None else None
 
 
-def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Quantized | Lacking:
-    """Write the program, inputs and expected outputs into the folder of the request."""
-    run, samples, expected = chip_model.run, chip_model.compared, chip_model.expected
-    into, log, non_finite = request.into, request.log, chip_model.case.non_finite
-    require_float32([*chip_model.sample, *expected[0]])
-    _require_scheme(chip_model.model, run)
-    module, reference, losses = chip_model.model, expected, list[dict[str, Any]]()
-    if run.quantizes:
+@dataclass(frozen=True, slots=True)
+class ComputedModel:
+    """What is compiled: the quantized model, or a float one as it is."""
+
+    module: Any
+    reference: Sequence[Sequence[Tensor]]
+    """Its outputs."""
+    losses: tuple[Row, ...] = ()
+
+    @classmethod
+    def of(cls, chip_model: ChipModel) -> ComputedModel:
+        require_float32([*chip_model.sample, *chip_model.expected[0]])
+        _require_scheme(chip_model.model, chip_model.run)
+        if not chip_model.run.quantizes:
+            return cls(chip_model.model, chip_model.expected)
         module, losses = prepared_model(chip_model).quantized()
         with _step("quantize"):
             doing("run on CPU")
-            reference = [run_copied(module, sample) for sample in samples]
+            reference = [run_copied(module, sample) for sample in chip_model.compared]
+        return cls(module, reference, tuple(losses))
+
+    def in_torch(self, chip_model: ChipModel) -> InTorch:
+        figures = figures_in_torch(chip_model.expected, self.reference, chip_model.case.non_finite)
+        return InTorch(*figures)
+
+
+def quantize(chip_model: ChipModel, request: QuantizeRequest) -> Quantized:
+    """Write the quantized model into the folder of the request."""
+    computed, into = ComputedModel.of(chip_model), request.into
+    into.mkdir(parents=True, exist_ok=True)
+    with _step("quantize"):
+        exported = torch.export.export(computed.module, copied(chip_model.sample))
+        torch.export.save(exported, into / QUANTIZED)
+    return Quantized(
+        notes=tuple(chip_model.exported.loaded.notes),
+        used=chip_model.used,
+        losses=computed.losses,
+        in_torch=computed.in_torch(chip_model),
+        inputs=save_raw(into, "input", chip_model.compared),
+    )
+
+
+def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Lacking:
+    """Write the program, inputs and expected outputs into the folder of the request."""
+    run, samples, expected = chip_model.run, chip_model.compared, chip_model.expected
+    into, log, computed = request.into, request.log, ComputedModel.of(chip_model)
+    module, reference, worst = computed.module, computed.reference, computed.losses[:NAMED]
     notes, used = tuple(chip_model.exported.loaded.notes), chip_model.used
-    if request.quantize_only:
-        into.mkdir(parents=True, exist_ok=True)
-        with _step("quantize"):
-            torch.export.save(torch.export.export(module, copied(chip_model.sample)), into / QUANTIZED)
-        return Quantized(
-            notes=notes,
-            used=used,
-            losses=tuple(losses),
-            in_torch=InTorch(*figures_in_torch(expected, reference, non_finite)),
-            inputs=save_raw(into, "input", samples),
-        )
-    worst = tuple(losses[:NAMED])
     on_lpai = None
     if chip_model.backend == "lpai":
-        on_lpai = before_compile(module, expected, reference, non_finite)
+        on_lpai = before_compile(module, computed.in_torch(chip_model))
         if on_lpai.lacks:
             return Lacking(notes=notes, used=used, losses=worst, lpai=on_lpai)
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
@@ -680,16 +705,11 @@ MOVES = ("clone", "contiguous", "alias", "detach")
 """Operators without a rule that export removes before the partitioner runs."""
 
 
-def before_compile(
-    quantized: Any,
-    expected: Sequence[Sequence[Tensor]],
-    reference: Sequence[Sequence[Tensor]],
-    non_finite: bool,
-) -> BeforeCompile:
+def before_compile(quantized: Any, in_torch: InTorch) -> BeforeCompile:
     """The quantized model's accuracy in PyTorch, operators without a rule, and a missing library."""
     library = Path(os.environ[KINDS[QNN_SDK].variable], "lib", HOST_LIBRARIES, LPAI_LIBRARY)
     return BeforeCompile(
-        InTorch(*figures_in_torch(expected, reference, non_finite)),
+        in_torch,
         unannotated(quantized.graph),
         "" if library.is_file() else str(library.relative_to(library.parents[2])),
     )

@@ -388,12 +388,10 @@ def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:
     return replace(program, needs=replace(program.needs, variables=tuple(names)))
 
 
-def plan_of_model(
-    model: OneModel, name: str, programs: Sequence[ExecutorchProgram], *, quantize_only: bool = False
-) -> ExecutorchPlan:
+def plan_of_model(model: OneModel, name: str, programs: Sequence[ExecutorchProgram]) -> ExecutorchPlan:
     programs = [passing(program, model) for program in programs]
     plan = plan_of(programs, model.selection, model.work, name)
-    return replace(plan, errors_follow=True, quantize_only=quantize_only)
+    return replace(plan, errors_follow=True)
 
 
 def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> Result:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ci.lanes.executorch import QUANTIZED
-from ci.lanes.executorch.compile import compile_programs
+from ci.lanes.executorch.compile import Quantize, done
 from ci.lanes.executorch.explain import chosen_program
 from ci.lanes.executorch.findings import causes_of
 from ci.lanes.executorch.product import (
@@ -33,8 +33,8 @@ from provisioning.base.files import hash_file
 def quantized(taken: PytorchModel) -> Sequence[Product]:
     programs = taken.programs
     refuse_floats(programs[0].run.quantizes, programs[0].run.precision)
-    plan = plan_of_model(taken.model, "quantize", programs, quantize_only=True)
-    results, products = compile_programs(plan), []
+    plan = plan_of_model(taken.model, "quantize", programs)
+    results, products = done(Quantize(plan)), []
     for program in plan.programs:
         result = require_done(program, plan, results)
         assert result.folder is not None
@@ -70,8 +70,8 @@ def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, 
     """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
     program = chosen_program(model, choice)
     refuse_floats(program.run.quantizes, program.run.precision)
-    plan = plan_of_model(model, "quantize", [program], quantize_only=True)
-    facts = _quantized_in(require_done(program, plan, compile_programs(plan)))
+    plan = plan_of_model(model, "quantize", [program])
+    facts = _quantized_in(require_done(program, plan, done(Quantize(plan))))
     words = f"{program.name}: {in_words(facts.in_torch.figures)} against float, both in PyTorch"
     return words, facts.losses
 

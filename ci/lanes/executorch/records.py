@@ -27,8 +27,11 @@ class CompileRequest:
     log: Path
     keep_going: bool = False
     """Leave on the CPU what the compiler fails at, if the rest then lowers."""
-    quantize_only: bool = False
-    """Write the quantized model instead of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeRequest:
+    into: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,6 @@ class ModelFacts:
 class Quantized(ModelFacts):
     """The quantized model, as `quantize` writes it."""
 
-    kind: Literal["quantized"] = "quantized"
     in_torch: InTorch
     inputs: Inferences
 
@@ -193,7 +195,7 @@ class ChipProgram(ModelFacts):
         return sum(not part.on_cpu for part in self.partition)
 
 
-Compiled: TypeAlias = Annotated[ChipProgram | Quantized | Lacking, Field(discriminator="kind")]
+Compiled: TypeAlias = Annotated[ChipProgram | Lacking, Field(discriminator="kind")]
 """What a compile ends with."""
 
 

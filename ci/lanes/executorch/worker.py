@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from ci.child import WARM, Answer, hidden, reporting
 from ci.lanes.executorch import graphs
 from ci.lanes.executorch.export import ChipModel, error_of
-from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower
+from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower, quantize
 from ci.lanes.executorch.lower import scored as scores_of
 from ci.lanes.executorch.records import (
     CompileRequest,
     DivergenceRequest,
+    QuantizeRequest,
     RewriteRequest,
     ScoreRequest,
     ScriptRequest,
@@ -97,6 +98,7 @@ def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance | 
 
 
 compiled = _of_model(CompileRequest, lower)
+quantized = _of_model(QuantizeRequest, quantize)
 scored = _of_model(ScoreRequest, scores_of)
 diverged = _of_model(DivergenceRequest, graphs.diverge)
 script = _of_model(ScriptRequest, graphs.script)
