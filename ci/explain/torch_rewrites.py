@@ -100,7 +100,8 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 def _is_along_another(model: Exported, node: Node) -> bool:
-    return int(str(node.args[1])) not in (-1, len(shape_of(model, node)) - 1)
+    dimension = int(str(node.args[1])) if len(node.args) > 1 else -1
+    return dimension not in (-1, len(shape_of(model, node.args[0])) - 1)
 
 
 LARGER_BY = 64.0
@@ -261,6 +262,17 @@ def selects_for_unbind(model: Exported, node: Node) -> NodeMatch | None:
     if maker_of(node) is not aten.permute.default or dim or not several:
         return None
     return model.call(node, lambda x, *_: tuple(x[i] if i in reads else None for i in range(len(x))))
+
+
+@each("sort-along-the-last", aten.sort.default)
+def sort_along_the_last(model: Exported, node: Node) -> NodeMatch | None:
+    reads = reads_of(node)
+
+    def write(x: Tensor, dim: int, *more: bool) -> tuple[Tensor | None, ...]:
+        parts = torch.sort(x.transpose(dim, -1), -1, *more)
+        return tuple(part.transpose(dim, -1) if i in reads else None for i, part in enumerate(parts))
+
+    return model.call(node, write) if _is_along_another(model, node) else None
 
 
 OF_INDICES = (aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim)

@@ -124,6 +124,7 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
         lambda: _of(*IMAGE, parts=(nn.InstanceNorm2d(4, affine=True),))(lambda norm, x: norm(x)),
     ],
     "cumsum-along-the-last": [lambda: _of(2, 3, 5)(lambda x: torch.cumsum(x, 1))],
+    "sort-along-the-last": [lambda: _of(2, 3, 5)(lambda x: torch.sort(x, 1, True)[0])],
     "softmax-along-the-last": [lambda: _of(2, 3, 5)(lambda x: torch.softmax(x, 1))],
     "bias-added-alone": [lambda: _of(*ROW, parts=(nn.Linear(6, 5),))(lambda layer, x: layer(x))],
     "ceil-by-floor": [lambda: _of(*ROW)(lambda x: torch.ceil(x * 2))],
