@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ci.diagnose.tables import Code, code_named
@@ -40,6 +41,19 @@ NAMES = {
     "filled": "fill_bytes",
 }
 """Our names and the compiler's of bytes between the NPU and DDR in one inference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one inference between the chip and its memory, by the compiler's summaries."""
+
+    read: int = 0
+    written: int = 0
+    spilled: int = 0
+    filled: int = 0
+
+
+NO_TRAFFIC = Traffic()
 
 
 def in_plain_words(error: str) -> str:
@@ -91,5 +105,5 @@ def traffic(log: str) -> list[dict[str, int]]:
     return [{ours: graph.get(theirs, 0) for ours, theirs in NAMES.items()} for graph in graphs if graph]
 
 
-def total(graphs: Sequence[dict[str, int]]) -> dict[str, int]:
-    return {name: sum(graph[name] for graph in graphs) for name in NAMES}
+def total(graphs: Sequence[dict[str, int]]) -> Traffic:
+    return Traffic(**{name: sum(graph[name] for graph in graphs) for name in NAMES})

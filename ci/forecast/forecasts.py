@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ci.artifacts.estimate import QnnEstimate
 from ci.forecast.phones import PRECISIONS, Forecasts
 from provisioning.base.accepted import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
@@ -17,8 +18,6 @@ from provisioning.build_id import version_in
 
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
 ON_A_PHONE = Fix("measure it on a phone: {}", ("run_device", "--inputs", "FILES"))
-BASIS = "least_us"
-"""Of QNN's three estimates the one that phones follow best."""
 BY = "by."
 """How names of errors begin that another phone's measurement leaves."""
 ONNX_ALONE, TO_ONNX = (
@@ -27,6 +26,48 @@ ONNX_ALONE, TO_ONNX = (
 )
 UNFAMILIAR = 0.1
 """Above this share of operators that no fitted model has, a model is of another kind than they."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Multiplications of its layers, and how many numbers its weights and the values between nodes have."""
+
+    macs: int
+    weights: int
+    values: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QnnEstimates:
+    """What QNN says that a model will take."""
+
+    build_id: str
+    estimates: Mapping[str, QnnEstimate]
+    """By chip."""
+    refused: Mapping[str, str]
+    """Why a chip has none."""
+    operators: Mapping[str, int]
+    shapes: Mapping[str, int]
+    """How many nodes compute what, how, and in which shape."""
+    size: ModelSize
+    cpu_seconds: float = 0.0
+    """What asking took."""
+
+    @property
+    def lower(self) -> dict[str, float]:
+        """By chip, in microseconds: of the three estimates, phones follow the lower one best."""
+        return {chip: float(estimate.least_us) for chip, estimate in self.estimates.items()}
+
+    def unsound(self, chips: Collection[str]) -> str:
+        """What the estimates themselves lack; empty if nothing."""
+        for chip in chips:
+            if not (estimate := self.estimates.get(chip)):
+                return f"QNN has no estimate for {chip}: {self.refused.get(chip, 'it says nothing')}"
+            if estimate.graphs != 1:
+                return f"{chip} cuts it into {estimate.graphs} graphs"
+            if estimate.uncosted:
+                return f"{estimate.uncosted} of its operators have no cost in QNN's estimate"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +192,11 @@ def of_language_model(typed: str) -> Forecasted:
     )
 
 
-def forecast(precision: str, facts: Mapping[str, Any] | None, fit: Fit, table: Forecasts) -> Forecasted:
-    """`facts` are of the step that asked QNN: estimates, refusals, operators; `precision` is ours."""
-    if facts is None:
+def forecast(precision: str, asked: QnnEstimates | None, fit: Fit, table: Forecasts) -> Forecasted:
+    """Of what QNN was asked, by its own compile; `precision` is ours."""
+    if asked is None:
         return Forecasted(withheld="the compiler gave no estimate")
-    if (build := str(facts["build_id"])) != fit.build_id:
+    if (build := asked.build_id) != fit.build_id:
         fitted = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
         return Forecasted(withheld=fitted, fix=ON_A_PHONE)
     hub, forecasts, reasons = PRECISIONS.get(precision, ""), list[Forecast](), dict[str, str]()
@@ -163,8 +204,8 @@ def forecast(precision: str, facts: Mapping[str, Any] | None, fit: Fit, table: F
         if not (fitted_phone := fit.phones.get((phone, hub))):
             continue
         chips = table.chips(precision, [phone])
-        estimates = lower(facts)
-        if reason := unsound(facts, chips) or fit.limits.why_not(estimates[table.chip], facts["operators"]):
+        estimates = asked.lower
+        if reason := asked.unsound(chips) or fit.limits.why_not(estimates[table.chip], asked.operators):
             reasons[phone] = reason
         else:
             us = fitted_phone.scale * basis_of(estimates, chips) + fitted_phone.around_us
@@ -172,35 +213,17 @@ def forecast(precision: str, facts: Mapping[str, Any] | None, fit: Fit, table: F
     if not forecasts and not reasons:
         known = ", ".join(ours for ours, name in PRECISIONS.items() if any(name in key for key in fit.phones))
         return Forecasted(withheld=f"no phone's {precision} was fitted", fix=f"--precision {known}")
-    rests_on = " and ".join(f"{chip} ({us:,.0f} us)" for chip, us in lower(facts).items())
+    rests_on = " and ".join(f"{chip} ({us:,.0f} us)" for chip, us in asked.lower.items())
     basis = f"QNN {version_in(build)}'s lower estimates for {rests_on}, by what AI Hub measured"
     basis += f" ({table.wheel.version})"
-    if (took := facts.get("cpu_seconds")) is not None:
-        basis += f"; asking QNN took {took:.1f} s of a processor"
+    basis += f"; asking QNN took {asked.cpu_seconds:.1f} s of a processor"
     return Forecasted(tuple(forecasts), reasons, basis).of(table.phones)
-
-
-def lower(facts: Mapping[str, Any]) -> dict[str, float]:
-    """What forecasts rest on, by chip, in microseconds."""
-    return {chip: float(estimate[BASIS]) for chip, estimate in facts["estimates"].items()}
 
 
 def basis_of(estimates: Mapping[str, float], chips: Collection[str]) -> float:
     """Half way between two chips."""
     older, newer = (estimates[chip] for chip in (*chips, *chips)[:2])
     return float((older * newer) ** 0.5)
-
-
-def unsound(facts: Mapping[str, Any], chips: Collection[str]) -> str:
-    """What the estimates themselves lack; empty if nothing."""
-    for chip in chips:
-        if not (estimate := facts["estimates"].get(chip)):
-            return f"QNN has no estimate for {chip}: {facts['refused'].get(chip, 'it says nothing')}"
-        if estimate["graphs"] != 1:
-            return f"{chip} cuts it into {estimate['graphs']} graphs"
-        if estimate["uncosted"]:
-            return f"{estimate['uncosted']} of its operators have no cost in QNN's estimate"
-    return ""
 
 
 def by_measurement(text: str, precision: str, found: Forecasted, fit: Fit, table: Forecasts) -> Forecasted:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.forecast.forecasts import ACCEPTED, BY, lower, unsound
+from ci.forecast.forecasts import ACCEPTED, BY, QnnEstimates
 from ci.forecast.phones import MANIFEST, PRECISIONS, Forecasts, load_forecasts
 from ci.lanes.onnx.compile import plan_of, require_installed
-from ci.lanes.onnx.forecast import EstimateOnnx
+from ci.lanes.onnx.forecast import estimating
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.outcome import Result
-from ci.suite.cached_steps import run_cached_step
+from ci.outcome import Failure
+from ci.plain import as_json
 from ci.suite.choice import matcher
 from ci.suite.options import WorkOptions
 from lab.forecast import hub
@@ -38,17 +38,16 @@ def fit_forecasts(selection: Selection, work: WorkOptions, words: Sequence[str],
         measured = _measured(table, selection.store)
         programs, build = list[FittedProgram](), ""
         chosen = programs_of(table, measured, words)
-        for (model, precision), result in _estimated(chosen, table, selection, work).items():
+        for (model, precision), asked in _estimated(chosen, table, selection, work).items():
             name, chips = f"{model}/{precision}", table.chips(OURS[precision], table.phones)
-            if result.failure:
-                message, fix = result.failure.message, result.failure.fix
-                stage.add("forecast-not-compiled", Severity.WARNING, name, message, fix)
-            elif reason := unsound(result.facts, chips):
+            if isinstance(asked, Failure):
+                stage.add("forecast-not-compiled", Severity.WARNING, name, asked.message, asked.fix)
+            elif reason := asked.unsound(chips):
                 stage.add("forecast-withheld", Severity.NOTE, name, reason, "")
             else:
-                size, build = result.facts["size"], str(result.facts["build_id"])
-                estimates, operators = lower(result.facts), result.facts["operators"]
-                programs.append(FittedProgram(model, precision, estimates, operators, **size))
+                build = asked.build_id
+                figures = asked.lower, asked.operators
+                programs.append(FittedProgram(model, precision, *figures, **as_json(asked.size)))
         judged = judge(programs, measured, table)
         if not judged and not words:
             raise CheckFailed("no precision has the models that a fit needs")
@@ -96,16 +95,16 @@ def _estimated(
     table: Forecasts,
     selection: Selection,
     work: WorkOptions,
-) -> dict[tuple[str, str], Result]:
+) -> dict[tuple[str, str], QnnEstimates | Failure]:
     """A compile for each chip that a phone's forecast rests on."""
     require_installed()
-    found = dict[tuple[str, str], Result]()
+    found = dict[tuple[str, str], QnnEstimates | Failure]()
     for ours, precision in PRECISIONS.items():
         if mine := {key: program for key, program in programs.items() if key[1] == precision}:
             plan = plan_of([*mine.values()], selection, work)
-            step = EstimateOnnx(plan, chips=table.chips(ours, table.phones))
-            results = run_cached_step(step, plan.programs)
-            found |= {key: results[program.name] for key, program in mine.items()}
+            step = estimating(plan, table.chips(ours, table.phones))
+            for key, result in zip(mine, step.results().values(), strict=True):
+                found[key] = result.failure or step.answer_in(result).answer
     return found
 
 

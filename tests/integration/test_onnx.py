@@ -20,7 +20,11 @@ from onnx import helper
 
 from ci.artifacts.dlc import read_dlc
 from ci.lanes.onnx import provider, steps
+from ci.lanes.onnx.compile import request_of
 from ci.lanes.onnx.graph import all_in_float, load_graph
+from ci.lanes.onnx.records import NOTHING, Preparing
+from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
+from ci.lanes.onnx.suite import OnnxOrder
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.arrays import saved
 from ci.suite.accepted import load_baseline
@@ -32,6 +36,7 @@ from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.base.units import decibels
 from tests.support.onnx_models import conv_model, model_of, write
+from tests.support.onnx_suites import order_of
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
@@ -85,7 +90,7 @@ class TestCompile:
 
     @pytest.mark.parametrize("held", [[], ["SM8650"], ["SM8650", "SM8750"]])
     def test_a_file_that_lacks_a_chip_or_is_of_another_build_is_bad(self, held: list[str]) -> None:
-        from ci.lanes.onnx.flexible import require_chips
+        from ci.lanes.onnx.context import require_chips
 
         stream = io.BytesIO()
         with zipfile.ZipFile(stream, "w") as archive:
@@ -248,7 +253,10 @@ FORMS = """
 import json, sys
 from pathlib import Path
 from ci.lanes.onnx import provider, steps
+from ci.lanes.onnx.records import CompileOptions, Preparing
+from ci.lanes.onnx.samples import ModelFiles
 from ci.child import output_to
+from tests.support.onnx_suites import order_of
 
 model, into = Path(sys.argv[1]), Path(sys.argv[2])
 compiled, run_once = provider.compiled, provider.run
@@ -259,17 +267,12 @@ def embedded_is_wrong(*words, embed, **options):
     return compiled(*words, embed=embed, **options)
 
 provider.compiled = embedded_is_wrong
-log = into / "log"
-run = {"precision": "fp16", "socs": ["SM8650"], "tags": ["pr"]}
-order = {
-    "case": {"model": str(model), "inferences": 1, "run": [run]}, "run": run, "soc": "SM8650",
-    "search_path": "/", "into": str(into), "log": str(log), "prepared": str(into), "quantized": str(into),
-}
-with output_to(log):
-    order |= steps.order_prepare(order)
-    order["source"] = order["model"]
-    facts = steps.order_case({**order, "into": str(into / "compiled")})
-print(json.dumps(facts["forms_equal"]))
+order = order_of(into, "fp16", {"model": str(model), "inferences": 1})
+with output_to(order.log):
+    path = Path(steps.prepare(order, Preparing()).model)
+    files = ModelFiles(into, path, path, into)
+    contexts = steps.compile_forms(order, files, CompileOptions(), traced=True)
+print(json.dumps(contexts.forms_equal))
 """
 
 
@@ -405,18 +408,20 @@ def with_inputs():
 
 
 @pytest.mark.parametrize(
-    ("case", "wanted", "compared"),
-    [({}, {}, 8), ({"inferences": 3}, {}, 3), ({}, {"drawn": True}, 8), ({}, {"verify": False}, 0)],
+    ("case", "how", "compared"),
+    [
+        ({}, Preparing(), 8),
+        ({"inferences": 3}, Preparing(), 3),
+        ({}, Preparing(drawn=True), 8),
+        ({}, Preparing(compares=False), 0),
+    ],
 )
 def test_of_a_light_model_without_samples_eight_drawn_inputs_are_compared(
-    model: Path, tmp_path: Path, case: dict[str, Any], wanted: dict[str, Any], compared: int
+    model: Path, tmp_path: Path, case: dict[str, Any], how: Preparing, compared: int
 ) -> None:
-    run = {"precision": "8a8w", "socs": ["SM8650"]}
-    case = {"model": str(model), **case, "run": [run]}
-    order = {"case": case, "run": run, "soc": "SM8650", "search_path": "/", "into": str(tmp_path), **wanted}
-    facts = steps.order_prepare(order)
-    samples, calibrating = (saved(tmp_path / name) for name in (steps.SAMPLES, steps.CALIBRATION))
-    assert len(samples) == compared and facts["used"]["compared"] == compared
+    facts = steps.prepare(order_of(tmp_path, "8a8w", {"model": str(model), **case}), how)
+    samples, calibrating = (saved(tmp_path / name) for name in (SAMPLES, CALIBRATION))
+    assert len(samples) == compared and facts.used.compared == compared
     # Each is another one, and none calibrates.
     contents = [array.tobytes() for sample in (*samples, *calibrating) for array in sample.values()]
     assert len({*contents}) == len(contents)
@@ -436,12 +441,13 @@ def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_e
     for program in onnx_programs(suite):
         into = tmp_path / program.case_name
         into.mkdir()
-        steps.order_prepare({**json.loads(json.dumps(program.order)), "into": str(into)})
+        folders = {"log": str(into / "log"), "export_folder": str(into)}
+        steps.prepare(OnnxOrder.read({**request_of(program, NOTHING), **folders}), Preparing())
         means[program.case_name] = {
             name: [float(value.mean()) for arrays in saved(into / name) for value in arrays.values()]
-            for name in (steps.SAMPLES, steps.CALIBRATION)
+            for name in (SAMPLES, CALIBRATION)
         }
     assert all(5 < mean < 6 for every in means["drawn"].values() for mean in every)
-    held, (own, *calibrating) = means["held"][steps.SAMPLES], means["held"][steps.CALIBRATION]
+    held, (own, *calibrating) = means["held"][SAMPLES], means["held"][CALIBRATION]
     # The model's own example calibrates beside two of the four others.
     assert len(held) == len(calibrating) == 2 and {*held, *calibrating} < {*range(7, 13)} and abs(own) < 1

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from ci.explain.losses import scores_of
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.graphs import scores as scores_of_onnx
+from ci.lanes.onnx.graphs import graph_of
 from ci.models.arrays import Sample
 from ci.suite.precision import precision_named
 from provisioning.base.settings import ROOT
@@ -105,7 +106,8 @@ def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_pat
     for precision in ("u8u8", "u16u8"):
         (tmp_path / precision).mkdir()
         quantized.append(provider.quantized(model, samples, precision_named(precision), tmp_path / precision))
-    found = scores_of_onnx(model, quantized, {}, samples[0], tmp_path, 1e9)
+    graphs = [graph_of(path, samples[:1], tmp_path) for path in (model, *quantized)]
+    found = scores_of(graphs[0], graphs[1:])
     units = found["units"]
     assert nodes_of(units) == [["conv", "relu", "mean"], ["product"]]
     (right,) = provider.on_cpu(model, samples[:1])

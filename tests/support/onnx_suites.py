@@ -1,10 +1,28 @@
-"""A suite for ONNX Runtime, and what a worker says of a program that is as it should be."""
+"""A suite for ONNX Runtime, and what its processes say of a program that is as it should be."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ci.artifacts.compiler_log import Traffic
+from ci.lanes.onnx.context import ContextRecord
+from ci.lanes.onnx.records import (
+    Accuracy,
+    Audit,
+    CompiledContext,
+    Contexts,
+    NotCompiled,
+    PreparedModel,
+    ProgramFacts,
+    QuantizedModel,
+    Unsupported,
+)
+from ci.lanes.onnx.suite import OnnxCase, OnnxOrder
+from ci.models.inputs import InputsUsed
 from ci.outcome import Failure, Result
 
 SUITE = """\
@@ -27,46 +45,71 @@ def write_suite(folder: Path, text: str = SUITE) -> Path:
     return path
 
 
-def facts(**changes: Any) -> dict[str, Any]:
+FIGURES = {
+    "cosine": 0.999,
+    "sqnr_db": 30.0,
+    "reference_sqnr_db": 50.0,
+    "max_abs": 0.1,
+    "max_rel": 0.01,
+    "top1": 1.0,
+}
+BUILD_ID = "v2.51.0.260929181845"
+RECORD = ContextRecord(
+    model="model_ctx.onnx",
+    files={},
+    soc="SM8650",
+    soc_id=57,
+    arch=75,
+    precision="16a8w",
+    build_id=BUILD_ID,
+    packages={},
+    source="0" * 64,
+)
+CONTEXT = CompiledContext(
+    record=RECORD,
+    audit=Audit(9, (), 1),
+    near=Accuracy(FIGURES),
+    bytes=50_000,
+    reload_equal=True,
+    ddr=Traffic(read=100, written=10),
+    half_floats=True,
+)
+REFUSES_ERF = Audit(9, (Unsupported("erf_1", "Erf", "not supported"),), 2)
+USED = InputsUsed(2, 32)
+PREPARED = PreparedModel(model="model.onnx", used=USED, build_id=BUILD_ID, inputs=())
+QUANTIZED = QuantizedModel(model="model_qdq.onnx", calibrated_by=32)
+
+
+def near(**figures: float) -> Accuracy:
+    """Some other figures than those of a good program."""
+    return Accuracy({**FIGURES, **figures})
+
+
+def contexts(**changes: Any) -> Contexts:
     """`changes` are those of the context beside its .onnx."""
-    context: dict[str, Any] = {
-        "slices": [],
-        "each_db": [],
-        "near": {
-            "cosine": 0.999,
-            "sqnr_db": 30.0,
-            "reference_sqnr_db": 50.0,
-            "max_abs": 0.1,
-            "max_rel": 0.01,
-            "top1": 1.0,
-        },
-        "reload_equal": True,
-        "half_floats": True,
-        "reciprocals": [],
-        "audit": {"nodes": 9, "unsupported": [], "graphs": 1},
-        "ddr": {"read": 100, "written": 10, "spilled": 0, "filled": 0},
-        "bytes": 50_000,
-        "record": {
-            "source": "0" * 64,
-            "soc": "SM8650",
-            "precision": "16a8w",
-            "build_id": "v2.51.0.260929181845",
-        },
-    }
-    return {
-        "beside": {**context, **changes},
-        "embedded": context,
-        "forms_equal": True,
-        "constant": [],
-        "used": {"compared": 2, "calibrating": 32},
-        "cpu_seconds": 2.0,
-        "peak": 5 << 20,
-    }
+    forms = {"beside": replace(CONTEXT, **changes), "embedded": CONTEXT}
+    return Contexts(forms=forms, forms_equal=True, cpu_seconds=2.0, peak=5 << 20)
 
 
-def compiled(changed_facts: dict[str, Any] | None = None) -> Result:
-    return Result(changed_facts or facts())
+def facts(**changes: Any) -> ProgramFacts:
+    return ProgramFacts(prepared=PREPARED, quantized=QUANTIZED, contexts=contexts(**changes))
+
+
+def ended(**how: Any) -> ProgramFacts:
+    return ProgramFacts(prepared=PREPARED, ended=NotCompiled(**{"failed": "", "build_id": "v2.51.0", **how}))
+
+
+def compiled(what: ProgramFacts | None = None) -> Result:
+    return Result(record=what or facts())
 
 
 def failed(kind: str, message: str = "gone", fix: str = "look") -> Result:
     return Result(failure=Failure(kind, message, fix))
+
+
+def order_of(folder: Path, precision: str, case: Mapping[str, Any], run: Mapping[str, Any] = {}) -> OnnxOrder:
+    """Of a program that a test does itself, in this folder."""
+    of_run = {"precision": precision, "socs": ["SM8650"], **run}
+    read = OnnxCase.model_validate({**case, "run": [of_run]}, strict=False)
+    places = (folder, folder, folder, folder / "log", folder, folder / "scratch", folder)
+    return OnnxOrder(read, read.runs[0], "SM8650", time.monotonic(), *places)

@@ -1,4 +1,4 @@
-"""Stands in for ONNX Runtime in the lane's processes: answers each part of an order as a test wants it.
+"""Stands in for ONNX Runtime in the lane's processes: answers each part of a task as a test wants it.
 
 `STAND_IN` names a folder: `replies.json` has the replies by what is done and what is to go wrong, and
 `orders.jsonl` gets each part that was asked for."""
@@ -9,49 +9,65 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ci.lanes.onnx import program
+from ci.lanes.onnx import worker
+from ci.lanes.onnx.records import CompileOptions
+from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
+from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.arrays import save
 from tests.support.onnx_models import conv_model, write
 
 STAND_IN = "QNN_TEST_STAND_IN"
-SAMPLES = ("samples.npz", "calibration.npz", "expected.npz")
 
 
 def prepare() -> None:
-    setattr(program, "answer", answer)  # noqa: B010
+    setattr(worker, "answer", answer)  # noqa: B010
 
 
 prepare_exporting = prepare
+export, compiled, mixed, estimated = worker.export, worker.compiled, worker.mixed, worker.estimated
+scored, rewritten = worker.scored, worker.rewritten
 
 
-def answer(order: dict[str, Any]) -> dict[str, Any]:
-    folder, what = Path(os.environ[STAND_IN]), order["do"]
-    with (folder / "orders.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(f"{json.dumps(order)}\n")
-    told = json.loads((folder / "replies.json").read_text(encoding="utf-8"))
-    wrong = told.get("wrong", {})
-    meant = wrong.get("do") in (what, "anything") and wrong.get("soc", order.get("soc")) == order.get("soc")
-    if meant and (order.get("trace", True) or not wrong.get("traced")):
-        _go_wrong(wrong)
-    reply: dict[str, Any] = dict(told["replies"][what])
-    if what == "prepare" and "error" not in reply:
-        into = Path(order["into"])
-        reply["model"] = str(write(conv_model(), into / "model.onnx"))
-        for name in SAMPLES:
-            save(into / name, [{"x": np.zeros(1)}])
-    if what == "case" and "error" not in reply:
-        for form in order.get("forms", ("beside", "embedded")):
+def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, Any]:
+    asked = {"do": work.__name__, "precision": order.run.precision, "soc": order.soc}
+    reply = _told(asked, traced=named.get("traced", True))
+    if "error" in reply:
+        return reply
+    if work.__name__ == "prepare":
+        reply["model"] = str(write(conv_model(), order.into / "model.onnx"))
+        for name in (SAMPLES, CALIBRATION, EXPECTED):
+            save(order.into / name, [{"x": np.zeros(1)}])
+    if work.__name__ == "compile_forms":
+        options: CompileOptions = arguments[1]
+        for form in options.forms:
             for suffix in (".onnx", ".json"):
-                path = Path(order["into"]) / form / f"{order.get('stem', 'model_ctx')}{suffix}"
+                path = order.into / form / f"{options.stem}{suffix}"
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(form)
-    if what == "run":
-        save(Path(order["outputs"]), [{"y": np.arange(6, dtype=np.float32)}])
+    return reply
+
+
+def ran(request: dict[str, Any]) -> dict[str, Any]:
+    save(Path(request["outputs"]), [{"y": np.arange(6, dtype=np.float32)}])
+    return _told(request, traced=True)
+
+
+def _told(asked: dict[str, Any], *, traced: bool) -> dict[str, Any]:
+    folder = Path(os.environ[STAND_IN])
+    with (folder / "orders.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(f"{json.dumps(asked)}\n")
+    told = json.loads((folder / "replies.json").read_text(encoding="utf-8"))
+    wrong = told["wrong"]
+    meant = wrong.get("do") in (asked["do"], "anything") and wrong.get("soc", asked["soc"]) == asked["soc"]
+    if meant and (traced or not wrong.get("traced")):
+        _go_wrong(wrong)
+    reply: dict[str, Any] = told["replies"][asked["do"]]
     return reply
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ci.__main__ import VERBS
-from ci.artifacts.estimate import read_estimate
-from ci.forecast.forecasts import Fit, FittedRange, PhoneFit, by_measurement, forecast, load_fit
+from ci.artifacts.estimate import QnnEstimate, read_estimate
+from ci.forecast.forecasts import (
+    Fit,
+    FittedRange,
+    ModelSize,
+    PhoneFit,
+    QnnEstimates,
+    by_measurement,
+    forecast,
+    load_fit,
+)
 from ci.forecast.phones import Forecasts, load_forecasts
 from ci.lanes.onnx.findings import over_budget
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
@@ -37,36 +47,38 @@ FIT = Fit(
 )
 
 
-def facts(us: int = 1000, second: int = 500, **more: Any) -> dict[str, Any]:
-    def estimate(us: int) -> dict[str, int]:
-        return {"graphs": 1, "us": us, "least_us": us, "most_us": us, "uncosted": 0}
-
-    estimates = {"QCS9100": estimate(us), "SA8797": estimate(second)}
-    return {
+def asked(us: int = 1000, second: int = 500, **more: Any) -> QnnEstimates:
+    usual: dict[str, Any] = {
         "build_id": BUILD,
-        "estimates": estimates,
+        "estimates": {"QCS9100": estimate(us), "SA8797": estimate(second)},
         "refused": {},
         "operators": {"Conv": 9, "Relu": 9},
-        **more,
+        "shapes": {},
+        "size": ModelSize(1, 1, 1),
     }
+    return QnnEstimates(**{**usual, **more})
+
+
+def estimate(us: int, **more: int) -> QnnEstimate:
+    return replace(QnnEstimate(1, us, us, us, 0), **more)
 
 
 def test_a_forecast_is_the_scaled_estimate_and_what_surrounds_the_network() -> None:
     for precision, ms in (("fp16", 0.88), ("8a8w", 0.99)):
-        found = forecast(precision, facts(), FIT, TABLE).forecasts
+        found = forecast(precision, asked(), FIT, TABLE).forecasts
         assert found[0].ms == pytest.approx(ms)
 
 
 def test_both_chips_count_where_the_phone_wants_both() -> None:
     """Half way, 1000 and 490 us are 700, and 25 around them."""
-    found = forecast("fp16", facts(second=490), FIT, TABLE).forecasts[1]
+    found = forecast("fp16", asked(second=490), FIT, TABLE).forecasts[1]
     assert (found.ms, found.least_ms, found.most_ms) == pytest.approx((0.375, 0.375 / 1.2, 0.375 * 1.2))
-    assert forecast("8a8w", facts(second=490), FIT, TABLE).forecasts[1].ms == pytest.approx(0.6)
+    assert forecast("8a8w", asked(second=490), FIT, TABLE).forecasts[1].ms == pytest.approx(0.6)
 
 
 def test_what_concerns_the_newer_chip_alone_leaves_the_other_phones_theirs() -> None:
-    older = {"QCS9100": facts()["estimates"]["QCS9100"]}
-    given = facts(estimates=older, refused={"SA8797": "no Mod"})
+    older = {"QCS9100": estimate(1000)}
+    given = asked(estimates=older, refused={"SA8797": "no Mod"})
     found = forecast("fp16", given, FIT, TABLE)
     assert [row.phone for row in found.forecasts] == ["Galaxy S24"]
     assert {*found.reasons} == {"Galaxy S26"} and "Galaxy S26" in "\n".join(found.in_words())
@@ -82,12 +94,12 @@ def test_a_second_compile_is_for_phones_that_want_it() -> None:
 @pytest.mark.parametrize(
     ("precision", "given", "named"),
     [
-        ("fp16", facts(build_id="v2.52.0.270101000000"), "2.52.0"),
-        ("16a16w", facts(), "16a16w"),
-        ("fp16", facts(us=99), "99"),
-        ("fp16", facts(us=20_000, second=10_000), "20,000"),
-        ("fp16", facts(estimates={}, refused={"QCS9100": "it has no Mod"}), "no Mod"),
-        ("fp16", facts(operators={"Conv": 1, "Gelu": 1}), "Gelu"),
+        ("fp16", asked(build_id="v2.52.0.270101000000"), "2.52.0"),
+        ("16a16w", asked(), "16a16w"),
+        ("fp16", asked(us=99), "99"),
+        ("fp16", asked(us=20_000, second=10_000), "20,000"),
+        ("fp16", asked(estimates={}, refused={"QCS9100": "it has no Mod"}), "no Mod"),
+        ("fp16", asked(operators={"Conv": 1, "Gelu": 1}), "Gelu"),
     ],
     ids=[
         "another QNN",
@@ -99,7 +111,7 @@ def test_a_second_compile_is_for_phones_that_want_it() -> None:
     ],
 )
 def test_what_is_not_like_the_fitted_models_has_no_forecast(
-    precision: str, given: dict[str, Any], named: str
+    precision: str, given: QnnEstimates, named: str
 ) -> None:
     found = forecast(precision, given, FIT, TABLE)
     assert not found.forecasts
@@ -108,13 +120,12 @@ def test_what_is_not_like_the_fitted_models_has_no_forecast(
 
 @pytest.mark.parametrize("field", ["graphs", "uncosted"])
 def test_a_cut_graph_and_operators_without_a_cost_have_no_forecast(field: str) -> None:
-    given = facts()
-    given["estimates"]["QCS9100"][field] = 2
+    given = asked(estimates={"QCS9100": estimate(1000, **{field: 2}), "SA8797": estimate(500)})
     assert "2" in forecast("fp16", given, FIT, TABLE).withheld
 
 
 def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:
-    found = forecast("16a8w", facts(), FIT, TABLE)
+    found = forecast("16a8w", asked(), FIT, TABLE)
     assert found.withheld and "fp16, 8a8w" in found.fix
 
 
@@ -129,7 +140,7 @@ def test_a_language_model_says_why_it_has_none(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_one_phone_tells_the_others() -> None:
-    found = forecast("fp16", facts(), FIT, TABLE)
+    found = forecast("fp16", asked(), FIT, TABLE)
     (other,) = by_measurement("galaxy s24 = 1.76 ms", "fp16", found, FIT, TABLE).forecasts
     assert (other.phone, other.within) == ("Galaxy S26", 0.06)
     assert other.ms == pytest.approx(2 * found.forecasts[1].ms)
@@ -138,7 +149,7 @@ def test_one_phone_tells_the_others() -> None:
 @pytest.mark.parametrize("text", ["Galaxy S24", "Galaxy S24=fast", "Galaxy S24=0 ms", "Pixel 9=1 ms"])
 def test_a_measurement_that_says_nothing_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        by_measurement(text, "fp16", forecast("fp16", facts(), FIT, TABLE), FIT, TABLE)
+        by_measurement(text, "fp16", forecast("fp16", asked(), FIT, TABLE), FIT, TABLE)
 
 
 PROFILE = """\
@@ -169,24 +180,23 @@ def test_a_profile_without_an_estimate_has_none(tmp_path: Path) -> None:
 
 
 def test_a_forecast_says_what_it_cost() -> None:
-    assert "took 3.2 s" in forecast("fp16", facts(cpu_seconds=3.2), FIT, TABLE).basis
-    assert "took" not in forecast("fp16", facts(), FIT, TABLE).basis
+    assert "took 3.2 s" in forecast("fp16", asked(cpu_seconds=3.2), FIT, TABLE).basis
 
 
 def test_phones_are_found_by_their_usual_names() -> None:
     assert {TABLE.named(name) for name in ("galaxy s24", "Samsung Galaxy S24", "GalaxyS24")} == {"Galaxy S24"}
 
 
-def in_budget(limit: str, given: dict[str, Any]) -> list[tuple[str, str]]:
+def in_budget(limit: str, given: QnnEstimates) -> list[tuple[str, str]]:
     run = OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget={"Galaxy S25": limit})
     case = OnnxCase(model="net.onnx", run=(run,))
     program = OnnxProgram(Path("/suites/models.toml"), "net", case, run, "SM8750")
-    return [(finding.rule, finding.severity.value) for finding in over_budget(program, {"estimate": given})]
+    return [(finding.rule, finding.severity.value) for finding in over_budget(program, given)]
 
 
 def test_a_budget_is_red_where_the_whole_interval_is_above_it_and_a_warning_inside() -> None:
     fit = load_fit()
-    known = facts(us=2000, second=900, build_id=fit.build_id, operators={"Conv": 1})
+    known = asked(us=2000, second=900, build_id=fit.build_id, operators={"Conv": 1})
     found = forecast("fp16", known, fit, load_forecasts()).forecasts
     (own,) = (row for row in found if row.phone == "Galaxy S25")
     assert in_budget(f"{own.least_ms * 0.9:.4f} ms", known) == [("forecast-budget", "error")]
@@ -195,7 +205,7 @@ def test_a_budget_is_red_where_the_whole_interval_is_above_it_and_a_warning_insi
 
 
 def test_a_budget_that_cannot_be_held_is_no_pass_without_a_word() -> None:
-    assert in_budget("2 ms", facts(estimates={})) == [("forecast-withheld", "warning")]
+    assert in_budget("2 ms", asked(estimates={})) == [("forecast-withheld", "warning")]
 
 
 @pytest.mark.parametrize("budget", [{"Galaxy S25": "fast"}, {"Pixel 9": "2 ms"}, {"Galaxy S25": 2}])

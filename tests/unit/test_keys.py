@@ -19,9 +19,10 @@ from ci.lanes.llm.orders import CompileOrder, SuiteOrder
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, ReadPrograms
-from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
-from ci.lanes.onnx.steps import case_of, run_of
+from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, request_of
+from ci.lanes.onnx.records import NOTHING
 from ci.lanes.onnx.suite import SUITES as ONNX
+from ci.lanes.onnx.suite import OnnxOrder
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.inputs import Input
 from ci.outcome import Result
@@ -286,9 +287,10 @@ def _gets_all(program: Any) -> bool:
 
 
 def _gets_all_of_onnx(program: Any) -> bool:
-    order = json.loads(json.dumps(program.order))
-    same = _same(case_of(order), program.case) and _same(run_of(order), program.run)
-    return same and run_of(order).settings(program.soc) == program.run.settings(program.soc)
+    folders = dict.fromkeys(("log", "export_folder"), "folder")
+    order = OnnxOrder.read(json.loads(json.dumps({**request_of(program, NOTHING), **folders})))
+    same = _same(order.case, program.case) and _same(order.run, program.run)
+    return same and order.run.settings(program.soc) == program.run.settings(program.soc)
 
 
 def _gets_all_of_llm(program: Any) -> bool:

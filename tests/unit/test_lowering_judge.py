@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ci.artifacts.compiler_log import Traffic
 from ci.artifacts.program import CompiledProgram, Delegate, parse
 from ci.lanes.executorch.findings import artifact, cost, delegation, faults_of
-from ci.lanes.executorch.records import Traffic
 from ci.operators.partition import CpuOperator
 from ci.outcome import Result
 from ci.suite.accepted import Baseline, Recorded, load_tolerances

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
+from ci.artifacts.compiler_log import Traffic
+from ci.forecast.forecasts import ModelSize, QnnEstimates
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx import running
 from ci.lanes.onnx.explain import of_suites
+from ci.lanes.onnx.records import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.suite import programs_of
+from ci.models.inputs import InputsUsed
+from ci.plain import as_json
 from ci.suite.one_model import ONNX, OneModel
 from ci.suite.options import Choice, WorkOptions
 from ci.suite.output import SCRATCH, keep_origins, require_own, writing_into
@@ -25,7 +31,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 from tests.support import onnx_worker
 from tests.support.onnx_models import context_model, conv_model, write
-from tests.support.onnx_suites import facts
+from tests.support.onnx_suites import PREPARED, contexts, near
 from tests.support.own_table import own_table
 
 
@@ -103,13 +109,10 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
     assert not (tmp_path / "out").exists()
 
 
-MIXED = {
-    "delegated": {"Conv": 1},
-    "cpu": [],
-    "delegates": 1,
-    "ddr": {"read": 8, "written": 8},
-    "reciprocals": [],
-}
+MIXED = Mixed({"Conv": 1}, (), 1, Traffic(8, 8), ())
+NO_ESTIMATES = QnnEstimates(
+    build_id="v2.0.0.1", estimates={}, refused={}, operators={}, shapes={}, size=ModelSize(0, 0, 0)
+)
 PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "fix": "export in float32"}
 REFUSAL = {"kind": "N", "exit_code": 1, "message": "no", "fix": "other", "problems": [PROBLEM]}
 
@@ -121,18 +124,12 @@ class StandIn:
         self.folder = folder
         self.wrong: dict[str, str] = {}
         self.replies: dict[str, dict[str, Any]] = {
-            "prepare": {
-                "used": {"compared": 0, "calibrating": 3, "noise": True},
-                "constant": [],
-                "notes": [],
-                "modules": [],
-                "inputs": [],
-            },
-            "quantize": {"model": "quantized.onnx", "calibrated_by": 3},
-            "case": {**facts(), "cpu_seconds": 1.0, "peak": 1 << 20},
-            "run": {"build_id": "v2.0.0.1", "milliseconds": [1.0]},
-            "mixed": MIXED,
-            "estimate": {"build_id": "v2.0.0.1", "estimates": {}, "refused": {}, "operators": {}},
+            "prepare": as_json(replace(PREPARED, used=InputsUsed(0, 3, noise=True))),
+            "quantize": as_json(QuantizedModel(model="quantized.onnx", calibrated_by=3)),
+            "compile_forms": as_json(contexts()),
+            "run": as_json(RunReply((1.0,), "v2.0.0.1")),
+            "mixed": as_json(MIXED),
+            "estimate": as_json(NO_ESTIMATES),
         }
 
     def environment(self, own: object = None) -> dict[str, str]:
@@ -181,7 +178,7 @@ class TestCompile:
     def test_one_whose_reload_gives_other_outputs_is_exit_code_1_and_no_file(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.replies["case"] = facts(reload_equal=False)
+        stand_in.replies["compile_forms"] = as_json(contexts(reload_equal=False))
         assert self.compiled(tmp_path, "--no-search") == 1
         assert not (tmp_path / "out").exists()
         assert f"diagnose -- {tmp_path / 'reports/onnx'}" in capsys.readouterr().err
@@ -189,11 +186,10 @@ class TestCompile:
     def test_of_several_precisions_the_first_that_needs_it_is_searched(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        near = {**facts()["beside"]["near"], "sqnr_db": 3.0, "reference_sqnr_db": 60.0}
-        used = {"compared": 3, "calibrating": 9, "given": 12, "noise": False}
-        stand_in.replies["case"] = {**facts(near=near), "used": used}
-        stand_in.replies["prepare"]["used"] = used
-        stand_in.replies["scores"] = {"units": [], "whole": [0.1], "left": 0}
+        lost = contexts(near=near(sqnr_db=3.0, reference_sqnr_db=60.0))
+        stand_in.replies["compile_forms"] = as_json(lost)
+        stand_in.replies["prepare"] = as_json(replace(PREPARED, used=InputsUsed(3, 9, given=12)))
+        stand_in.replies["scores"] = {"found": {"units": [], "whole": [0.1], "left": 0}}
         stand_in.replies["rewrite"] = {"error": REFUSAL}
         precisions = ("--precision", "8a8w", "--precision", "16a8w")
         assert self.compiled(tmp_path, "--calibrate", "x", *precisions) == 1
@@ -217,7 +213,7 @@ class TestCompile:
     def test_what_a_suite_gets_is_what_the_user_gets(self, stand_in: StandIn, tmp_path: Path) -> None:
         suite, out = tmp_path / "models.toml", tmp_path / "out"
         assert self.compiled(tmp_path, "--suite", str(suite)) == 0
-        assert [what for what, _ in stand_in.orders] == ["prepare", "quantize", "case"]
+        assert [what for what, _ in stand_in.orders] == ["prepare", "quantize", "compile_forms"]
         (program,) = programs_of(suite)
         assert program.name == "net/fp16/SM8650" and program.case.model == "net.onnx"
         assert names_in(out) == ["net_ctx.json", "net_ctx.onnx"]
@@ -252,7 +248,7 @@ class TestAudit:
     def test_every_precision_is_compiled_once(self, stand_in: StandIn, tmp_path: Path) -> None:
         code, rows = self.audited(tmp_path)
         assert code == 0 and list(rows) == ["fp16", "8a8w", "16a8w"]
-        compiled = [order["run"]["precision"] for what, order in stand_in.orders if what == "mixed"]
+        compiled = [order["precision"] for what, order in stand_in.orders if what == "mixed"]
         assert compiled == ["fp16", "u8u8", "u16u8"]
         assert self.audited(tmp_path) == (0, rows)
         assert [what for what, _ in stand_in.orders].count("mixed") == 3

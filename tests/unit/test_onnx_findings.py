@@ -9,22 +9,34 @@ from typing import Any
 
 import pytest
 
+from ci.artifacts.compiler_log import Traffic
+from ci.artifacts.estimate import QnnEstimate
+from ci.forecast.forecasts import ModelSize, QnnEstimates
 from ci.lanes.onnx.crosscheck import (
     CrossChecked,
     LaneFigures,
     counterpart,
     executorch_lane,
-    markdown,
     verdicts,
 )
 from ci.lanes.onnx.findings import build_id_of, changed, cost, findings_of, lane_of
+from ci.lanes.onnx.records import Accuracy, Contexts, ProgramFacts
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.suite.accepted import Baseline, Recorded, load_baseline, load_tolerances
 from provisioning.base.findings import Metric, Outcome, Severity
 from provisioning.base.stage_run import RUN, StageRun
-from tests.support.onnx_suites import SUITE, compiled, facts, failed, write_suite
-
-NODE = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
+from tests.support.onnx_suites import (
+    CONTEXT,
+    QUANTIZED,
+    REFUSES_ERF,
+    SUITE,
+    compiled,
+    ended,
+    facts,
+    failed,
+    near,
+    write_suite,
+)
 
 
 @pytest.fixture
@@ -38,16 +50,16 @@ def rules(program: OnnxProgram, result: Any) -> list[tuple[str, Severity]]:
 
 class TestFindings:
     def test_a_good_program_has_none(self, program: OnnxProgram) -> None:
-        assert rules(program, compiled(facts())) == []
+        assert rules(program, compiled()) == []
 
     @pytest.mark.parametrize(
         ("changes", "rule"),
         [
-            ({"near": {**facts()["beside"]["near"], "sqnr_db": 19.9}}, "onnx-accuracy"),
-            ({"near": {}}, "onnx-accuracy"),
-            ({"near": {**facts()["beside"]["near"], "agreement": 0.99}}, "onnx-accuracy"),
+            ({"near": near(sqnr_db=19.9)}, "onnx-accuracy"),
+            ({"near": Accuracy()}, "onnx-accuracy"),
+            ({"near": near(agreement=0.99)}, "onnx-accuracy"),
             ({"reload_equal": False}, "onnx-reload"),
-            ({"audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}, "onnx-cpu-node"),
+            ({"audit": REFUSES_ERF}, "onnx-cpu-node"),
         ],
     )
     def test_each_error_is_found_alone(
@@ -56,7 +68,7 @@ class TestFindings:
         assert rules(program, compiled(facts(**changes))) == [(rule, Severity.ERROR)]
 
     @pytest.mark.parametrize(
-        ("near", "found"),
+        ("figures", "found"),
         [
             ({"sqnr_db": 9.9}, [("onnx-accuracy", Severity.ERROR)]),
             ({"agreement": 0.999}, [("onnx-accuracy", Severity.ERROR)]),
@@ -65,19 +77,19 @@ class TestFindings:
         ],
     )
     def test_without_thresholds_a_program_is_held_to_what_is_required_of_all(
-        self, tmp_path: Path, near: dict[str, float], found: list[tuple[str, Severity]]
+        self, tmp_path: Path, figures: dict[str, float], found: list[tuple[str, Severity]]
     ) -> None:
         program = programs_of(write_suite(tmp_path, SUITE.partition("thresholds")[0]))[0]
-        assert rules(program, compiled(facts(near=near))) == found
+        assert rules(program, compiled(facts(near=Accuracy(figures)))) == found
 
     def test_a_good_figure_of_outputs_that_hardly_vary_is_a_warning(self, program: OnnxProgram) -> None:
-        near = {**facts()["beside"]["near"], "variation_sqnr_db": -29.6}
-        assert rules(program, compiled(facts(near=near))) == [("accuracy-constant", Severity.WARNING)]
+        found = facts(near=near(variation_sqnr_db=-29.6))
+        assert rules(program, compiled(found)) == [("accuracy-constant", Severity.WARNING)]
 
     def test_what_only_the_embedded_form_has_is_an_error_too(self, program: OnnxProgram) -> None:
-        bad = {**facts()["embedded"], "audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}
-        result = compiled({**facts(), "embedded": bad, "forms_equal": False})
-        assert rules(program, result) == [
+        forms = {"beside": CONTEXT, "embedded": replace(CONTEXT, audit=REFUSES_ERF)}
+        found = replace(facts(), contexts=Contexts(forms=forms, forms_equal=False))
+        assert rules(program, compiled(found)) == [
             ("onnx-cpu-node", Severity.ERROR),
             ("onnx-forms", Severity.ERROR),
         ]
@@ -90,8 +102,8 @@ class TestFindings:
 
 
 AGREED = {"sqnr_db": 30.0, "reference_sqnr_db": 50.0}
-DIES = {"failed": "dies", "message": "QnnGraph_finalize failed: error 1002 in /tmp/a/m.onnx"}
-REFUSED = {"refused": ["Erf"], "taken": ["Add"]}
+DIES = ended(failed="dies", message="QnnGraph_finalize failed: error 1002 in /tmp/a/m.onnx")
+REFUSED = ended(refused=("Erf",), taken=("Add",))
 
 
 class TestChanged:
@@ -106,7 +118,7 @@ class TestChanged:
         return [(finding.rule, finding.severity, finding.message) for finding in findings]
 
     @pytest.mark.parametrize(
-        ("near", "finding"),
+        ("figures", "finding"),
         [
             (AGREED, None),
             ({"sqnr_db": 29.5, "reference_sqnr_db": 50.9}, None),
@@ -118,11 +130,12 @@ class TestChanged:
         ],
     )
     def test_a_better_figure_is_a_note_and_a_lower_or_missing_one_an_error(
-        self, tmp_path: Path, near: dict[str, float], finding: tuple[str, Severity] | None
+        self, tmp_path: Path, figures: dict[str, float], finding: tuple[str, Severity] | None
     ) -> None:
-        found = self.found(tmp_path, Recorded(accuracy=AGREED), compiled(facts(near=near)))
+        result = compiled(facts(near=Accuracy(figures)))
+        found = self.found(tmp_path, Recorded(accuracy=AGREED), result)
         assert [row[:2] for row in found] == ([finding] if finding else [])
-        if near.get("reference_sqnr_db") == 60.0:
+        if figures.get("reference_sqnr_db") == 60.0:
             assert "60.0 dB instead of 50.0 dB" in found[0][2]
 
     @pytest.mark.parametrize(
@@ -132,13 +145,13 @@ class TestChanged:
     def test_another_share_of_equal_integers_is_another_result(
         self, tmp_path: Path, share: float | None, rule: str | None
     ) -> None:
-        near = {} if share is None else {"agreement": share}
+        figures = {} if share is None else {"agreement": share}
         agreed = Recorded(accuracy={"agreement": 0.666666})
-        found = self.found(tmp_path, agreed, compiled(facts(near=near)))
+        found = self.found(tmp_path, agreed, compiled(facts(near=Accuracy(figures))))
         assert [row[0] for row in found] == ([rule] if rule else [])
 
     @pytest.mark.parametrize(
-        ("near", "wrong"),
+        ("figures", "wrong"),
         [
             ({"sqnr_db": 19.9}, True),
             ({"sqnr_db": 0.0, "reference_sqnr_db": 20.0}, False),
@@ -148,12 +161,12 @@ class TestChanged:
         ],
     )
     def test_of_wrong_outputs_the_record_holds_a_note_says_so(
-        self, tmp_path: Path, near: dict[str, float], wrong: bool
+        self, tmp_path: Path, figures: dict[str, float], wrong: bool
     ) -> None:
         text = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         program = programs_of(write_suite(tmp_path, text))[0]
         expected = [("onnx-wrong", Severity.NOTE)] if wrong else []
-        assert rules(program, compiled(facts(near=near))) == expected
+        assert rules(program, compiled(facts(near=Accuracy(figures)))) == expected
 
     @pytest.mark.parametrize(
         ("agreed", "reply", "words"),
@@ -164,11 +177,15 @@ class TestChanged:
             (Recorded(failed="dies", message="no kernel"), DIES, ("no kernel", "QnnGraph_finalize")),
             (Recorded(failed="crash"), DIES, ("crash", "dies")),
             (Recorded(accuracy=AGREED), DIES, ("compiled", "dies")),
-            (Recorded(accuracy=AGREED), {**facts(), "in_float": True}, ("compiled", "not quantized")),
+            (
+                Recorded(accuracy=AGREED),
+                replace(facts(), quantized=replace(QUANTIZED, in_float=True)),
+                ("compiled", "not quantized"),
+            ),
         ],
     )
     def test_another_result_is_an_error_with_both_values(
-        self, tmp_path: Path, agreed: Recorded, reply: dict[str, Any], words: tuple[str, str] | None
+        self, tmp_path: Path, agreed: Recorded, reply: ProgramFacts, words: tuple[str, str] | None
     ) -> None:
         found = self.found(tmp_path, agreed, compiled(reply))
         assert [row[:2] for row in found] == ([("onnx-changed", Severity.ERROR)] if words else [])
@@ -203,13 +220,20 @@ class TestCost:
 
     @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
     def test_more_traffic_than_is_tolerated_is_an_error(self, program: OnnxProgram, name: str) -> None:
-        ddr = {**facts()["beside"]["ddr"], name: 10_000}
-        assert self.rules(program, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
+        ddr = {"read": 100, "written": 10, name: 10_000}
+        assert self.rules(program, self.agreed, ddr=Traffic(**ddr)) == {f"cost-ddr-{name}": Severity.ERROR}
 
     def test_what_became_slower_lists_what_differs_of_the_graph(self, program: OnnxProgram) -> None:
-        estimate = {"estimates": {"QCS9100": {"us": 200}}, "shapes": {"Gather 1x8": 1, "Conv 1x8x4x4": 2}}
-        result = compiled(facts())
-        slower = replace(result, facts={**result.facts, "estimate": estimate})
+        estimates = QnnEstimates(
+            build_id="v2.51.0",
+            estimates={"QCS9100": QnnEstimate(1, 200, 200, 200, 0)},
+            refused={},
+            operators={},
+            shapes={"Gather 1x8": 1, "Conv 1x8x4x4": 2},
+            size=ModelSize(1, 1, 1),
+        )
+        result = compiled()
+        slower = compiled(replace(facts(), estimate=estimates))
         accepted = self.agreed.model_copy(
             update={
                 "build_id": build_id_of(result),
@@ -329,10 +353,7 @@ class TestCrossCheck:
     def test_lanes_that_differ_by_more_than_the_tolerance_have_a_verdict(
         self, theirs: float | None, agreed: bool, severities: list[Severity]
     ) -> None:
-        ours = lane_of(compiled(facts()))
+        ours = lane_of(compiled())
         pair = CrossChecked("net", ours, replace(ours, sqnr_db=theirs, agreed=agreed))
         findings = list(verdicts([pair], 8.0, "test_onnx"))
         assert [finding.severity for finding in findings] == severities
-        table = markdown([pair], 8.0).splitlines()
-        bad = {Severity.ERROR, Severity.WARNING} & set(severities)
-        assert table[-1].endswith("| differ |" if bad else "| agree |") and len(table) == 6

@@ -26,12 +26,14 @@ from ci.lanes.onnx.graph import (
     simplify_gathers,
     wrong_reciprocals,
 )
-from ci.lanes.onnx.graphs import beyond_half, divergence_of
-from ci.lanes.onnx.orders import dimensions_of
-from ci.suite.precision import precision_named
+from ci.lanes.onnx.graphs import beyond_half, diverge
+from ci.lanes.onnx.records import DivergenceLimits
+from ci.lanes.onnx.samples import SAMPLES, ModelFiles
+from ci.lanes.onnx.user_program import dimensions_of
+from ci.models.arrays import save
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
-from provisioning.manifest import soc_named
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
+from tests.support.onnx_suites import order_of
 
 BODY = helper.make_graph([], "body", [], [])
 
@@ -319,9 +321,9 @@ def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_i
     weights = {"large": np.array([300.0], "f4"), "mask": np.array([-3e38], "f4")}
     write(model_of(nodes, output=(1, 3, 8, 8), weights=weights), tmp_path / "net.onnx")
     samples = [{"x": np.full((1, 3, 8, 8), value, "f4")} for value in (1.0, 1000.0)]
-    (found,) = beyond_half(tmp_path / "net.onnx", {}, samples, tmp_path)
+    (found,) = beyond_half(tmp_path / "net.onnx", samples, tmp_path)
     assert (found["node"], found["largest"]) == ("far", 300_000)
-    assert not beyond_half(tmp_path / "net.onnx", {}, samples[:1], tmp_path)
+    assert not beyond_half(tmp_path / "net.onnx", samples[:1], tmp_path)
 
 
 @pytest.mark.parametrize("quantized", [False, True])
@@ -350,11 +352,11 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
 
     monkeypatch.setattr(provider, "on_htp", wrong_sum)
     samples = [{"x": np.full((1, 3, 8, 8), 2.0, "f4")}]
-    precision, soc = precision_named("8a8w" if quantized else "fp16"), soc_named("SM8650")
-    how: Any = None
-    found = divergence_of(
-        tmp_path / "net.onnx", {}, samples, (precision, soc, how), tmp_path, 60.0, 1e9, None
-    )
+    path = tmp_path / "net.onnx"
+    save(tmp_path / SAMPLES, samples)
+    order = order_of(tmp_path, "8a8w" if quantized else "fp16", {"model": str(path)})
+    limits = DivergenceLimits(60.0, 1e9, None)
+    found = diverge(order, ModelFiles(tmp_path, path, path, tmp_path), limits).found
     assert found["first"]["node"] == "add" and found["first"]["share"] == 1.0
     assert found["sqnr_db"] < found["cuts"]["add"]
 

@@ -10,29 +10,33 @@ import numpy as np
 import pytest
 
 from ci.lanes.onnx import provider, steps
+from ci.lanes.onnx.records import CompileOptions
+from ci.lanes.onnx.samples import CALIBRATION, ModelFiles
+from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.arrays import save
 from ci.trouble import InTrouble
 from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import conv_model, write
+from tests.support.onnx_suites import order_of
 
+Step = Callable[[OnnxOrder, ModelFiles], Any]
 OF_QNN = CheckFailed("the QNN provider cannot compile it: error 1002", fix="other")
 
 
-def order(folder: Path) -> dict[str, Any]:
-    model = str(write(conv_model(), folder / "net.onnx"))
-    run = {"precision": "u8u8", "socs": ["SM8650"], "tags": ["pr"]}
-    save(folder / steps.CALIBRATION, [{"x": np.zeros((1, 3, 8, 8), np.float32)}])
-    places = dict.fromkeys(("prepared", "quantized", "into", "search_path"), str(folder))
-    case = {"model": model, "recorded": True, "run": [run]}
-    return {
-        **places,
-        "case": case,
-        "run": run,
-        "soc": "SM8650",
-        "model": model,
-        "source": model,
-        "log": str(folder / "log"),
-    }
+def done(step: Step, folder: Path) -> Any:
+    """The step, on a recorded case."""
+    model = write(conv_model(), folder / "net.onnx")
+    save(folder / CALIBRATION, [{"x": np.zeros((1, 3, 8, 8), np.float32)}])
+    order = order_of(folder, "u8u8", {"model": str(model), "recorded": True})
+    return step(order, ModelFiles(folder, model, model, folder))
+
+
+def quantize(order: OnnxOrder, files: ModelFiles) -> Any:
+    return steps.quantize(order, files, "")
+
+
+def compile_forms(order: OnnxOrder, files: ModelFiles) -> Any:
+    return steps.compile_forms(order, files, CompileOptions(), traced=True)
 
 
 def caused_by(cause: Exception) -> CheckFailed:
@@ -44,15 +48,15 @@ def caused_by(cause: Exception) -> CheckFailed:
 @pytest.mark.parametrize(
     ("step", "what", "error"),
     [
-        (steps.order_quantize, "quantized", MemoryError()),
-        (steps.order_quantize, "quantized", OSError(28, "No space left on device")),
-        (steps.order_quantize, "quantized", RuntimeError("Failed to allocate memory for requested buffer")),
-        (steps.order_case, "compiled", caused_by(RuntimeError("std::bad_alloc"))),
-        (steps.order_case, "compiled", caused_by(OSError(28, "No space left on device"))),
+        (quantize, "quantized", MemoryError()),
+        (quantize, "quantized", OSError(28, "No space left on device")),
+        (quantize, "quantized", RuntimeError("Failed to allocate memory for requested buffer")),
+        (compile_forms, "compiled", caused_by(RuntimeError("std::bad_alloc"))),
+        (compile_forms, "compiled", caused_by(OSError(28, "No space left on device"))),
     ],
 )
 def test_they_are_raised(
-    step: Callable[[dict[str, Any]], Any],
+    step: Step,
     what: str,
     error: Exception,
     tmp_path: Path,
@@ -63,18 +67,16 @@ def test_they_are_raised(
 
     monkeypatch.setattr(provider, what, fails)
     with pytest.raises(InTrouble):
-        step(order(tmp_path))
+        done(step, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("step", "what"), [(steps.order_quantize, "quantized"), (steps.order_case, "compiled")]
-)
+@pytest.mark.parametrize(("step", "what"), [(quantize, "quantized"), (compile_forms, "compiled")])
 def test_what_qnn_fails_with_stays_a_result(
-    step: Callable[[dict[str, Any]], Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: Step, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*words: Any, **options: Any) -> Any:
         raise OF_QNN
 
     monkeypatch.setattr(provider, what, fails)
-    reply = step(order(tmp_path))
-    assert (reply["failed"], reply["message"]) == ("dies", OF_QNN.message)
+    reply = done(step, tmp_path)
+    assert (reply.failed, reply.message) == ("dies", OF_QNN.message)

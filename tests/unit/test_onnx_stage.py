@@ -16,7 +16,9 @@ import pytest
 from ci import trouble
 from ci.__main__ import VERBS
 from ci.lanes.onnx import compile as onnx_compile
+from ci.lanes.onnx.records import Contexts, NotCompiled, QuantizedModel
 from ci.lanes.onnx.suite import programs_of
+from ci.plain import as_json
 from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.suite_file import accepted_path
 from provisioning.base.accepted import Values, accept
@@ -24,7 +26,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
 from tests.support import onnx_worker
-from tests.support.onnx_suites import SUITE, facts, write_suite
+from tests.support.onnx_suites import PREPARED, SUITE, contexts, near, write_suite
 
 
 class TestSuite:
@@ -47,7 +49,7 @@ class TestSuite:
 class TestStage:
     @pytest.fixture(autouse=True)
     def _worker(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        self.answers = facts()
+        self.answers: Contexts | NotCompiled = contexts()
         self.wrong: dict[str, str] = {}
         self.folder = tmp_path
         environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(tmp_path)}
@@ -56,9 +58,11 @@ class TestStage:
 
     def stage(self, folder: Path, *arguments: str, text: str = SUITE) -> int:
         (self.folder / "orders.jsonl").write_text("")
-        used = {"compared": 2, "calibrating": 32}
-        prepared = {"used": used, "constant": [], "notes": [], "modules": []}
-        replies = {"prepare": prepared, "quantize": {"model": "m", "calibrated_by": 32}, "case": self.answers}
+        replies = {
+            "prepare": as_json(PREPARED),
+            "quantize": as_json(QuantizedModel(model="m", calibrated_by=32)),
+            "compile_forms": as_json(self.answers),
+        }
         (self.folder / "replies.json").write_text(json.dumps({"replies": replies, "wrong": self.wrong}))
         command = ["test_onnx", "--suite", str(write_suite(folder, text)), *self.places(folder), *arguments]
         return main("python -m ci", "", VERBS, command)
@@ -76,7 +80,7 @@ class TestStage:
 
     def done(self) -> list[str]:
         orders = map(json.loads, (self.folder / "orders.jsonl").read_text().splitlines())
-        return [f"{order['do']} {order['run']['precision']} {order['soc']}" for order in orders]
+        return [f"{order['do']} {order['precision']} {order['soc']}" for order in orders]
 
     def report(self, folder: Path) -> Report:
         return Report.read(folder / "reports/test_onnx.json")
@@ -87,7 +91,7 @@ class TestStage:
 
     @pytest.mark.parametrize(
         ("crash", "bad"),
-        [("case", ["SM8650"]), ("prepare", ["SM8650", "SM8750"])],
+        [("compile_forms", ["SM8650"]), ("prepare", ["SM8650", "SM8750"])],
     )
     def test_a_crash_concerns_what_needed_the_step(self, tmp_path: Path, crash: str, bad: list[str]) -> None:
         self.wrong = {"do": crash, "soc": "SM8650", "how": "crashes"}
@@ -103,9 +107,12 @@ class TestStage:
         assert self.report(tmp_path).metrics["cached"] == 2 - len(bad)
 
     def test_a_crash_of_the_trace_alone_is_a_note_that_names_it(self, tmp_path: Path) -> None:
-        self.wrong = {"do": "case", "soc": "SM8650", "how": "crashes", "traced": "yes"}
+        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "crashes", "traced": "yes"}
         assert self.stage(tmp_path) == 0
-        assert self.done().count("case u16u8 SM8650") == 2 and self.done().count("case u16u8 SM8750") == 1
+        assert (
+            self.done().count("compile_forms u16u8 SM8650") == 2
+            and self.done().count("compile_forms u16u8 SM8750") == 1
+        )
         for _ in "12":
             (note,) = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-trace"]
             assert (note.subject, note.severity) == ("net/16a8w/SM8650", Severity.NOTE)
@@ -114,12 +121,12 @@ class TestStage:
             assert self.stage(tmp_path) == 0
 
     def test_what_qnn_is_to_refuse_is_not_asked_without_the_trace_that_names_it(self, tmp_path: Path) -> None:
-        self.wrong = {"do": "case", "soc": "SM8650", "how": "crashes", "traced": "yes"}
+        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "crashes", "traced": "yes"}
         refused = SUITE.partition("thresholds")[0] + 'refused = ["Erf"]\n'
-        self.answers = {"refused": ["Erf"], "taken": [], "build_id": "v2.51.0"}
+        self.answers = NotCompiled(failed="", build_id="v2.51.0", refused=("Erf",))
         assert self.stage(tmp_path, text=refused) == 1
         assert self.rules(tmp_path) == {"onnx-crash"}
-        assert self.done().count("case u16u8 SM8650") == 1
+        assert self.done().count("compile_forms u16u8 SM8650") == 1
 
     @pytest.mark.parametrize(
         ("words", "how", "rule", "code"),
@@ -141,7 +148,7 @@ class TestStage:
         # Other tests run beside this one, and take the processor from what computes.
         monkeypatch.setattr(trouble, "BUSY", 0.05)
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.wrong = {"do": "case", "soc": "SM8650", "how": how, "words": words}
+        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": how, "words": words}
         limit = ("--timeout", "2")
         assert self.stage(tmp_path, "--accept", *limit, text=recorded) == code
         assert self.rules(tmp_path) == {rule}
@@ -152,8 +159,8 @@ class TestStage:
     def test_a_models_own_error_beside_one_of_the_machine_does_not_make_it_a_verdict(
         self, tmp_path: Path
     ) -> None:
-        self.wrong = {"do": "case", "soc": "SM8650", "how": "waits for ever"}
-        self.answers = facts(reload_equal=False)
+        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "waits for ever"}
+        self.answers = contexts(reload_equal=False)
         assert self.stage(tmp_path, "--timeout", "2") == 3
         assert self.rules(tmp_path) == {"onnx-machine", "onnx-reload"}
 
@@ -164,7 +171,7 @@ class TestStage:
 
     def test_a_failure_removes_a_remembered_pass_also_with_no_cache(self, tmp_path: Path) -> None:
         assert self.stage(tmp_path) == 0
-        self.answers = facts(reload_equal=False)
+        self.answers = contexts(reload_equal=False)
         assert self.stage(tmp_path, "--no-cache") == 1
         assert self.rules(tmp_path) == {"onnx-reload"}
         assert self.stage(tmp_path) == 1 and len(self.done()) == 4
@@ -173,7 +180,7 @@ class TestStage:
         assert self.stage(tmp_path, "--accept") == 0
         path = accepted_path(tmp_path / "onnx.toml", "wheels")
         recorded = self.agreed(tmp_path)["net/16a8w/SM8750"]
-        assert (recorded.context_bytes, recorded.peak_mb) == (50_000, 5)
+        assert recorded.context_bytes == 50_000 and (recorded.peak_mb or 0) > 1
         assert (recorded.build_id, recorded.accuracy["sqnr_db"]) == ("v2.51.0.260929181845", 30.0)
         path.write_text(path.read_text().replace("50000", "1234"))
         assert self.stage(tmp_path) == 1
@@ -193,7 +200,7 @@ class TestStage:
         self, tmp_path: Path
     ) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.wrong = {"do": "case", "soc": "SM8650", "how": "crashes"}
+        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "crashes"}
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         agreed = self.agreed(tmp_path)
         assert agreed["net/16a8w/SM8650"].failed == "crash"
@@ -202,8 +209,7 @@ class TestStage:
         assert self.stage(tmp_path, text=recorded) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 and len(self.done()) == 1
         self.wrong = {}
-        near = facts()["beside"]["near"]
-        self.answers = facts(near={**near, "reference_sqnr_db": 40.0})
+        self.answers = contexts(near=near(reference_sqnr_db=40.0))
         assert self.stage(tmp_path, "--no-cache", text=recorded) == 1
         assert self.rules(tmp_path) == {"onnx-changed"}
         changed = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-changed"]
@@ -213,21 +219,21 @@ class TestStage:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         shutil.rmtree(tmp_path / "store")
-        self.answers = facts(near={**facts()["beside"]["near"], "reference_sqnr_db": 40.0})
+        self.answers = contexts(near=near(reference_sqnr_db=40.0))
         for _ in range(2):
             assert self.stage(tmp_path, text=recorded) == 1
             assert self.report(tmp_path).metrics["cached"] == 0
 
     def test_wrong_outputs_of_a_recorded_case_are_said_and_pass(self, tmp_path: Path) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.answers = facts(near={**facts()["beside"]["near"], "sqnr_db": -4.0, "reference_sqnr_db": -3.0})
+        self.answers = contexts(near=near(sqnr_db=-4.0, reference_sqnr_db=-3.0))
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         wrong = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-wrong"]
         assert len(wrong) == 2 and "-3.0 dB" in wrong[0].message
 
     def test_what_qnn_refuses_of_a_recorded_case_is_its_result(self, tmp_path: Path) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.answers = {"refused": ["Erf"], "taken": ["Add"], "build_id": "v2.51.0"}
+        self.answers = NotCompiled(failed="", build_id="v2.51.0", refused=("Erf",), taken=("Add",))
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         agreed = self.agreed(tmp_path)
         assert {row.refused for row in agreed.values()} == {("Erf",)}
@@ -279,7 +285,7 @@ class TestStage:
         self, tmp_path: Path
     ) -> None:
         bare = SUITE.partition("thresholds")[0]
-        self.answers = facts(near={**facts()["beside"]["near"], "sqnr_db": 7.0})
+        self.answers = contexts(near=near(sqnr_db=7.0))
         assert self.stage(tmp_path, text=bare) == 1
         assert self.rules(tmp_path) == {"onnx-accuracy"}
         failing = next(

@@ -22,6 +22,7 @@ from ci.suite.programs import Thresholds
 from ci.suite.suite_file import SuiteFile, parse_suite
 from lab.models import trained
 from provisioning.base.errors import IntegrityError, UsageError
+from tests.support.onnx_suites import order_of
 
 SCORE = """\
 def right(outputs, floats):
@@ -147,7 +148,9 @@ def test_commands_printed_for_one_model_are_none_of_a_model_in_a_wheel(suite: Su
 
 def quantized(folder: Path, operator: str, *constants: str) -> Path:
     """The model of one operator as a run with `repaired` gets it."""
-    from ci.lanes.onnx.steps import CALIBRATION, SAMPLES, order_quantize
+    from ci.lanes.onnx.records import QuantizedModel
+    from ci.lanes.onnx.samples import CALIBRATION, SAMPLES, ModelFiles
+    from ci.lanes.onnx.steps import quantize
     from ci.models.arrays import save
 
     prepared, into, path = folder / "prepared", folder / "into", folder / "net.onnx"
@@ -160,8 +163,10 @@ def quantized(folder: Path, operator: str, *constants: str) -> Path:
     save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
     for name in (SAMPLES, CALIBRATION):
         save(prepared / name, [{"x": np.ones((1, 2, 3), np.float32)}])
-    order = {"case": {}, "run": {"precision": "u8u8", "repaired": True}, "model": str(path)}
-    return Path(order_quantize({**order, "prepared": str(prepared), "into": str(into)})["model"])
+    order = order_of(into, "u8u8", {"model": str(path)}, {"repaired": True})
+    found = quantize(order, ModelFiles(prepared, path, path, into), "")
+    assert isinstance(found, QuantizedModel)
+    return Path(found.model)
 
 
 def test_a_repaired_run_compiles_what_repair_writes(tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ from ci.lanes.executorch.records import (
     QuantizeRequest,
     Row,
     ScoreRequest,
-    Traffic,
     Unannotated,
 )
 from ci.lanes.executorch.suite import ExecutorchRun
@@ -274,7 +273,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Lacki
         nodes=nodes,
         least=_least_of(samples),
         lpai=on_lpai,
-        ddr=Traffic(**total(graphs)),
+        ddr=total(graphs),
         graphs=len(graphs),
         loads=_loads(into / PROGRAM),
         without_time=digest_without_time(into / PROGRAM),

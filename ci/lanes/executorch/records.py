@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
 from ci.explain.rewriting import Need, RewrittenPlace
 from ci.models.inputs import InputsUsed
 from ci.operators.conditions import Traits
@@ -96,16 +97,6 @@ class KeptOnCpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes of one inference between the chip and its memory, by the compiler's summaries."""
-
-    read: int = 0
-    written: int = 0
-    spilled: int = 0
-    filled: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class InTorch:
     """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
 
@@ -182,7 +173,7 @@ class ChipProgram(ModelFacts):
     least: float = 0.0
     """The least value of its inputs."""
     lpai: BeforeCompile | None = None
-    ddr: Traffic = Traffic()
+    ddr: Traffic = NO_TRAFFIC
     graphs: int = 0
     """Of which the compiler wrote a summary."""
     loads: str = ""

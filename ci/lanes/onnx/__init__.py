@@ -1,6 +1,6 @@
 """ONNX models through ONNX Runtime's QNN provider."""
 
-FORMS = ("beside", "embedded")
+BESIDE, EMBEDDED = FORMS = ("beside", "embedded")
 """A context that lies beside its .onnx, and one inside; folders of a result."""
 
 EXPORTED, EXPORTED_SAMPLES = "model.onnx", "samples"

@@ -6,27 +6,28 @@ import importlib.metadata
 import os
 import shutil
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ci.child import WARM
 from ci.closed import closed
 from ci.diagnose.explain import nearest
 from ci.forecast.phones import load_forecasts
 from ci.jobs import Job
-from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.crosscheck import CrossChecked
-from ci.lanes.onnx.findings import changed, context_of, findings_of, was_compiled
+from ci.lanes.onnx.findings import changed, findings_of, was_compiled
 from ci.lanes.onnx.options import files_of
+from ci.lanes.onnx.records import NOTHING, CompileOptions, ExportedModel, Preparing, ProgramFacts, facts_in
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxProgram, calibrating
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied, line_of
+from ci.plain import as_json, read
 from ci.progress import Line, failed
-from ci.results import CachedResults, Key, digest_of
+from ci.results import CachedResults, Key
 from ci.suite.accepted import Baseline, load_tolerances
 from ci.suite.accuracy import in_words, with_samples
 from ci.suite.cached_steps import CachedStep, run_cached_step
@@ -44,7 +45,10 @@ from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
 
-WORKER, PROGRAM = "ci.lanes.onnx.worker", "ci.lanes.onnx.program"
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+WORKER = "ci.lanes.onnx.worker"
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
 WORKER_MEMORY = 1400 << 20
@@ -53,6 +57,8 @@ SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
 estimate.
 """
 
+LIMITS_OF_SEARCHES = ("seconds", "whole")
+"""Options that decide how long a search takes, and not what it finds."""
 SLACK = 0.01
 """By how much a figure may be off when the same is compiled again."""
 
@@ -97,64 +103,59 @@ def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOpt
     return OnnxPlan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
 
 
-def order_of(program: OnnxProgram) -> dict[str, Any]:
-    """Programs of equal runs share a quantized model."""
-    run = digest_of(program.request["run"])
-    return {**program.order, "cwd": cwd(), "quantized as": run[:16]}
-
-
 @dataclass(frozen=True)
 class OnnxStep(CachedStep):
     """Programs of one model share its export; those of one run its quantized model."""
 
     plan: OnnxPlan
 
+    @property
+    @abstractmethod
+    def task(self) -> str:
+        """The function of the worker that does it."""
+
+    @property
+    def function(self) -> str:
+        return f"{WORKER}:{self.task}"
+
     def home(self, own: OwnPackages) -> Home:
         # Torch and its exporter, which take seconds to import, are for factories alone.
         exports = any(program.case.factory for program in self.plan.programs)
         return home_of(self.plan.logs, exports=exports, own=own)
 
-    def request(self, program: OnnxProgram) -> dict[str, Any]:
-        return {**order_of(program), **self.options(program)}
-
-    def options(self, program: OnnxProgram) -> dict[str, Any]:
+    def options(self, program: OnnxProgram) -> DataclassInstance:
         """What is asked beside the program."""
-        return {}
+        return NOTHING
 
-    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
-        """How the model is prepared."""
-        return {"drawn": True}
+    def preparing(self, program: OnnxProgram) -> Preparing:
+        return Preparing(drawn=True)
+
+    def request(self, program: OnnxProgram) -> Mapping[str, Any]:
+        return request_of(program, self.options(program))
 
     def key(self, program: OnnxProgram, results: CachedResults) -> Key:
         """The run, and what its model's samples are judged by; the export gives model and samples."""
-        case = program.request["case"]
+        case, asked = program.request["case"], as_json(self.options(program))
         files: list[Metric] = [results.digest(path) for path in files_of(program.run.options)]
-        options = {name: value for name, value in self.options(program).items() if name != "seconds"}
         return {
             "run": program.request["run"],
             "case": {name: case[name] for name in ("non_finite", "recorded")},
             "chip": soc_named(program.soc).model_dump(mode="json"),
             "calibrating": calibrating(program.case, program.run),
-            "options": options,
+            "options": {name: value for name, value in asked.items() if name not in LIMITS_OF_SEARCHES},
             "files of options": files,
         }
 
     def export(self, program: OnnxProgram) -> ChildTask:
-        name = self.groups[program.name]
-        request = {**program.order, "cwd": cwd(), "preparing": self.preparing(program)}
-        request["log"] = str((self.plan.logs / f"{name}.export.log").absolute())
-        return ChildTask(name, f"{PROGRAM}:export", request, self.timeout, self.flag)
+        log = str((self.plan.logs / f"{program.case_name}.export.log").absolute())
+        request = {**request_of(program, self.preparing(program)), "log": log}
+        return ChildTask(model_of(program), f"{WORKER}:export", request, self.timeout, self.flag)
 
     def export_key(self, program: OnnxProgram, reply: Mapping[str, Any]) -> Key:
-        rows: Key = reply["rows"]
-        return rows
-
-    @cached_property
-    def groups(self) -> dict[str, str]:
-        return model_names(self.plan.programs)
+        return read(ExportedModel, reply).rows
 
     def cost(self, program: OnnxProgram) -> Job:
-        size = list(self.groups.values()).count(self.groups[program.name])
+        size = sum(model_of(other) == model_of(program) for other in self.plan.programs)
         seconds = SECONDS_PREPARE / size + _seconds(program, self.plan.baselines)
         return Job(program.name, seconds, WORKER_MEMORY)
 
@@ -162,40 +163,48 @@ class OnnxStep(CachedStep):
         return explained_end(gone, log)
 
 
+def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, Any]:
+    """For a task of the worker. Relative paths in options begin where the user is."""
+    return {**program.order, "user_folder": str(Parser.user_folder()), "options": as_json(options)}
+
+
 @dataclass(frozen=True)
 class CompileOnnx(OnnxStep):
     kind = "onnx"
     title = "programs"
-    function = f"{PROGRAM}:compiled"
+    task = "compiled"
     # A context is never the same to the bit, and ONNX Runtime adds in another order with other threads.
     repeats: ClassVar[Repeats | None] = Repeats(
         changing=(
             "*.record.files.*",
-            "*.record.model",
+            "*.model",
             "*.slices.*",
-            "message",
-            "trace_crash",
+            "*.message",
+            "*.trace_crash",
             "beside/*",
             "embedded/*",
         ),
-        figures={"*.near.*": SLACK, "*.bytes": SLACK},
+        figures={"*.figures.*": SLACK, "*.bytes": SLACK},
     )
 
     new_baseline: bool = False
     """Whether a cached result that is worse than the baseline counts: it becomes the baseline."""
 
-    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
+    def preparing(self, program: OnnxProgram) -> Preparing:
         """Each run takes as many of the samples as it says, from the first on."""
-        return {"calibration": max(calibrating(program.case, run) for run in program.case.runs)}
+        return Preparing(max(calibrating(program.case, run) for run in program.case.runs))
 
-    def options(self, program: OnnxProgram) -> dict[str, Any]:
-        return {"chips to estimate": self.chips_to_estimate(program) if program.run.forecast else []}
+    def options(self, program: OnnxProgram) -> CompileOptions:
+        return CompileOptions(estimates=self.estimated(program) if program.run.forecast else ())
 
     @staticmethod
-    def chips_to_estimate(program: OnnxProgram) -> list[str]:
+    def estimated(program: OnnxProgram) -> tuple[str, ...]:
+        """The chips for which QNN is asked."""
         table = load_forecasts()
-        phones = [*program.run.budget, *table.of_chip(program.soc)]
-        return list(table.chips(program.run.kind, phones))
+        return table.chips(program.run.kind, [*program.run.budget, *table.of_chip(program.soc)])
+
+    def read(self, reply: Mapping[str, Any]) -> ProgramFacts:
+        return read(ProgramFacts, reply)
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         findings = list(findings_of(program, result))
@@ -207,8 +216,8 @@ class CompileOnnx(OnnxStep):
     def line(self, program: OnnxProgram, result: Result) -> Line:
         if result.failure or not was_compiled(result):
             return line_of(result)
-        context = context_of(result)
-        words = with_samples(in_words(context["near"]), context["each_db"])
+        context = facts_in(result).compiled
+        words = with_samples(in_words(context.near.figures), context.each_db)
         return Line("passed", words) if self.accepts(program, result) else failed(words)
 
 
@@ -222,12 +231,8 @@ class CompileForMetric(CompileOnnx):
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         return True
 
-    def options(self, program: OnnxProgram) -> dict[str, Any]:
-        return {**super().options(program), "keeps_outputs": True}
-
-
-def home_of_metrics(plan: OnnxPlan, own: OwnPackages) -> Home:
-    return home_of(plan.logs, own=own)
+    def options(self, program: OnnxProgram) -> CompileOptions:
+        return replace(super().options(program), keeps_outputs=True)
 
 
 def with_metrics(
@@ -243,19 +248,23 @@ def with_metrics(
         plan,
         [row for row in programs if row.name in outputs],
         outputs,
-        partial(home_of_metrics, plan),
-        f"{WORKER}:answer",
+        lambda own: home_of(plan.logs, own=own),
+        f"{WORKER}:measured",
         lambda program: {},
     )
-    found = dict(results)
-    for name, score in scores.items():
-        found[name] = replace(results[name], failure=score.failure)
-        if not score.failure:
-            facts = results[name].facts
-            form = next(form for form in FORMS if form in facts)
-            context = {**facts[form], "near": {**facts[form]["near"], **score.facts["figures"]}}
-            found[name] = replace(results[name], facts={**facts, form: context})
-    return found
+    return {**results, **{name: _with_figures(results[name], score) for name, score in scores.items()}}
+
+
+def _with_figures(result: Result, score: Result) -> Result:
+    if score.failure:
+        return replace(result, failure=score.failure)
+    facts = facts_in(result)
+    forms = dict(facts.contexts_made.forms)
+    form = next(name for name, context in forms.items() if context is facts.compiled)
+    near = facts.compiled.near
+    near = replace(near, figures={**near.figures, **score.facts["figures"]})
+    forms[form] = replace(forms[form], near=near)
+    return replace(result, record=replace(facts, contexts=replace(facts.contexts_made, forms=forms)))
 
 
 def explained_end(gone: WorkerDied, log: Path) -> Failure:
@@ -266,11 +275,6 @@ def explained_end(gone: WorkerDied, log: Path) -> Failure:
     if known := nearest(text):
         message, fix = f"{message}. {known}", fix or known.fix
     return Failure(gone.kind, message, fix or session("diagnose", log), log)
-
-
-def cwd() -> str:
-    """Where relative paths in options begin."""
-    return str(Parser.user_folder())
 
 
 def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
@@ -289,26 +293,16 @@ def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str,
 def jobs_of(programs: Sequence[OnnxProgram], baselines: Mapping[Path, Baseline]) -> dict[str, Job]:
     """By program the job of its model, for shards, because a model is exported once."""
     seconds: dict[str, float] = {}
-    groups = model_names(programs)
     for program in programs:
-        group = groups[program.name]
-        seconds[group] = seconds.get(group, SECONDS_PREPARE) + _seconds(program, baselines)
+        known = seconds.get(program.case_name, SECONDS_PREPARE)
+        seconds[program.case_name] = known + _seconds(program, baselines)
     jobs = {name: Job(name, second, WORKER_MEMORY) for name, second in seconds.items()}
-    return {name: jobs[group] for name, group in groups.items()}
+    return {program.name: jobs[program.case_name] for program in programs}
 
 
-def model_names(programs: Sequence[OnnxProgram]) -> dict[str, str]:
-    """The model of each program by name; cases of equal names in two suites get different ones."""
-    suites: dict[str, list[Path]] = {}
-    names = {}
-    for program in programs:
-        known = suites.setdefault(program.case_name, [])
-        if program.suite not in known:
-            known.append(program.suite)
-        number = known.index(program.suite)
-        # No case name contains a space.
-        names[program.name] = program.case_name + (f" {number + 1}" if number else "")
-    return names
+def model_of(program: OnnxProgram) -> str:
+    """Cases of equal names in two suites are two models."""
+    return f"{program.suite}:{program.case_name}"
 
 
 def _seconds(program: OnnxProgram, baselines: Mapping[Path, Baseline]) -> float:

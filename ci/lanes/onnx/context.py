@@ -7,16 +7,19 @@ bytes, chip and QNN build are compared with the record and with the installed pr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
+from ci.artifacts.dlc import contexts_by_chip
+from ci.artifacts.program import SOC
 from ci.artifacts.record import record_path, require_recorded
 from ci.lanes.onnx.graph import load_graph
 from ci.models.inputs import GraphSignature, Tensor
+from ci.plain import as_json, read
 from provisioning.base.errors import CheckFailed
+from provisioning.build_id import BUILD_ID
 from provisioning.manifest import load_socs
 
 SCHEMA = 1
@@ -43,18 +46,19 @@ class ContextRecord:
     """Where the model lies, from the folder of the record."""
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(as_json(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> ContextRecord:
         try:
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if data["schema"] != SCHEMA or not isinstance(data["files"], dict):
-                raise ValueError(f"schema {data['schema']}")
-            return cls(**data)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            message = f"{path}: expected the record that `compile` wrote, found something else ({error})"
+            record = read(cls, json.loads(path.read_text(encoding="utf-8")))
+            if record.schema != SCHEMA:
+                raise ValueError(f"schema {record.schema}")
+        except (OSError, ValueError) as error:
+            found = f"something else ({str(error).splitlines()[0]})"
+            message = f"{path}: expected the record that `compile` wrote, found {found}"
             raise CheckFailed(message, fix="compile the model again") from error
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +133,17 @@ def require_fit(
             f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
             fix="compile it for that chip, with --soc",
         )
+
+
+def require_chips(name: str, contexts: Sequence[bytes], chips: Sequence[str], build: str) -> None:
+    """Raises CheckFailed if the contexts of a flexible one lack a chip, or another QNN build made them."""
+    for chip in chips:
+        if not contexts or any(not _holds(data, chip, build) for data in contexts):
+            message = f"{name} has no context of QNN {build} for {chip}, which was requested"
+            fix = "use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself"
+            raise CheckFailed(message, fix=fix)
+
+
+def _holds(data: bytes, chip: str, build: str) -> bool:
+    part = contexts_by_chip(data).get(chip.lower(), b"")
+    return {*SOC.findall(part)} == {chip.encode()} and {*BUILD_ID.findall(part)} <= {build.encode()}

@@ -162,23 +162,3 @@ def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> 
         )
         fix = f"look for what {'ONNX Runtime' if worse else whose} quantizes or computes otherwise"
         yield Finding("onnx-cross-check", severity, pair.name, message, fix)
-
-
-def markdown(pairs: Sequence[CrossChecked], tolerance_db: float) -> str:
-    lines = [
-        f"SQNR may differ by {bound_in_decibels(tolerance_db)} between the lanes.",
-        "",
-        "| program | lane | cosine | SQNR dB | bytes | DDR read | DDR written | |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for pair in pairs:
-        agreement = "agree" if pair.agrees(tolerance_db) else "differ"
-        for title, lane in (("ONNX Runtime", pair.onnx), ("ExecuTorch", pair.executorch)):
-            figures = (lane.cosine, lane.sqnr_db, lane.size, lane.ddr_read, lane.ddr_written)
-            forms = (".6f", ".1f", ",d", ",d", ",d")
-            both = zip(figures, forms, strict=True)
-            cells = ["–" if value is None else format(value, form) for value, form in both]
-            whose = f"{title}, baseline" if lane.agreed else title
-            named = f"| {pair.name} | {whose} (QNN {lane.build_id})"
-            lines.append(f"{named} | {' | '.join([*cells, agreement])} |")
-    return "\n".join(lines) + "\n"

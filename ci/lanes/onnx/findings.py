@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from ci.forecast.forecasts import Forecasted, forecast, load_fit
+from ci.forecast.forecasts import Forecasted, QnnEstimates, forecast, load_fit
 from ci.forecast.phones import load_forecasts
+from ci.lanes.onnx import BESIDE
 from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
+from ci.lanes.onnx.records import Accuracy, CompiledContext, NotCompiled, ProgramFacts, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
-from ci.models.inputs import inputs_used
 from ci.outcome import Result, first_line, words_of
+from ci.plain import as_json
 from ci.suite.accepted import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.suite.costs import cost_rule
@@ -46,19 +47,19 @@ ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
 
 
-def identity_of(context: Mapping[str, Any]) -> str:
+def identity_of(context: CompiledContext) -> str:
     """What tells a context from others: what it was made of, for what, and what that gave."""
-    record = context["record"]
-    origin = [record[name] for name in ("source", "soc", "precision", "build_id")]
-    return hashlib.sha256(json.dumps([*origin, dict(context["near"])]).encode()).hexdigest()
+    record = context.record
+    origin = [record.source, record.soc, record.precision, record.build_id]
+    return hashlib.sha256(json.dumps([*origin, dict(context.near.figures)]).encode()).hexdigest()
 
 
-def causes_of(context: Mapping[str, Any]) -> Causes:
+def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:
     return Causes(
-        slices=context["slices"],
-        beyond=beyond_in_words(context.get("beyond", ())),
+        slices=near.slices,
+        beyond=beyond_in_words(near.beyond),
         beyond_fix=BEYOND_FIX,
-        chosen=" and ".join(context.get("choices", ())),
+        chosen=" and ".join(choices),
     )
 
 
@@ -69,38 +70,40 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if failure := result.failure:
         yield error(f"onnx-{failure.rule}", failure.message, failure.fix)
         return
-    if crash := result.facts.get("trace_crash"):
-        message = f"done without the provider's trace of refused operators: with it, {crash}"
-        fix = Fix("`compile` and `audit` trace, and may end so; {} tries it again", again.plus("--no-cache"))
-        yield Finding("onnx-trace", Severity.NOTE, program.name, message, fix)
-    if not was_compiled(result):
-        message = f"not compiled: QNN refuses {', '.join(result.facts.get('refused', ()))}, as the suite says"
-        if program.case.recorded:
-            message = str(result.facts.get("message", message))
-        rule = "onnx-fails" if "failed" in result.facts else "onnx-refuses"
+    facts = facts_in(result)
+    if ended := facts.ended:
+        message = ended.message if program.case.recorded else ""
+        message = message or f"not compiled: QNN refuses {', '.join(ended.refused)}, as the suite says"
+        rule = "onnx-fails" if ended.failed else "onnx-refuses"
         fix = Fix("{} asks it again", again.plus("--no-cache"))
         yield Finding(rule, Severity.NOTE, program.name, message, fix)
         return
-    context, every = context_of(result), SUITES.repeat(program, every_chip=True)
-    near: Mapping[str, float] = context["near"]
+    contexts, context = facts.contexts_made, facts.compiled
+    if crash := contexts.trace_crash:
+        message = f"done without the provider's trace of refused operators: with it, {crash}"
+        fix = Fix("`compile` and `audit` trace, and may end so; {} tries it again", again.plus("--no-cache"))
+        yield Finding("onnx-trace", Severity.NOTE, program.name, message, fix)
+    near, every = context.near.figures, SUITES.repeat(program, every_chip=True)
     if not program.case.recorded:
         yield from placeholder(program, near, every.plus("--accept"))
-        yield from constant_outputs(program, near, context["slices"], again)
-    yield from factory_notes(program, result.facts.get("notes", ()), again)
-    for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
-        if not facts["reload_equal"]:
-            message = f"the reloaded context ({form}) gives other outputs than the session that compiled it"
+        yield from constant_outputs(program, near, context.near.slices, again)
+    yield from factory_notes(program, facts.prepared.notes, again)
+    for form, made in contexts.forms.items():
+        if not made.reload_equal:
+            how = "beside its .onnx" if form == BESIDE else form
+            message = f"the reloaded context ({how}) gives other outputs than the session that compiled it"
             yield error("onnx-reload", message)
-    nodes = [*context["audit"]["unsupported"], *result.facts["embedded"]["audit"]["unsupported"]]
-    # Both forms report the same node.
-    for message in dict.fromkeys(f"{node['node']} ({node['operator']}): {node['reason']}" for node in nodes):
+    # All forms report the same node.
+    for message in dict.fromkeys(
+        str(node) for made in contexts.forms.values() for node in made.audit.unsupported
+    ):
         yield error("onnx-cpu-node", message)
-    if not result.facts["forms_equal"]:
+    if not contexts.forms_equal:
         yield error("onnx-forms", "the embedded context gives other outputs than the context in a file")
     if program.case.recorded and computed_otherwise(near):
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, again.plus("--no-cache", "--keep"))
-    used, causes = inputs_used(result.facts), causes_of(context)
+    used, causes = facts.used, causes_of(context.near, context.choices)
     divergence = _command(program, "divergence")
     # The figures of a recorded case are held by the baseline.
     misses = [] if program.case.recorded else missed(program.thresholds, near, program.run.kind)
@@ -109,7 +112,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         otherwise = "raise the precision or calibrate with more samples"
         cure = accuracy_fix(misses, near, divergence, where, otherwise, causes)
         fixes = [cure, accepting(program, misses, every)]
-        message = accuracy_message(misses, near, causes, context["each_db"])
+        message = accuracy_message(misses, near, causes, context.each_db)
         agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
         if not agreed and HowJudged(program.run.kind, used).provisional(near):
             words = PROVISIONAL + message
@@ -117,15 +120,15 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         else:
             yield error("onnx-accuracy", message, joined(fixes))
     yield from below_usual_of(program, near, lambda: causes, divergence)
-    for node in context["reciprocals"]:
+    for node in context.reciprocals:
         message = f"{node}: {RECIPROCAL}"
         yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
-    if program.run.precision == "fp16" and context["half_floats"] is False:
+    if program.run.precision == "fp16" and context.half_floats is False:
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
     if used.noise:
         message = "compared on random inputs: the case names no samples"
         yield Finding("onnx-samples", Severity.WARNING, program.name, message, _samples_for(program))
-    yield from over_budget(program, result.facts)
+    yield from over_budget(program, facts.estimate)
 
 
 def _samples_for(program: OnnxProgram) -> str:
@@ -138,19 +141,12 @@ def _command(program: OnnxProgram, verb: str, *more: str) -> str:
 
 def was_compiled(result: Result) -> bool:
     """Neither failed nor refused by QNN as the suite says."""
-    return "beside" in result.facts
-
-
-def context_of(result: Result) -> Mapping[str, Any]:
-    """The facts of the context beside its .onnx, which is the measured one."""
-    facts: Mapping[str, Any] = result.facts["beside"]
-    return facts
+    return isinstance(result.record, ProgramFacts) and result.record.contexts is not None
 
 
 def build_id_of(result: Result) -> str:
-    return str(
-        context_of(result)["record"]["build_id"] if was_compiled(result) else result.facts.get("build_id", "")
-    )
+    facts = facts_in(result)
+    return facts.ended.build_id if facts.ended else facts.compiled.record.build_id
 
 
 def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
@@ -170,7 +166,7 @@ def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db:
     if before == found and agreed.message and words_of(agreed.message) != words_of(now.message):
         worse = [f"expected {before} of `{agreed.message}`, found `{now.message}`"]
     if before == found and was_compiled(result):
-        lower, better = _other_figures(agreed.accuracy, context_of(result)["near"], margin_db)
+        lower, better = _other_figures(agreed.accuracy, facts_in(result).compiled.near.figures, margin_db)
         worse += lower
     words = "; ".join([*worse, *better])
     if worse:
@@ -210,20 +206,20 @@ def _shown(name: str, value: float) -> str:
     return in_decibels(value) if name.endswith("_db") else f"{value:g}"
 
 
-def outcome_of(result: Result) -> dict[str, Any]:
+def outcome_of(result: Result) -> dict[str, object]:
     """By the fields of a baseline, what becomes of a program beside its costs and figures."""
-    facts = result.facts
+    facts, draws = facts_in(result), tuple[dict[str, float], ...]()
+    ended = facts.ended or NotCompiled(failed="", build_id="")
+    if facts.contexts:
+        draws = tuple(map(rounded, facts.compiled.draws))
     return {
-        "refused": tuple(facts.get("refused", ())),
-        "taken": tuple(facts.get("taken", ())),
-        "failed": str(facts.get("failed", "")),
-        "message": first_line(str(facts["message"])) if "failed" in facts else "",
-        "in_float": was_compiled(result) and bool(facts.get("in_float")),
-        "draws": tuple(map(rounded, context_of(result).get("draws", ()))) if was_compiled(result) else (),
-        "estimated": tuple(
-            f"{count} {what}"
-            for what, count in sorted((facts.get("estimate") or {}).get("shapes", {}).items())
-        ),
+        "refused": ended.refused,
+        "taken": ended.taken,
+        "failed": ended.failed,
+        "message": first_line(ended.message) if ended.failed else "",
+        "in_float": facts.contexts is not None and facts.quantized_model.in_float,
+        "draws": draws,
+        "estimated": estimated_of(facts.estimate),
     }
 
 
@@ -232,7 +228,7 @@ def cost(
 ) -> Iterator[Finding]:
     if not was_compiled(result):
         return
-    if context_of(result)["ddr"] is None:
+    if facts_in(result).compiled.ddr is None:
         message = "the compiler gave no summary of its traffic with DDR"
         reads = Fix("read what it prints: {}", SUITES.repeat(program).plus("--no-cache", "--keep"))
         yield Finding("cost-unknown", Severity.ERROR, program.name, message, reads)
@@ -240,10 +236,16 @@ def cost(
     agreed = baseline.of(program.name)
     for finding in growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again):
         if finding.rule == cost_rule("estimate_us") and agreed:
-            differs = difference_of(agreed.estimated, outcome_of(result)["estimated"])
+            differs = difference_of(agreed.estimated, estimated_of(facts_in(result).estimate))
             yield replace(finding, message=f"{finding.message}; {differs}")
         else:
             yield finding
+
+
+def estimated_of(estimates: QnnEstimates | None) -> tuple[str, ...]:
+    """The nodes that QNN was asked of, as a baseline lists them."""
+    shapes = sorted(estimates.shapes.items()) if estimates else ()
+    return tuple(f"{count} {what}" for what, count in shapes)
 
 
 def difference_of(before: Collection[str], now: Collection[str]) -> str:
@@ -258,59 +260,61 @@ def difference_of(before: Collection[str], now: Collection[str]) -> str:
 
 
 def costs_of(result: Result) -> dict[str, float]:
-    """Costs of the context beside its .onnx, by the names of the baseline."""
-    traffic = {f"ddr_{name}": value for name, value in (context_of(result)["ddr"] or {}).items()}
-    seconds = result.facts["cpu_seconds"]
-    costs = {**traffic, "context_bytes": context_of(result)["bytes"], "cpu_seconds": seconds}
-    if (estimate := result.facts.get("estimate")) and (of_chip := list(estimate["estimates"].values())):
-        costs["estimate_us"] = of_chip[0]["us"]
+    """Costs of the measured context, by the names of the baseline."""
+    facts = facts_in(result)
+    traffic = as_json(facts.compiled.ddr) if facts.compiled.ddr else {}
+    costs = {f"ddr_{name}": value for name, value in traffic.items()}
+    costs |= {"context_bytes": facts.compiled.bytes, "cpu_seconds": facts.contexts_made.cpu_seconds}
+    if facts.estimate and (of_chips := [*facts.estimate.estimates.values()]):
+        costs["estimate_us"] = of_chips[0].us
     return {name: costs[name] for name in COSTS if name in costs}
 
 
 def lane_of(result: Result) -> LaneFigures:
-    return lane_figures(costs_of(result), context_of(result)["near"], build_id_of(result))
+    return lane_figures(costs_of(result), facts_in(result).compiled.near.figures, build_id_of(result))
 
 
 def row(
     program: OnnxProgram, result: Result, baseline: Baseline, other: LaneFigures | None
 ) -> dict[str, Metric]:
+    compiled = facts_in(result).compiled if was_compiled(result) else None
     shown: dict[str, Metric] = {
         "precision": program.run.kind,
-        "thresholds": shown_thresholds(program, context_of(result)["near"] if was_compiled(result) else {}),
+        "thresholds": shown_thresholds(program, compiled.near.figures if compiled else {}),
     }
-    if not was_compiled(result):
+    if not compiled:
         return shown
-    lanes: dict[str, Metric] = {"onnx": asdict(lane_of(result))}
+    lanes: dict[str, Metric] = {"onnx": as_json(lane_of(result))}
     if other is not None:
-        lanes["executorch"] = asdict(other)
-    costs = costs_of(result)
+        lanes["executorch"] = as_json(other)
+    costs, facts = costs_of(result), facts_in(result)
     if program.run.forecast:
-        found = forecast_of(program, result.facts)
+        found = forecast_of(program, facts.estimate)
         phones: list[Metric] = [forecast.as_dict() for forecast in found.forecasts]
         shown["forecast"] = {"phones": phones, "withheld": found.withheld}
     return shown | {
         "cached": result.cached,
         "export_seconds": result.export_seconds,
-        "figures": dict(context_of(result)["near"]),
-        "slices": list(context_of(result)["slices"]),
-        "calibrated_by": result.facts["used"]["calibrating"],
-        "nodes": context_of(result)["audit"]["nodes"],
-        "graphs": context_of(result)["audit"]["graphs"],
+        "figures": dict(compiled.near.figures),
+        "slices": list(compiled.near.slices),
+        "calibrated_by": facts.used.calibrating,
+        "nodes": compiled.audit.nodes,
+        "graphs": compiled.audit.graphs,
         "costs": dict(costs),
         **beside(costs, build_id_of(result), baseline.of(program.name)),
         "lanes": lanes,
     }
 
 
-def forecast_of(program: OnnxProgram, facts: Mapping[str, Any]) -> Forecasted:
-    return forecast(program.run.kind, facts.get("estimate"), load_fit(), load_forecasts())
+def forecast_of(program: OnnxProgram, estimates: QnnEstimates | None) -> Forecasted:
+    return forecast(program.run.kind, estimates, load_fit(), load_forecasts())
 
 
-def over_budget(program: OnnxProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def over_budget(program: OnnxProgram, estimates: QnnEstimates | None) -> Iterator[Finding]:
     """An error where even the least that is forecast is above the budget, a warning where the most is."""
     if not program.run.budget:
         return
-    again, found = SUITES.repeat(program), forecast_of(program, facts)
+    again, found = SUITES.repeat(program), forecast_of(program, estimates)
     for phone, limit in program.run.budget.items():
         of_phone, most = found.of([phone]), float(limit.removesuffix(" ms"))
         if of_phone.withheld:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, is_below
+from ci.forecast.forecasts import ModelSize
 from ci.models.inputs import GraphSignature, Tensor, is_fixed
 from ci.suite.precision import precision_named
 from provisioning.base.commands import add_flags, joined
@@ -466,8 +467,7 @@ def shapes_of(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> dict[s
     return dict(Counter(" ".join(row).rstrip() for row in words))
 
 
-def size_of(model: onnx.ModelProto) -> dict[str, int]:
-    """Multiplications of its layers, and how many numbers its weights and the values between nodes have."""
+def size_of(model: onnx.ModelProto) -> ModelSize:
     import onnx
 
     inferred = onnx.shape_inference.infer_shapes(model).graph
@@ -489,11 +489,7 @@ def size_of(model: onnx.ModelProto) -> dict[str, int]:
         else:
             transposed = any(item.name == "transA" and item.i for item in node.attribute)
             macs += prod(out) * first[0 if transposed else -1]
-    return {
-        "macs": macs,
-        "weights": sum(map(prod, weights.values())),
-        "values": sum(map(prod, values.values())),
-    }
+    return ModelSize(macs, sum(map(prod, weights.values())), sum(map(prod, values.values())))
 
 
 def _how(node: onnx.NodeProto) -> Iterator[str]:

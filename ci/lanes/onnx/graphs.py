@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+import ast
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +16,8 @@ import onnx
 from ci.explain.divergence import Divergence
 from ci.explain.divergence_report import keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
-from ci.explain.losses import beyond_of, losses_of, scores_of
-from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
-from ci.explain.onnx_graph import values_of as values_in
+from ci.explain.losses import beyond_of, losses_of
+from ci.explain.onnx_graph import NO_PLACE, QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
 from ci.explain.rewriting import RewriteChoice, needs_of
 from ci.lanes.onnx import provider
@@ -31,25 +31,67 @@ from ci.lanes.onnx.graph import (
     signature_of,
 )
 from ci.lanes.onnx.options import Settings
-from ci.lanes.onnx.samples import calibration_samples
-from ci.lanes.onnx.source_places import SourcePlace, places_of
-from ci.lanes.onnx.suite import OnnxCase
+from ci.lanes.onnx.records import (
+    DivergenceLimits,
+    Losses,
+    ModelChanges,
+    Nothing,
+    Row,
+    ScriptOptions,
+    ScriptParts,
+    Searched,
+)
+from ci.lanes.onnx.samples import ModelFiles, calibration_samples
+from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.arrays import Array, Sample
 from ci.models.inputs import drawn
+from ci.models.model_lines import user_frame
 from ci.suite.accuracy import Pair, least_sqnr_db
-from ci.suite.precision import Precision
+from ci.suite.precision import Precision, precision_named
 from ci.suite.qnn_provider import installed_build
+from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
+from provisioning.base.files import empty_folder
 from provisioning.build_id import version_in
-from provisioning.manifest import Soc
+from provisioning.manifest import Soc, soc_named
 
-Places = Mapping[str, SourcePlace]
+Places = Mapping[str, Mapping[str, str]]
+"""By node: where the author of the model wrote it, as an exporter noted it."""
 Target = tuple[Precision, Soc, Settings]
 NO_PLACES: Places = MappingProxyType({})
 COMPARED = 2
 """Samples by which rewrites are proved."""
 MASKS = ("Where",)
 """Their numbers of any size are meant to be infinite."""
+
+
+def target_of(order: OnnxOrder, soc: str = "") -> Target:
+    """What the run is compiled for: the order's chip, or another."""
+    soc = soc or order.soc
+    return precision_named(order.run.precision), soc_named(soc), order.run.settings(soc)
+
+
+def places_of(path: Path) -> dict[str, dict[str, str]]:
+    here, places = f"{Parser.user_folder()}/", {}
+    for node in load_graph(path).graph.node:
+        noted = {entry.key: entry.value for entry in node.metadata_props}
+        place = {**NO_PLACE, "module": _module(noted.get("pkg.torch.onnx.name_scopes", "[]"))}
+        if frame := user_frame(noted.get("pkg.torch.onnx.stack_trace", "")):
+            place |= {"source": f"{frame.path.removeprefix(here)}:{frame.line}", "code": frame.code}
+        places[node.name] = place
+    return places
+
+
+def _module(noted: str) -> str:
+    """The module's path in named_modules(): the scopes without the operator's own."""
+    try:
+        scopes = ast.literal_eval(noted)
+    except (SyntaxError, ValueError):
+        return ""
+    if not isinstance(scopes, list) or not scopes:
+        return ""
+    # Each scope is a whole path; the last one is the operator.
+    return str(scopes[-2]) or "(the model itself)" if len(scopes) > 1 else ""
 
 
 def graph_of(
@@ -59,15 +101,12 @@ def graph_of(
     places: Places = NO_PLACES,
     reference: str = FLOAT_MODEL,
 ) -> OnnxGraph:
-    rows = {name: asdict(place) for name, place in places.items()}
-    return OnnxGraph(onnx.load(str(path)), samples, into, provider, rows, reference, path)
+    return OnnxGraph(onnx.load(str(path)), samples, into, provider, places, reference, path)
 
 
-def rewritten(
-    case: OnnxCase, search_path: Path, into: Path, precision: str, choice: RewriteChoice
-) -> dict[str, Any]:
+def rewrite(order: OnnxOrder, choice: RewriteChoice) -> ModelChanges:
     """Write the model with every rewrite that is needed, matches and is proved."""
-    path = search_path / case.model
+    case, path = order.case, order.search_path / order.case.model
     external_files(load_graph(path), path.parent)
     model = onnx.load(str(path))
     if any(node.op_type in QUANTIZERS for node in model.graph.node):
@@ -78,28 +117,27 @@ def rewritten(
     if problems := list(open_inputs(model)):
         raise NotCompilable(path, problems)
     signature = signature_of(model)
-    samples = calibration_samples(case.samples, signature, search_path) if case.samples else []
-    repaired = repair(model, samples or [drawn(signature)], into, precision, choice)
-    return {"changes": [asdict(change) for change in repaired.changes]}
+    samples = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
+    samples = samples or [drawn(signature)]
+    repaired = repair(model, places_of(path), samples, order.into, order.run.precision, choice)
+    return ModelChanges(tuple(repaired.changes))
 
 
 def repair(
-    model: onnx.ModelProto, samples: Sequence[Sample], into: Path, precision: str, choice: RewriteChoice
+    model: onnx.ModelProto,
+    places: Places,
+    samples: Sequence[Sample],
+    into: Path,
+    precision: str,
+    choice: RewriteChoice = RewriteChoice(),  # noqa: B008
 ) -> RepairedOnnx:
     """The model as REWRITTEN in the folder `into`, if anything of it was rewritten."""
-    places = {name: asdict(place) for name, place in places_of(model).items()}
     repaired = RepairedOnnx(model, samples[:COMPARED], into, provider, places)
     versions = {"qnn": version_in(installed_build()), "onnxruntime-qnn": version("onnxruntime-qnn")}
     repaired.apply(needs_of(precision, "onnx", versions, choice))
     if repaired.rewritten:
         onnx.save(repaired.model.model, str(into / REWRITTEN))
     return repaired
-
-
-def values_of(
-    model: onnx.ModelProto, samples: Sequence[Sample], into: Path, names: Iterable[str]
-) -> list[Sample]:
-    return values_in(model, samples, into, provider, names)
 
 
 class ProviderTrial:
@@ -114,34 +152,29 @@ class ProviderTrial:
         return [[row[name] for name in names] for row in rows]
 
 
-def divergence_of(
-    path: Path,
-    places: Places,
-    samples: Sequence[Sample],
-    target: Target,
-    into: Path,
-    least: float,
-    seconds: float,
-    whole: float | None,
-) -> dict[str, Any]:
+def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> Searched:
+    """Where the quantized model on HTP first differs from itself on the CPU."""
+    seconds = limits.seconds - (time.monotonic() - order.began)
+    target, places = target_of(order), places_of(files.source)
     quantized = target[0].quantized or target[0].name == "qdq"
-    graph = graph_of(path, samples, into, places, QUANTIZED_MODEL if quantized else FLOAT_MODEL)
-    keep = partial(keep_partial, into)
-    return Divergence(graph, ProviderTrial(target), least, seconds, whole, keep).search()
+    reference = QUANTIZED_MODEL if quantized else FLOAT_MODEL
+    into = empty_folder(order.scratch)
+    graph = graph_of(files.model, files.samples(), into, places, reference)
+    keep, trial = partial(keep_partial, into), ProviderTrial(target)
+    return Searched(Divergence(graph, trial, limits.least, seconds, limits.whole, keep).search())
 
 
-def script(
-    path: Path, operator: str, sample: Sample, before: int, target: Target, into: Path
-) -> dict[str, str]:
-    """One operator of the model, alone."""
-    options = provider.provider_options(*target, None)
-    imports, body = graph_of(path, [sample], into).script(operator, 0, before, options)
-    return {"imports": imports, "body": body}
+def script(order: OnnxOrder, files: ModelFiles, wanted: ScriptOptions) -> ScriptParts:
+    """One operator of the quantized model, alone."""
+    options = provider.provider_options(*target_of(order), None)
+    graph = graph_of(files.model, [files.samples()[wanted.sample]], order.scratch)
+    return ScriptParts(*graph.script(wanted.operator, 0, wanted.before, options))
 
 
-def losses(source: Path, quantized: Path, places: Places, sample: Sample, into: Path) -> list[dict[str, Any]]:
+def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:
     """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
-    floats, rounded = graph_of(source, [sample], into, places), graph_of(quantized, [sample], into)
+    sample, into, places = files.samples()[:1], files.quantized, places_of(files.source)
+    floats, rounded = graph_of(files.source, sample, into, places), graph_of(files.model, sample, into)
     wanted, found = floats.values(0), rounded.values(0)
 
     def decibels(name: str) -> float | None:
@@ -150,20 +183,9 @@ def losses(source: Path, quantized: Path, places: Places, sample: Sample, into: 
             return None
         return least_sqnr_db([Pair(name, wanted[name], values)])
 
-    return losses_of(floats, decibels)
+    return Losses(tuple(losses_of(floats, decibels)))
 
 
-def scores(
-    source: Path,
-    quantized: Sequence[Path],
-    places: Places,
-    sample: Sample,
-    into: Path,
-    seconds: float,
-) -> dict[str, Any]:
-    floats = graph_of(source, [sample], into, places)
-    return scores_of(floats, [graph_of(path, [sample], into) for path in quantized], seconds)
-
-
-def beyond_half(source: Path, places: Places, samples: Sequence[Sample], into: Path) -> list[dict[str, Any]]:
-    return beyond_of(graph_of(source, samples, into, places), MASKS)
+def beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> list[Row]:
+    """The operators of a float model whose values leave fp16."""
+    return [*beyond_of(graph_of(source, samples, into, places_of(source)), MASKS)]

@@ -76,6 +76,9 @@ class Settings:
         return {scope: dict(getattr(self, scope)) for scope in SCOPES}
 
 
+NO_SETTINGS = Settings()
+
+
 @cache
 def options() -> dict[str, Option]:
     return {option.name: option for option in load(MANIFEST, OptionTable).option}

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from ci.forecast.forecasts import Forecasted
-from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.compile import OnnxPlan, plan_of, with_metrics
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
 from ci.lanes.onnx.forecast import forecast_of_chip
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import parse_assignments, settings_of
+from ci.lanes.onnx.records import CompiledContext, facts_in
 from ci.lanes.onnx.stage import COMPILED, measured_of
 from ci.lanes.onnx.suite import SUITES, OnnxProgram
 from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
-from ci.models.inputs import inputs_used
 from ci.outcome import Result
+from ci.plain import as_json
 from ci.suite.accuracy import against_in_words
 from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
@@ -68,57 +68,57 @@ class OnnxModel(LaneModel):
         return {COMPILED: with_metrics(plan, with_metric, results)}
 
     def _step(self, plan: OnnxPlan) -> CompileOne:
-        how = self.how
-        return CompileOne(
-            plan,
-            new_baseline=True,
-            embed=how.embed,
-            verify=how.verify,
-            several_precisions=how.several_precisions,
-            and_socs=how.and_socs,
-            users_options=parse_assignments(self.model.options),
-        )
+        options = parse_assignments(self.model.options)
+        return CompileOne(plan, new_baseline=True, how=self.how, users_options=options)
 
     def product(self, plan: OnnxPlan, program: OnnxProgram, mine: Mapping[str, Result]) -> Product:
         result, step = require_done(mine[COMPILED]), self._step(plan)
         assert result.folder is not None
-        facts, files = result.facts, step.files(program, result.folder)
-        context = facts[FORMS[0] if FORMS[0] in facts else FORMS[1]]
-        chips, near = step.chips(program), context["near"]
-        ran = against_in_words(near, context["each_db"], "float", inputs_used(facts)) if near else "not run"
+        facts, files = facts_in(result), step.files(program, result.folder)
+        if not (contexts := facts.contexts):
+            (finding,) = findings_of(program, result)
+            raise CheckFailed(finding.message, fix=finding.fix)
+        context = contexts.measured
+        chips, near, used = step.chips(program), context.near, facts.used
+        ran = against_in_words(near.figures, context.each_db, "float", used) if near.figures else "not run"
         words = [f"{chips[0]} {program.run.name}: {ran}; nothing on the CPU"]
-        if figures := facts.get("for each"):
+        if contexts.of_chips:
             words += [
                 f"  one flexible context for {', '.join(chips)}, which only a device runs;"
                 " compiled for each alone:",
-                *(f"    {chip} {figure}" for chip, figure in figures.items()),
+                *(f"    {chip} {figure}" for chip, figure in contexts.of_chips.items()),
             ]
-        forecasted = forecast_of_chip(program, facts.get("estimate"))
-        build = context["record"]["build_id"]
-        more = [f"QNN {build}, {plural(context['audit']['nodes'], 'node')} on HTP", *context["slices"]]
+        forecasted, ddr = forecast_of_chip(program, facts.estimate), context.ddr
+        build, nodes = context.record.build_id, plural(context.audit.nodes, "node")
+        more = [f"QNN {build}, {nodes} on HTP", *near.slices]
         if forecasted and forecasted.forecasts:
             words += [f"  {line}" for line in forecasted.in_words()]
         elif forecasted:
             more += forecasted.in_words()
-        if ddr := context["ddr"]:
-            more += [f"{ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
+        if ddr:
+            more += [f"{ddr.read:,} bytes read from DDR in a run, {ddr.written:,} written"]
         commands = (self.command("divergence", program.soc), self.command("quantize", program.soc, "--where"))
-        kind, name, slices = program.run.kind, self.model.typed, context["slices"]
-        judged = HowJudged(kind, inputs_used(facts))
-        wrong, low = verdict_of_one_model(name, near, slices, *commands, causes_of(context), judged)
-        warnings = [*self.drawn(program), *constant_inputs(facts), *low]
-        if kind == "fp16" and context["half_floats"] is False:
+        kind, name, causes = program.run.kind, self.model.typed, causes_of(near, context.choices)
+        judged = HowJudged(kind, used)
+        wrong, low = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, judged)
+        warnings = [*self.drawn(program), *constant_inputs(facts.prepared.constant), *low]
+        if kind == "fp16" and context.half_floats is False:
             warnings += [not_in_fp16(chips[0])]
-        warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        written = {**context, "bytes": sum(path.stat().st_size for path in files)}
-        outcome = replace(outcome_of(written, forecasted, facts["cpu_seconds"]), wrong=wrong)
+        warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context.reciprocals]
+        size = sum(path.stat().st_size for path in files)
+        outcome = outcome_of(context, size, forecasted, contexts.cpu_seconds)
         return Product(
             {path.name: path for path in files},
             words,
             more,
             warnings,
-            outcome,
-            facts={"accuracy": near, "delegates": 1, "on_cpu": [], "ddr": context["ddr"]},
+            replace(outcome, wrong=wrong),
+            facts={
+                "accuracy": near.figures,
+                "delegates": 1,
+                "on_cpu": [],
+                "ddr": as_json(ddr) if ddr else None,
+            },
             chips=", ".join(chips),
         )
 
@@ -137,14 +137,14 @@ class OnnxModel(LaneModel):
         return {}
 
 
-def outcome_of(context: Mapping[str, Any], forecasted: Forecasted | None, cpu_seconds: float) -> Outcome:
+def outcome_of(
+    context: CompiledContext, size: int, forecasted: Forecasted | None, cpu_seconds: float
+) -> Outcome:
     """Of a context that was compiled and run. `forecasted` are the phones that have its chip."""
-    costs = {"size": context["bytes"], "cpu_seconds": cpu_seconds}
-    if ddr := context["ddr"]:
-        costs["ddr"] = ddr["read"] + ddr["written"]
+    costs, figures = {"size": size, "cpu_seconds": cpu_seconds}, context.near.figures
+    if ddr := context.ddr:
+        costs["ddr"] = ddr.read + ddr.written
     if forecasted and forecasted.forecasts:
         costs["ms"] = forecasted.forecasts[0].ms
-    program = identity_of(context) if context["near"] else ""
-    return Outcome(
-        figures=context["near"], costs=costs, worst_db=min(context["each_db"], default=None), program=program
-    )
+    program, worst = identity_of(context) if figures else "", min(context.each_db, default=None)
+    return Outcome(figures=figures, costs=costs, worst_db=worst, program=program)

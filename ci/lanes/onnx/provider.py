@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
+from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, Traffic, refusals, total, traffic
 from ci.artifacts.estimate import QnnEstimate, read_estimate
 from ci.child import doing, quiet, size_of, text_since, threads
 from ci.diagnose.explain import read
@@ -26,6 +25,7 @@ from ci.explain.onnx_rewriting import make_plain
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
+from ci.lanes.onnx.records import Audit, Unsupported
 from ci.models.arrays import Sample
 from ci.suite.precision import Precision
 from ci.suite.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
@@ -47,21 +47,6 @@ QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 AXIS_OPSET = 13
 """The first in which ONNX's QuantizeLinear and DequantizeLinear have an axis."""
 SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
-
-
-@dataclass(frozen=True, slots=True)
-class Unsupported:
-    node: str
-    operator: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    nodes: int
-    unsupported: tuple[Unsupported, ...]
-    graphs: int
-    """The number of QNN graphs that the other nodes form."""
 
 
 class NotOnProvider(CheckFailed):
@@ -199,7 +184,7 @@ def compiled(
     cpu: bool = False,
     traced: bool = True,
     why: str = "",
-) -> tuple[Any, Audit, dict[str, int] | None]:
+) -> tuple[Any, Audit, Traffic | None]:
     """Write the context. Returns the session that made it, the audit and the compiler's traffic.
 
     NotOnProvider names what HTP cannot take; with `cpu`, those nodes are written beside the contexts. The
@@ -318,7 +303,7 @@ def provider_options(
     return options
 
 
-def _traffic(log: Path, start: int) -> dict[str, int] | None:
+def _traffic(log: Path, start: int) -> Traffic | None:
     text = COLOUR.sub("", text_since(log, start))
     lines = [line.rpartition(OF_QNN)[2].strip() for line in text.splitlines()]
     graphs = traffic("\n".join(filter(None, lines)) + "\n")
@@ -373,6 +358,7 @@ def _audit(folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
     if not path.is_file():
         return Audit(0, (), 0)
     trace = json.loads(path.read_text(encoding="utf-8"))
+    shutil.rmtree(folder)
     nodes = {
         node["node_name"]: Unsupported(
             node["node_name"], node["op_type"], _reason(node["reason"], reasons.get(node["node_name"]))
@@ -410,7 +396,7 @@ def _explained(message: str, *refused: Refusal) -> str:
 
 
 def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str]:
-    named = "; ".join(f"{node.node} ({node.operator}): {node.reason}" for node in audit.unsupported[:5])
+    named = "; ".join(map(str, audit.unsupported[:5]))
     more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
     kinds = {node.operator for node in audit.unsupported}
     if precision.quantized and kinds <= QUANTIZERS:
@@ -439,23 +425,20 @@ def export(
     from ci.models.user_model import BadFactory
 
     path = into / "model.onnx"
-    try:
-        factory = factory_of(dotted, arguments, search_path)
-        product = call(dotted, factory, arguments)
-        if isinstance(product, tuple) and isinstance(product[0], onnx.ModelProto):
-            if inputs is not None:
-                message = "the factory returns an ONNX model with a sample, and the suite names others"
-                raise BadFactory(message, "leave inputs and samples out of its case")
-            model, values = product
-            make_plain(model)
-            onnx.save(model, str(path))
-            return path, values
-        loaded = model_of(dotted, product, inputs, factory)
-        sample = loaded.sample(0)
-        # Refuse a model that keeps state, because an export would leave the state out.
-        require_float32([*sample, *infer_all(loaded.model, [sample])[0]])
-    except BadFactory as error:
-        raise CheckFailed(str(error), fix=error.fix) from error
+    factory = factory_of(dotted, arguments, search_path)
+    product = call(dotted, factory, arguments)
+    if isinstance(product, tuple) and isinstance(product[0], onnx.ModelProto):
+        if inputs is not None:
+            message = "the factory returns an ONNX model with a sample, and the suite names others"
+            raise BadFactory(message, "leave inputs and samples out of its case")
+        model, values = product
+        make_plain(model)
+        onnx.save(model, str(path))
+        return path, values
+    loaded = model_of(dotted, product, inputs, factory)
+    sample = loaded.sample(0)
+    # Refuse a model that keeps state, because an export would leave the state out.
+    require_float32([*sample, *infer_all(loaded.model, [sample])[0]])
     try:
         with torch.no_grad(), quiet():
             torch.onnx.export(

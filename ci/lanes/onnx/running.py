@@ -2,76 +2,83 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
-from ci.lanes.onnx.compile import WORKER, cwd, home_of, require_installed
+from ci.lanes.onnx.compile import WORKER, home_of, require_installed
 from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
 from ci.lanes.onnx.graph import fix_dimensions, is_context, load_graph, open_inputs, signature_of
-from ci.lanes.onnx.options import parse_assignments, settings_of
-from ci.lanes.onnx.orders import dimensions_of, logs_folder, say, search_path, step
+from ci.lanes.onnx.options import NO_SETTINGS, Settings, parse_assignments, settings_of
+from ci.lanes.onnx.records import OnnxRunRequest, RunReply
+from ci.lanes.onnx.user_program import dimensions_of
 from ci.models.arrays import Sample, save, saved
-from ci.models.inputs import drawn, read_inputs
+from ci.models.inputs import GraphSignature, drawn, read_inputs
+from ci.plain import as_json, read
 from ci.suite.one_model import OneModel
 from ci.suite.ran import Ran, require_program
 from ci.work import asking
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.progress import at_work
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
 
 def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
     """A compiled .onnx on the emulator, with what is beside its contexts on the CPU; another one there."""
-    path, named = search_path() / model.typed, model.selection.named_socs
+    path = Parser.user_folder() / model.typed
     require_program(path, model.typed)
     require_installed()
-    graph, timeout, sizes = load_graph(path), model.work.timeout, dimensions_of(model.dimensions)
+    graph, sizes = load_graph(path), dimensions_of(model.dimensions)
     if not is_context(graph):
         fix_dimensions(graph, sizes)
         if not files and (problems := list(open_inputs(graph))):
             message = f"{path}: no {problems[0].subject} can be drawn, as not all of its sizes are known"
             fix = joined(problem.fix for problem in problems)
             raise CheckFailed(message, fix=Fix("{}; or --input FILE.npy", fix))
-        signature = signature_of(graph)
-        inputs = read_inputs(files, signature) if files else drawn(signature)
-        with step(f"running {model.typed} on the CPU"):
-            outputs, facts = asked(path, inputs, timeout, do="run_on_cpu", repeat=repeat)
+        inputs, outputs, reply = _asked(model, files, signature_of(graph), repeat)
         makes = session("compile", model.typed, "-o", "out")
         where = f"all of it on this machine's CPU: it is no program, {makes} makes one"
-        return Ran(inputs, outputs, facts["milliseconds"], where)
+        return Ran(inputs, outputs, reply.milliseconds, where)
     if sizes:
         message = f"--dimension: the sizes of {model.typed} were fixed when it was compiled"
         raise UsageError(message, fix=leave_out("--dimension"))
-    context = read_context(path)
-    soc = named[0] if named else soc_of(context)
+    context, beside = read_context(path), nodes_beside_context(path)
+    soc = next(iter(model.selection.named_socs), "") or soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
-    inputs = read_inputs(files, context.signature) if files else drawn(context.signature)
     if context.record is None:
-        say(f"{record_path(path)} is missing, so a changed file cannot be detected")
-    more = {"soc": soc, "settings": settings.as_dict(), "cpu": True, "repeat": repeat}
-    more["as_it_is"] = model.as_it_is
-    with step(f"running {model.typed} on {soc}"):
-        outputs, facts = asked(path, inputs, timeout, do="run", **more)
-    beside = nodes_beside_context(path)
+        sys.stderr.write(f"{record_path(path)} is missing, so a changed file cannot be detected\n")
+    inputs, outputs, reply = _asked(model, files, context.signature, repeat, soc, settings)
     parts = plural(sum(node.op_type == CONTEXT_OPERATOR for node in graph.graph.node), "part")
-    where = f"{parts} on the emulator (HTP, {soc}, QNN {facts['build_id']})"
+    where = f"{parts} on the emulator (HTP, {soc}, QNN {reply.build_id})"
     on_cpu = f"on the CPU: {', '.join(beside)}" if beside else "nothing on the CPU"
-    return Ran(inputs, outputs, facts["milliseconds"], f"{where}; {on_cpu}")
+    return Ran(inputs, outputs, reply.milliseconds, f"{where}; {on_cpu}")
 
 
-def asked(model: Path, inputs: Sample, timeout: float, **order: Any) -> tuple[Sample, Mapping[str, Any]]:
+def _asked(
+    model: OneModel,
+    files: Sequence[str],
+    signature: GraphSignature,
+    repeat: int,
+    soc: str = "",
+    settings: Settings = NO_SETTINGS,
+) -> tuple[Sample, Sample, RunReply]:
+    """Inputs, outputs, and what it took. Without `soc`, on the CPU."""
+    given = read_inputs(files, signature) if files else drawn(signature)
+    path, logs = Parser.user_folder() / model.typed, model.selection.reports.absolute() / "onnx"
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
-        logs_folder() as logs,
-        asking(home_of(logs), f"{WORKER}:answer", logs / "run.log", timeout) as ask,
+        asking(home_of(logs), f"{WORKER}:ran", logs / "run.log", model.work.timeout) as ask,
+        at_work(f"running {model.typed}"),
     ):
-        given, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))
-        save(given, [inputs])
-        files = {"model": str(model.absolute()), "inputs": str(given), "outputs": str(outputs)}
-        facts = ask(cwd=cwd(), **files, **order)
-        return saved(outputs)[0], facts
+        inputs, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))
+        save(inputs, [given])
+        places = (str(path.absolute()), str(inputs), str(outputs), str(Parser.user_folder()))
+        request = OnnxRunRequest(*places, repeat, soc, settings, model.as_it_is)
+        reply = read(RunReply, ask(**as_json(request)))
+        return given, saved(outputs)[0], reply

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ci.models.arrays import saved
 from ci.models.imports import search_first
 from ci.models.inputs import (
     GraphSignature,
@@ -26,11 +28,42 @@ if TYPE_CHECKING:
     from ci.models.arrays import Array, Sample
 
 
-FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+SAMPLES, CALIBRATION = "samples.npz", "calibration.npz"
+EXPECTED, REFERENCE = "expected.npz", "reference.npz"
 OUTPUTS = "outputs.npz"
 """Of a result that a metric is computed of: what the program gave for its samples."""
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 MOST = 1000
 """At most this many samples are taken from a factory, which may never end."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where a model lies as it was prepared and as its run has it, and the samples of both."""
+
+    prepared: Path
+    """The folder of samples and of the float model's outputs."""
+    source: Path
+    model: Path
+    quantized: Path
+    """The folder of what the run made of it."""
+
+    def samples(self) -> list[Sample]:
+        return arrays_in(self.prepared / SAMPLES)
+
+    def calibration(self) -> list[Sample]:
+        return arrays_in(self.prepared / CALIBRATION)
+
+    def expected(self) -> list[Sample]:
+        return arrays_in(self.prepared / EXPECTED)
+
+    def reference(self) -> list[Sample]:
+        """The quantized model's outputs; none in float."""
+        return arrays_in(self.quantized / REFERENCE)
+
+
+def arrays_in(file: Path) -> list[Sample]:
+    return saved(file) if file.is_file() else []
 
 
 class Divided(NamedTuple):

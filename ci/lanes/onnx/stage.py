@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from ci.explain.cause import explained
 from ci.lanes.onnx.compile import OnnxPlan, compile_programs, jobs_of, plan_of, require_installed, versions
-from ci.lanes.onnx.crosscheck import LaneFigures, executorch_lane, markdown, pairs_of, verdicts
+from ci.lanes.onnx.crosscheck import LaneFigures, executorch_lane, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
     build_id_of,
     changed,
-    context_of,
     cost,
     costs_of,
     findings_of,
@@ -22,6 +21,7 @@ from ci.lanes.onnx.findings import (
     row,
     was_compiled,
 )
+from ci.lanes.onnx.records import facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram
 from ci.outcome import Result
 from ci.suite.accepted import COSTS, load_tolerances
@@ -29,8 +29,7 @@ from ci.suite.accuracy import rounded
 from ci.suite.findings import known_faults
 from ci.suite.options import Choice, StageOptions
 from ci.suite.stage import MeasuredValues, Verdict, accepted, baselines_of, chosen, finish, report, show_list
-from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Finding
+from provisioning.base.findings import Finding
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import RUN, StageRun
 
@@ -71,10 +70,10 @@ def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues
         accuracy = accuracy_of(result)
         if accuracy is not None and not program.case.recorded:
             figures[name] = accuracy
-        if result.facts:
+        if result.record:
             costs: Mapping[str, object] = {**dict.fromkeys(COSTS), "accuracy": {}}
             if accuracy is not None:
-                megabytes = int(result.facts["peak"]) >> 20
+                megabytes = facts_in(result).contexts_made.peak >> 20
                 costs = {**costs_of(result), "peak_mb": megabytes, "accuracy": rounded(accuracy)}
             recorded[name] = {**costs, **outcome_of(result), "build_id": build_id_of(result)}
     return MeasuredValues(figures, recorded)
@@ -88,8 +87,7 @@ def verdict_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Verdict:
 
 def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterator[Finding]:
     baseline, tolerances = plan.baseline(program), load_tolerances()
-    judged = result.facts and was_compiled(result)
-    name = identity_of(context_of(result)) if judged else ""
+    name = identity_of(facts_in(result).compiled) if was_compiled(result) else ""
     yield from explained(findings_of(program, result), plan.selection.store, name)
     yield from cost(program, result, baseline, tolerances)
     yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
@@ -102,10 +100,6 @@ def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result])
     build_ids = sorted({lane.build_id for lane in lanes_of(results).values()})
     for build_id in build_ids:
         stage.findings += known_faults(stage.findings, build_id, "onnx")
-    if plan.pairs:
-        path = plan.logs / "cross_check.md"
-        replace_text(path, markdown(plan.pairs, load_tolerances().cross_check_db))
-        stage.artifacts.append(Artifact.of("cross-check", path))
     stage.metrics |= {
         "socs": len({program.soc for program in plan.programs}),
         "build_id": ", ".join(build_ids) or "unknown",
@@ -125,4 +119,4 @@ def lanes_of(results: Mapping[str, Result]) -> dict[str, LaneFigures]:
 
 def accuracy_of(result: Result) -> dict[str, float] | None:
     """None of what was not compiled."""
-    return dict(context_of(result)["near"]) if was_compiled(result) else None
+    return dict(facts_in(result).compiled.near.figures) if was_compiled(result) else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -206,6 +209,47 @@ class OnnxProgram(Program):
     @property
     def as_model(self) -> list[str]:
         return [*map(str, words_for_one(self.case, self.run, self.soc, self.search_path))]
+
+
+@dataclass(frozen=True)
+class OnnxOrder:
+    """A program as its processes work on it."""
+
+    case: OnnxCase
+    run: OnnxRun
+    soc: str
+    began: float
+    search_path: Path
+    working_folder: Path
+    """Where relative paths in the user's code begin."""
+    user_folder: Path
+    """Where relative paths in options begin."""
+    log: Path
+    into: Path
+    scratch: Path
+    exports: Path
+    """For files that all programs of the model use."""
+
+    @classmethod
+    def read(cls, request: Mapping[str, Any]) -> OnnxOrder:
+        """What a task gets."""
+        os.chdir(request["user_folder"])
+        # An export has only the folder of its model.
+        places = {"into": request["export_folder"], "scratch": request["export_folder"], **request}
+        run = {**request["run"], "socs": [request["soc"]]}
+        case = OnnxCase.model_validate_json(json.dumps({**request["case"], "run": [run]}))
+        folders = "search_path", "working_folder", "user_folder", "log", "into", "scratch", "export_folder"
+        paths = (Path(places[name]) for name in folders)
+        return cls(case, case.runs[0], request["soc"], time.monotonic(), *paths)
+
+    @property
+    def writes(self) -> dict[str, str]:
+        """Where its work writes to, as ci/child.py reads it."""
+        return {"log": str(self.log), "into": str(self.into), "scratch": str(self.scratch)}
+
+    def command(self, verb: str, soc: str = "") -> str:
+        """For the model alone; empty where only a suite makes it."""
+        return command_for_one(verb, self.case, self.run, soc or self.soc, self.search_path)
 
 
 FORM = LaneForm("onnx", OnnxCase, ("test_onnx",))

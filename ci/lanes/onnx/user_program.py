@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ci.explain.rewriting import RewriteChoice
 from ci.lanes.onnx import FORMS
-from ci.lanes.onnx.compile import PROGRAM, CompileOnnx, OnnxPlan, OnnxStep, plan_of, require_installed
+from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, OnnxStep, plan_of, require_installed
+from ci.lanes.onnx.graph import Size, load_graph
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
-from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
+from ci.lanes.onnx.records import DRAWN, NOTHING, CommandAnswer, CompileOptions, Preparing, TakenModel
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.models.user_model import user_model
 from ci.outcome import Result, error_follows, line_of
+from ci.plain import read
 from ci.progress import Line
 from ci.results import CachedResults, Key
-from ci.suite.cached_steps import run_cached_step
-from ci.suite.one_model import OneModel
+from ci.suite.cached_steps import require_done, run_cached_step
+from ci.suite.one_model import Compiling, OneModel
 from ci.suite.precision import precision_named
 from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE
+from provisioning.base.command_line import Parser
+from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric
 from provisioning.manifest import soc_named
 
-SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
 
 
 def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool = True) -> OnnxProgram:
@@ -36,7 +44,7 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     for chip in selection.socs:
         # Before the suite's own check, whose message would name a field.
         settings_of(options, soc=soc_named(chip), embed=True)
-    named = user_model(model.typed, search_path())
+    named = user_model(model.typed, Parser.user_folder())
     assert named.file is not None
     dimensions = dimensions_of(model.dimensions)
     require_installed()
@@ -44,7 +52,7 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     precision = precision_of(named.file, file.precision if file else model.precision)
     samples, place = model.calibrate or "", str(named.file)
     if suite:
-        place, folder = os.path.relpath(place, suite.parent), search_path() / samples
+        place, folder = os.path.relpath(place, suite.parent), Parser.user_folder() / samples
         samples = os.path.relpath(folder, suite.parent) if samples and folder.is_dir() else samples
     run = OnnxRun(
         precision=precision,
@@ -57,29 +65,102 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     case = OnnxCase(
         model=place, dimensions=dimensions, samples=samples, inferences=model.inferences, run=(run,)
     )
-    return OnnxProgram(suite or search_path() / NO_SUITE, named.name, case, run, selection.soc)
+    return OnnxProgram(suite or Parser.user_folder() / NO_SUITE, named.name, case, run, selection.soc)
 
 
 @dataclass(frozen=True)
-class OneModelStep(OnnxStep):
-    """A step of a command for one model, as the suites' own step is done."""
+class Answered(TakenModel, Generic[T]):
+    answer: T
+    folder: Path | None
+    """Of the files that are its result."""
 
-    keeps_files = True
-    title = "programs"
+
+@dataclass(frozen=True, kw_only=True)
+class OneModelStep(OnnxStep, Generic[T]):
+    """What a command for one model asks of the worker."""
+
+    kind: str = ""
+    task: str = ""
+    reply: type[T]
+    """The record of the answer."""
+    asked: DataclassInstance = NOTHING
+    """Beside the program."""
+    prepared: Preparing = DRAWN
+    title: str = "programs"
+    rest: str = ""
+    """Of a search, which may end before it is done and goes on the next time: the name of what there was no
+    time for."""
+
+    def options(self, program: OnnxProgram) -> DataclassInstance:
+        return self.asked
+
+    def preparing(self, program: OnnxProgram) -> Preparing:
+        return self.prepared
+
+    def read(self, reply: Mapping[str, Any]) -> CommandAnswer:
+        return read(CommandAnswer, reply)
+
+    def accepts(self, program: OnnxProgram, result: Result) -> bool:
+        assert isinstance(result.record, CommandAnswer)
+        return not (self.rest and result.record.answer["found"][self.rest])
 
     def line(self, program: OnnxProgram, result: Result) -> Line:
         # The command shows the error itself.
         return error_follows(result.failure) if result.failure else line_of(result)
 
+    def results(self) -> dict[str, Result]:
+        return run_cached_step(self, self.plan.programs)
 
-def constant_inputs(facts: Mapping[str, Any]) -> Iterator[str]:
-    for constant in facts["constant"]:
-        yield f"{constant} has one value throughout the samples, which gives no range for it"
+    def answered(self) -> Answered[T]:
+        """Of the plan's first program. Raises why there is no answer."""
+        program = self.plan.programs[0]
+        return self.answer_in(run_cached_step(self, [program])[program.name])
+
+    def answer_in(self, result: Result) -> Answered[T]:
+        facts = require_done(result).record
+        assert isinstance(facts, CommandAnswer)
+        answer = read(self.reply, facts.answer)
+        return Answered(answer, result.folder, prepared=facts.prepared, quantized=facts.quantized)
 
 
-def warn_of(facts: Mapping[str, Any]) -> None:
-    for warning in constant_inputs(facts):
-        say(f"warning: {warning}")
+@dataclass(frozen=True, kw_only=True)
+class FilesOfOne(OneModelStep[T]):
+    """One whose files are its result."""
+
+    keeps_files = True
+
+
+def precision_of(model: Path, precision: str | None) -> str:
+    """The precision that the user named; else a quantized model stays as it is, and others get fp16."""
+    if precision:
+        return precision_named(precision).name
+    require_installed()
+    operators = {node.op_type for node in load_graph(model).graph.node}
+    return "qdq" if "QuantizeLinear" in operators else "fp16"
+
+
+def dimensions_of(assignments: Sequence[str]) -> dict[str, Size]:
+    sizes: dict[str, Size] = {}
+    for assignment in assignments:
+        match = re.fullmatch(r"([^=]+)=([1-9]\d*(?:,[1-9]\d*)*)", assignment)
+        if not match:
+            message = f"--dimension {assignment}: expected NAME=N with N from 1 on, or all sizes of an input"
+            raise UsageError(message, fix="--dimension batch=1, or --dimension x=1,3,64,64")
+        numbers = tuple(map(int, match[2].split(",")))
+        name, size = match[1], numbers if len(numbers) > 1 else numbers[0]
+        if sizes.setdefault(name, size) != size:
+            raise UsageError(f"--dimension {name} is both {sizes[name]} and {size}", fix="give it once")
+    return sizes
+
+
+def constant_inputs(constant: Sequence[str]) -> Iterator[str]:
+    for name in constant:
+        yield f"{name} has one value throughout the samples, which gives no range for it"
+
+
+def warn_of(constant: Sequence[str]) -> None:
+    for warning in constant_inputs(constant):
+        sys.stderr.write(f"warning: {warning}\n")
 
 
 def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
@@ -88,33 +169,13 @@ def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
     return plan_of(programs, model.selection, model.work)
 
 
-@dataclass(frozen=True)
-class CompileMixed(OneModelStep):
-    """Compiling for HTP what it takes; the other nodes are beside the contexts."""
-
-    kind = "onnx-mixed"
-    function = f"{PROGRAM}:mixed"
-
-
-def mixed(model: OneModel, program: OnnxProgram) -> Result:
-    """Facts, and the folder of the contexts; or why there are none."""
-    plan = plan_of_model(model, program)
-    result = run_cached_step(CompileMixed(plan), plan.programs[:1])[plan.programs[0].name]
-    if not result.failure:
-        warn_of(result.facts)
-    return result
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompileOne(CompileOnnx):
     """The contexts as files. For a suite it is that suite's own step, and one result serves both."""
 
     keeps_files = True
 
-    embed: bool
-    verify: bool
-    several_precisions: bool
-    and_socs: tuple[str, ...]
+    how: Compiling
     users_options: Mapping[str, Value]
     """Of the command line. A suite has them in the run."""
 
@@ -124,14 +185,14 @@ class CompileOne(CompileOnnx):
 
     def chips(self, program: OnnxProgram) -> tuple[str, ...]:
         """Those of one flexible context."""
-        return tuple(dict.fromkeys([program.soc, *self.and_socs]))
+        return tuple(dict.fromkeys([program.soc, *self.how.and_socs]))
 
     @property
     def form(self) -> str:
-        return FORMS[self.embed]
+        return FORMS[self.how.embed]
 
     def stem(self, program: OnnxProgram) -> str:
-        kind = f"-{program.run.kind}" if self.several_precisions else ""
+        kind = f"-{program.run.kind}" if self.how.several_precisions else ""
         soc = f"-{program.soc}" if len({other.soc for other in self.plan.programs}) > 1 else ""
         return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
 
@@ -139,10 +200,8 @@ class CompileOne(CompileOnnx):
         """What the user gets of a result."""
         return sorted((folder / self.form).glob(f"{self.stem(program)}*"))
 
-    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
-        if self.suite:
-            return super().preparing(program)
-        return {"drawn": True, "verify": self.verify}
+    def preparing(self, program: OnnxProgram) -> Preparing:
+        return super().preparing(program) if self.suite else Preparing(drawn=True, compares=self.how.verify)
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """A stage's own result has no files of these names."""
@@ -152,22 +211,19 @@ class CompileOne(CompileOnnx):
             whole = whole and (result.folder / OUTPUTS).is_file()
         return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
 
-    def options(self, program: OnnxProgram) -> dict[str, Any]:
-        common = {
-            **super().options(program),
-            "stem": self.stem(program),
-            "keeps_outputs": program.case.metric is not None,
-        }
+    def options(self, program: OnnxProgram) -> CompileOptions:
+        stem, keeps_outputs = self.stem(program), program.case.metric is not None
+        options = replace(super().options(program), stem=stem, keeps_outputs=keeps_outputs)
         if self.suite:
-            return {**common, "flexible": [program.soc]}
-        settings = settings_of(self.users_options, soc=soc_named(program.soc), embed=self.embed).as_dict()
-        return {
-            **common,
-            "forms": [self.form],
-            "settings": settings,
-            "flexible": list(self.chips(program)),
-            "chips to estimate": self.chips_to_estimate(program),
-        }
+            return replace(options, chips=(program.soc,))
+        settings = settings_of(self.users_options, soc=soc_named(program.soc), embed=self.how.embed)
+        return replace(
+            options,
+            forms=(self.form,),
+            settings=settings,
+            chips=self.chips(program),
+            estimates=self.estimated(program),
+        )
 
     def key(self, program: OnnxProgram, results: CachedResults) -> Key:
         files: list[Metric] = [results.digest(path) for path in files_of(self.users_options)]
@@ -176,53 +232,3 @@ class CompileOne(CompileOnnx):
     def line(self, program: OnnxProgram, result: Result) -> Line:
         # The command shows the error itself.
         return error_follows(result.failure) if result.failure else line_of(result)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizeOne(OneModelStep):
-    """The quantized model; `stem` is that of its file."""
-
-    kind = "onnx-quantize"
-
-    stem: str
-
-    function = f"{PROGRAM}:quantized_file"
-
-    def options(self, program: OnnxProgram) -> dict[str, Any]:
-        return {"name": self.stem}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossesOfOne(OneModelStep):
-    kind = "onnx-losses"
-    keeps_files = False
-
-    function = f"{PROGRAM}:losses"
-
-    def options(self, program: OnnxProgram) -> dict[str, Any]:
-        return {"name": "model_qdq"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewriteOne(OneModelStep):
-    kind = "onnx-rewrite"
-
-    wanted: RewriteChoice
-
-    function = f"{PROGRAM}:rewritten"
-
-    def options(self, program: OnnxProgram) -> dict[str, Any]:
-        rules = self.wanted.rules
-        return {"rules": None if rules is None else list(rules), "interface": self.wanted.interface}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOne(OneModelStep):
-    """A suite's model and the samples that its code makes, as a user would have them."""
-
-    kind = "onnx-exported"
-
-    function = f"{PROGRAM}:exported_files"
-
-    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
-        return {}

@@ -1,100 +1,396 @@
-"""What the processes in which ONNX Runtime works import, and how they do a part of an order."""
+"""The processes in which ONNX Runtime works: what they import, and the tasks that are done there.
+
+Each part of a task is done in a fork, so that a crash can be looked at."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
+import json
 import os
+import shutil
 import tempfile
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
 
-from ci.child import UNFORESEEN, WARM, hidden, reporting
-from ci.suite.metric import METRIC, error_of_metric
-from provisioning.base.commands import Fix
-from provisioning.base.errors import INTERNAL, ToolkitError
+from ci import child
+from ci.child import UNFORESEEN, WARM, error_reply, hidden, reporting
+from ci.diagnose.explain import nearest
+from ci.explain.divergence_report import partial_of
+from ci.explain.rewriting import RewriteChoice
+from ci.forecast.forecasts import QnnEstimates
+from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, graphs, provider, steps
+from ci.lanes.onnx.comparison import Comparison
+from ci.lanes.onnx.context import read_context, require_fit
+from ci.lanes.onnx.graph import (
+    NotCompilable,
+    digest_without_metadata,
+    load_graph,
+    signature_of,
+    source_digest,
+)
+from ci.lanes.onnx.records import (
+    DRAWN,
+    QUANTIZED,
+    Chips,
+    CommandAnswer,
+    CompileOptions,
+    Contexts,
+    DivergenceLimits,
+    ExportedModel,
+    FileName,
+    NotCompiled,
+    Nothing,
+    OnnxRunRequest,
+    PreparedModel,
+    Preparing,
+    ProgramFacts,
+    QuantizedModel,
+    RunReply,
+    ScoreLimits,
+    ScriptOptions,
+    Searched,
+)
+from ci.lanes.onnx.samples import (
+    CALIBRATION,
+    EXPECTED,
+    OUTPUTS,
+    REFERENCE,
+    SAMPLES,
+    ModelFiles,
+    arrays_in,
+)
+from ci.lanes.onnx.suite import OnnxOrder
+from ci.models.arrays import save, save_one, saved
+from ci.models.inputs import checked
+from ci.models.user_model import BadFactory
+from ci.models.wheels import located
+from ci.outcome import Refused, WorkerDied
+from ci.plain import as_json, read
+from ci.results import Key, digest_of
+from ci.suite import qnn_provider
+from ci.suite.accuracy import Unusable
+from ci.suite.metric import error_of_metric
+from ci.work import in_fork
+from provisioning.base.commands import Fix, session
+from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError, UsageError
+from provisioning.base.files import empty_folder, hash_file
 from provisioning.base.settings import ROOT
+from provisioning.manifest import soc_named
 
-MODULES = (
-    "ci.lanes.onnx.program",
-    "ci.lanes.onnx.steps",
-    "ci.lanes.onnx.graphs",
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+EXPORTING = (
+    "torch.onnx",
+    "onnxscript",
+    "onnxruntime.quantization",
+    "ci.models.factory",
     "ci.models.samples",
 )
-EXPORTING = ("torch.onnx", "onnxscript", "onnxruntime.quantization", "ci.models.factory")
+KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
+"""The names of findings for errors without a problem of their own."""
+
+T = TypeVar("T")
+A = ParamSpec("A")
+held: list[tuple[PreparedModel, Path]] = []
+"""The model of this process, whose forks compile it, and the folder of its samples."""
 
 
 def prepare() -> None:
-    for name in MODULES:
-        importlib.import_module(name)
+    """The imports of this module are all."""
 
 
 def prepare_exporting() -> None:
     """Import what every model of a factory needs, and export a small model."""
-    prepare()
     for name in EXPORTING:
         importlib.import_module(name)
     import torch
 
-    from ci.suite import qnn_provider
-
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
     if hidden.get(WARM):
-        _warm_up()
+        # If it fails, each model fails the same way.
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ToolkitError):
+            provider.export("ci.models.shipped.operators:convolution", {}, ROOT, Path(folder), steps.OPSET)
     qnn_provider.load()
 
 
-def work(order: dict[str, Any]) -> dict[str, Any]:
-    """The result of a step of ci/lanes/onnx/steps.py. Raises what went wrong."""
-    from ci.lanes.onnx import steps
-
-    # The user's code, which prepares a model, is at home in its suite; relative paths in options begin where
-    # the user is.
-    os.chdir(order["working_folder"] if order["do"] in ("prepare", "rewrite", METRIC) else order["cwd"])
-    result: dict[str, Any] = getattr(steps, f"order_{order['do']}")(order)
-    return result
-
-
-KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
-"""The names of findings for errors without a problem of their own."""
-
-
-def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.onnx.graph import NotCompilable
-    from ci.suite.accuracy import Unusable
-
-    if order["do"] == METRIC:
-        return error_of_metric(error, order)
+def error_of(error: Exception, request: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(error, BadFactory):
+        error = CheckFailed(str(error), fix=error.fix)
     if not isinstance(error, ToolkitError):
-        text, log = " ".join(str(error).split())[:1000], order["log"]
+        text, log = " ".join(str(error).split())[:1000], request["log"]
         return {
             "kind": UNFORESEEN,
             "exit_code": INTERNAL,
-            "message": f"{order['do']}: {type(error).__name__}: {text}",
+            "message": f"{request['do']}: {type(error).__name__}: {text}",
             "fix": Fix("the traceback is in {}; {} explains what is known of it", log, ("diagnose", log)),
         }
-    found = error.problems if isinstance(error, NotCompilable) else ()
-    problems = [asdict(problem) for problem in found]
-    rule = str(problems[0].get("rule", "")).removeprefix("onnx-") if problems else ""
+    problems = error.problems if isinstance(error, NotCompilable) else ()
+    rule = problems[0].rule.removeprefix("onnx-") if problems else ""
     return {
         "kind": rule or KINDS.get(type(error).__name__, "refused"),
         "exit_code": error.exit_code,
         "message": error.message,
         "fix": error.fix,
-        "problems": problems,
+        "problems": [as_json(problem) for problem in problems],
         "unusable": error.__cause__.rule if isinstance(error.__cause__, Unusable) else "",
     }
 
 
-answer = reporting(work, error_of)
+def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, Any]:
+    """What a part of a task gives. The user's code, which prepares a model, is at home in its suite."""
+    os.chdir(order.working_folder if work in (steps.prepare, graphs.rewrite) else order.user_folder)
+    return as_json(work(order, *arguments, **named))
 
 
-def _warm_up() -> None:
-    """Export a small model, so that libraries are loaded. If it fails, each model fails the same way."""
-    from ci.lanes.onnx import provider, steps
+def in_part(
+    order: OnnxOrder,
+    work: Callable[Concatenate[OnnxOrder, A], T],
+    *arguments: A.args,
+    **named: A.kwargs,
+) -> T:
+    """What the work gives, done in a fork and read as its annotation says. Raises Refused and WorkerDied."""
+    request = {"do": work.__name__, **order.writes}
+    part = reporting(lambda _: answer(order, work, *arguments, **named), error_of)
+    outcome = in_fork(part, request)
+    if isinstance(outcome, WorkerDied | Refused):
+        raise outcome
+    return cast(T, read(get_type_hints(work)["return"], outcome))
 
-    factory = "ci.models.shipped.operators:convolution"
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ToolkitError):
-        provider.export(factory, {}, ROOT, Path(folder), steps.OPSET)
+
+def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> child.Answer:
+    """Work of which more is asked in a record of this kind. A part that was refused is why the whole is; a
+    part that died ends the process as it did."""
+
+    def reply(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return as_json(work(OnnxOrder.read(request), read(kind, request["options"])))
+        except Refused as refused:
+            return {"error": dict(refused.details)}
+        except WorkerDied as gone:
+            return gone.as_reply
+
+    return reply
+
+
+def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
+    began, folder, case = time.monotonic(), empty_folder(order.exports / "prepared"), order.case
+    prepared = in_part(replace(order, into=folder), steps.prepare, how)
+    held.append((prepared, folder))
+    model, samples = Path(prepared.model), (SAMPLES, CALIBRATION, EXPECTED)
+    rows: Key = {
+        "samples": {name: hash_file(folder / name) for name in samples},
+        "used": as_json(prepared.used),
+        "constant": list(prepared.constant),
+        "notes": [list(note) for note in prepared.notes],
+        "model": digest_without_metadata(model),
+    }
+    if case.model:
+        # Its record names the file.
+        rows = {**rows, "source": source_digest(located(case.model, order.search_path))}
+    places = graphs.places_of(model).items()
+    lines = {name: (place["source"], place["code"]) for name, place in places if place["source"]}
+    return ExportedModel(rows, lines, prepared.modules, round(time.monotonic() - began, 3))
+
+
+def _files(order: OnnxOrder) -> ModelFiles:
+    """Of the model that this process holds, before it is quantized; programs of one run share that."""
+    prepared, folder = held[0]
+    run = digest_of(order.run.model_dump(mode="json", exclude=set(order.run.judged_later)))
+    source = Path(prepared.model)
+    return ModelFiles(folder, source, source, order.exports / f"run {run[:16]}")
+
+
+def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel | NotCompiled]:
+    """Done by the first process that comes to it; the others wait for what it gives."""
+    files = _files(order)
+    known = files.quantized.with_suffix(".json")
+    files.quantized.parent.mkdir(parents=True, exist_ok=True)
+    with known.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not known.exists():
+            here = replace(order, into=empty_folder(files.quantized))
+            try:
+                done = as_json(in_part(here, steps.quantize, files, name))
+            except Refused as refused:
+                done = {"error": dict(refused.details)}
+            known.write_text(json.dumps(done), encoding="utf-8")
+    done = json.loads(known.read_text(encoding="utf-8"))
+    if "error" in done:
+        raise Refused(done["error"])
+    model = read(cast(Any, QuantizedModel | NotCompiled), done)
+    return (files if isinstance(model, NotCompiled) else replace(files, model=Path(model.model))), model
+
+
+def _quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel]:
+    """Of what is no recorded case, whose failures are none of its results."""
+    files, model = quantized(order, name)
+    if isinstance(model, NotCompiled):
+        raise Refused(error_reply(model.failed or "refused", model.message))
+    return files, model
+
+
+def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
+    """A chip's contexts, run and compared; what is to be told of its model and samples."""
+    facts = ProgramFacts(prepared=held[0][0])
+    try:
+        files, model = quantized(order)
+        if isinstance(model, NotCompiled):
+            return replace(facts, ended=model)
+        facts = replace(facts, quantized=model)
+        contexts = _contexts(order, files, options)
+    except WorkerDied as gone:
+        return replace(facts, ended=_crash(order, gone))
+    if isinstance(contexts, NotCompiled):
+        return replace(facts, ended=contexts)
+    estimate = _estimate(order, files, options.estimates) if options.estimates else None
+    return replace(facts, contexts=contexts, estimate=estimate)
+
+
+def _contexts(order: OnnxOrder, files: ModelFiles, options: CompileOptions) -> Contexts | NotCompiled:
+    """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
+    where the trace is the result; `trace_crash` has how it ended."""
+    try:
+        contexts = in_part(order, steps.compile_forms, files, options, traced=True)
+    except WorkerDied as gone:
+        if not gone.is_own_crash or order.run.refused or gone.trouble(order.log):
+            raise
+        crash = words_of_end(gone, order.log)
+        empty_folder(order.into)
+        contexts = in_part(order, steps.compile_forms, files, options, traced=False)
+        if isinstance(contexts, Contexts):
+            contexts = replace(contexts, trace_crash=crash)
+    if isinstance(contexts, NotCompiled) or not options.chips:
+        return contexts
+    if not all(context.reload_equal for context in contexts.forms.values()):
+        words = "the reloaded context gives other outputs than the session that compiled it"
+        fix = Fix("{}, then report it to the maker of the provider", session("diagnose", order.log))
+        message, code = f"{order.case.model}: {words}", CheckFailed.exit_code
+        raise Refused(error_reply("reload", message, fix=fix, exit_code=code))
+    if len(options.chips) == 1:
+        return contexts
+    return replace(contexts, of_chips=in_part(order, steps.flexible, files, options).of_chips)
+
+
+def _estimate(order: OnnxOrder, files: ModelFiles, chips: tuple[str, ...]) -> QnnEstimates | None:
+    """What QNN says that the model will take; None where the compiler crashes on estimating it."""
+    try:
+        return in_part(order, steps.estimate, files, Chips(chips))
+    except WorkerDied as gone:
+        if not gone.is_own_crash or gone.trouble(order.log):
+            raise
+        return None
+
+
+def _crash(order: OnnxOrder, gone: WorkerDied) -> NotCompiled:
+    """How the process ended, if a crash is a result for this case."""
+    if not (order.case.recorded and gone.is_own_crash) or gone.trouble(order.log):
+        raise gone
+    return NotCompiled(failed="crash", message=words_of_end(gone, order.log), build_id=held[0][0].build_id)
+
+
+def words_of_end(gone: WorkerDied, log: Path) -> str:
+    """How a process ended, with what is known of its last words."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    known = nearest(text)
+    return f"{gone.sentence(log)}. {known}" if known else gone.sentence(log)
+
+
+def _answering(
+    work: Callable[[OnnxOrder, ModelFiles, T], Any], kind: type[T], name: str = ""
+) -> child.Answer:
+    """A task that is one part, for the model as its run has it."""
+
+    def answered(order: OnnxOrder, asked: T) -> CommandAnswer:
+        files, model = _quantized(order, name)
+        try:
+            found = in_part(order, work, files, asked)
+        except WorkerDied:
+            # What a search knew before its process died.
+            if (known := partial_of(order.scratch)) is None:
+                raise
+            found = Searched(known)
+        return CommandAnswer(prepared=held[0][0], quantized=model, answer=as_json(found))
+
+    return _task(answered, kind)
+
+
+def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
+    files, model = _quantized(order, name.stem)
+    for path in files.quantized.glob(f"{name.stem}*"):
+        shutil.copyfile(path, order.into / path.name)
+    return CommandAnswer(prepared=held[0][0], quantized=model)
+
+
+def _rewritten(order: OnnxOrder, choice: RewriteChoice) -> CommandAnswer:
+    changes = in_part(order, graphs.rewrite, choice)
+    return CommandAnswer(prepared=held[0][0], answer=as_json(changes))
+
+
+def _exported_files(order: OnnxOrder, _: Nothing) -> CommandAnswer:
+    """A suite's model and the samples that its code makes, as a user would have them."""
+    prepared, folder = held[0]
+    shutil.copyfile(prepared.model, order.into / EXPORTED)
+    samples = order.into / EXPORTED_SAMPLES
+    samples.mkdir()
+    given = [sample for name in (SAMPLES, CALIBRATION) for sample in saved(folder / name)]
+    for number, sample in enumerate(given):
+        save_one(samples / f"{number:04}.npz", sample)
+    return CommandAnswer(prepared=prepared)
+
+
+def script(request: dict[str, Any]) -> dict[str, Any]:
+    """Of one operator; the model is of no holder."""
+    exported = export({**request, "options": as_json(DRAWN)})
+    return exported if {"error", "died"} & exported.keys() else _script(request)
+
+
+def _ran(request: dict[str, Any]) -> dict[str, Any]:
+    """A compiled .onnx on the emulator, another one on the CPU."""
+    asked = read(OnnxRunRequest, request)
+    os.chdir(asked.user_folder)
+    path, took = Path(asked.model), list[float]()
+    (given,) = saved(Path(asked.inputs))
+    if not asked.soc:
+        inputs = [checked(given, signature_of(load_graph(path)), "--input")] * asked.repeat
+        outputs = provider.on_cpu(path, inputs, took)
+    else:
+        context, soc = read_context(path), soc_named(asked.soc)
+        if not asked.as_it_is:
+            require_fit(context, qnn_provider.installed_build(), soc_id=soc.id, arch=soc.arch)
+        if context.record is not None and not context.record.soc_id:
+            message = f"{path} is a flexible context for {context.record.soc}, which the emulator cannot run"
+            raise UsageError(message, fix="to run it here, compile it for one chip, without --and-soc")
+        inputs = [checked(given, context.signature, "--input")] * asked.repeat
+        outputs = provider.reloaded(path, soc, asked.settings, inputs, cpu=True, took=took)
+    save(Path(asked.outputs), outputs[-1:])
+    return as_json(RunReply(tuple(took), qnn_provider.installed_build()))
+
+
+def _measured(request: dict[str, Any]) -> dict[str, Any]:
+    """The metric of a task."""
+    os.chdir(request["working_folder"])
+    folder, metric = Path(request["outputs"]), request["function"]
+    compared = Comparison(arrays_in(folder / EXPECTED), arrays_in(folder / REFERENCE), non_finite=False)
+    return {"figures": compared.measured_by(metric, arrays_in(folder / OUTPUTS))}
+
+
+export = _task(_export, Preparing)
+compiled = _task(_compiled, CompileOptions)
+quantized_file = _task(_quantized_file, FileName)
+rewritten = _task(_rewritten, RewriteChoice)
+exported_files = _task(_exported_files, Nothing)
+mixed = _answering(steps.mixed, Nothing)
+losses = _answering(graphs.losses, Nothing, name=QUANTIZED)
+estimated = _answering(steps.estimate, Chips)
+searched = _answering(graphs.diverge, DivergenceLimits)
+scored = _answering(steps.scores, ScoreLimits)
+_script = _answering(graphs.script, ScriptOptions)
+ran = reporting(_ran, error_of)
+measured = reporting(_measured, error_of_metric)

@@ -1,0 +1,330 @@
+"""What the processes of this lane are asked beside a program, and what they reply: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ci.artifacts.compiler_log import Traffic
+from ci.explain.rewriting import RewrittenPlace
+from ci.forecast.forecasts import QnnEstimates
+from ci.lanes.onnx import FORMS
+from ci.lanes.onnx.context import ContextRecord
+from ci.lanes.onnx.options import NO_SETTINGS, Settings
+from ci.models.inputs import InputsUsed
+from ci.outcome import Result
+from ci.results import Key
+
+Row = Mapping[str, Any]
+"""What a search says of an operator, as the searches of all lanes read it."""
+MODEL, QUANTIZED = "model_ctx", "model_qdq"
+"""Names of files that no user sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """What is asked of a task that needs no more than the program; and what one answers that writes files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """How a model is prepared."""
+
+    calibration: int | None = None
+    """How many of a factory's samples are kept to calibrate by; None: as many as the run says."""
+    drawn: bool = False
+    """Whether a model without samples is calibrated by drawn ones."""
+    compares: bool = True
+
+
+DRAWN = Preparing(drawn=True)
+NOTHING = Nothing()
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    stem: str = MODEL
+    """Of its files."""
+    forms: tuple[str, ...] = FORMS
+    settings: Settings | None = None
+    """Of the command line; None: the run's."""
+    chips: tuple[str, ...] = ()
+    """Those of one context that a user gets, which must then be sound; none of a stage."""
+    estimates: tuple[str, ...] = ()
+    """The chips for which QNN is asked what it will take."""
+    keeps_outputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileName:
+    stem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chips:
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceLimits:
+    least: float
+    seconds: float
+    whole: float | None
+    """The SQNR of all of it, if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreLimits:
+    exact: str
+    """The precision that is compared with the program's."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOptions:
+    operator: str
+    sample: int
+    before: int
+    """How many operators before it are in the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRunRequest:
+    """What a process gets that runs one .onnx."""
+
+    model: str
+    inputs: str
+    outputs: str
+    user_folder: str
+    repeat: int
+    soc: str = ""
+    """Empty: on this machine's CPU."""
+    settings: Settings = NO_SETTINGS
+    as_it_is: bool = False
+    do: str = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class RunReply:
+    milliseconds: tuple[float, ...]
+    build_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model as it was exported or checked; its samples are beside it."""
+
+    model: str
+    used: InputsUsed
+    build_id: str
+    inputs: tuple[str, ...]
+    constant: tuple[str, ...] = ()
+    """Float inputs with the same value in all samples, which gives no range."""
+    notes: tuple[tuple[str, str], ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """What an export says, as ci/suite/cached_steps.py reads it."""
+
+    rows: Key
+    lines: Mapping[str, tuple[str, str]]
+    modules: tuple[str, ...]
+    export_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How near outputs are to the float model's."""
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    slices: tuple[str, ...] = ()
+    beyond: tuple[Row, ...] = ()
+    """Where too much is lost: operators whose values leave fp16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedModel:
+    """The model as its run has it."""
+
+    model: str
+    calibrated_by: int = 0
+    in_float: bool = False
+    """Whether nothing of it is quantized, though it was to be."""
+    near: Accuracy = Accuracy()
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCompiled:
+    """What QNN refuses as the suite says, and how a case failed whose failures are results."""
+
+    failed: str
+    """How; empty if QNN refused it."""
+    build_id: str
+    message: str = ""
+    refused: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
+    """The other operators of a model that was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    node: str
+    operator: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.operator}): {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    nodes: int
+    unsupported: tuple[Unsupported, ...]
+    graphs: int
+    """The number of QNN graphs that the other nodes form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledContext:
+    record: ContextRecord
+    audit: Audit
+    near: Accuracy
+    bytes: int
+    reload_equal: bool
+    """Whether the reloaded context gives what the session gave that compiled it."""
+    ddr: Traffic | None
+    """None where the compiler gave no summary."""
+    half_floats: bool | None = None
+    """Whether QNN computes floats in 16 bits; None if the context does not say."""
+    each_db: tuple[float, ...] = ()
+    """The SQNR of each sample."""
+    draws: tuple[Mapping[str, float], ...] = ()
+    """The figures of each sample of a recorded case."""
+    choices: tuple[str, ...] = ()
+    """Operators whose indices are outputs."""
+    reciprocals: tuple[str, ...] = ()
+    """Nodes that the provider computes wrongly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """A chip's contexts by form, and what it took to make them."""
+
+    forms: Mapping[str, CompiledContext]
+    forms_equal: bool
+    trace_crash: str = ""
+    """How the process ended that traced which operators QNN refuses: it was done without."""
+    of_chips: Mapping[str, str] = field(default_factory=dict)
+    """By chip of a flexible context, how near the one is that was compiled for it alone."""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak: int = 0
+    """The most bytes of memory that it had."""
+
+    @property
+    def measured(self) -> CompiledContext:
+        return next(self.forms[form] for form in FORMS if form in self.forms)
+
+
+@dataclass(frozen=True, slots=True)
+class ChipFigures:
+    of_chips: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenModel:
+    """What is to be told of a program's model and samples."""
+
+    prepared: PreparedModel
+    quantized: QuantizedModel | None = None
+
+    @property
+    def used(self) -> InputsUsed:
+        calibrating = self.quantized.calibrated_by if self.quantized else 0
+        return replace(self.prepared.used, calibrating=calibrating)
+
+    @property
+    def quantized_model(self) -> QuantizedModel:
+        assert self.quantized is not None
+        return self.quantized
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts(TakenModel):
+    """What became of a program."""
+
+    contexts: Contexts | None = None
+    ended: NotCompiled | None = None
+    """How it ended without contexts."""
+    estimate: QnnEstimates | None = None
+
+    @property
+    def contexts_made(self) -> Contexts:
+        assert self.contexts is not None
+        return self.contexts
+
+    @property
+    def compiled(self) -> CompiledContext:
+        """The context that was measured."""
+        return self.contexts_made.measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandAnswer(TakenModel):
+    """What a command asked for."""
+
+    answer: Row = field(default_factory=dict)
+    """As the record says that the command expects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    losses: tuple[Row, ...]
+    """The operators at which quantizing loses most, the worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuNode:
+    operator: str
+    node: str
+    reason: str
+    source: str
+    code: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """What HTP takes of a model, and the nodes that stay on the CPU."""
+
+    delegated: Mapping[str, int]
+    cpu: tuple[CpuNode, ...]
+    delegates: int
+    ddr: Traffic
+    reciprocals: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    found: Row
+    """As the searches of all lanes give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChanges:
+    changes: tuple[RewrittenPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptParts:
+    imports: str
+    body: str
+
+
+def facts_in(result: Result) -> ProgramFacts:
+    assert isinstance(result.record, ProgramFacts)
+    return result.record
