@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
+from ci.plain import as_json
 from provisioning.base.errors import UsageError
 from provisioning.manifest import soc_named
 
@@ -21,7 +22,7 @@ def test_options_go_to_where_they_belong() -> None:
         "qnn.rpc_control_latency": 100,
         "ep.dynamic.workload_type": "Efficient",
     }
-    assert settings_of(options, soc=SM8650, embed=False).as_dict() == {
+    assert as_json(settings_of(options, soc=SM8650, embed=False)) == {
         "provider": {"htp_performance_mode": "burst", "extended_udma": "1"},
         "session": {"ep.context_node_name_prefix": "a_"},
         "run": {"qnn.rpc_control_latency": "100"},

@@ -7,7 +7,7 @@ are checked here, before a session is created.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -72,9 +72,6 @@ class Settings:
     run: Mapping[str, str] = field(default_factory=dict)
     dynamic: Mapping[str, str] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, dict[str, str]]:
-        return {scope: dict(getattr(self, scope)) for scope in SCOPES}
-
 
 NO_SETTINGS = Settings()
 
@@ -87,13 +84,16 @@ def options() -> dict[str, Option]:
 def settings_of(chosen: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
     """Raises UsageError for an option without effect; the error names the nearest valid name or value."""
     known = options()
-    texts: dict[str, str] = {}
-    for name, value in chosen.items():
+    texts = {
+        name: str(int(value)) if isinstance(value, bool | int) else value for name, value in chosen.items()
+    }
+    for name, text in texts.items():
         if name not in known:
             raise UnknownName(f"{where}: there is no option {name!r}", name, known)
-        texts[name] = _text(known[name], value, where)
-    for name, text in texts.items():
-        _fits(known[name], text, texts, soc, embed, where)
+        if (values := known[name].values) and text not in values:
+            raise UnknownName(f"{where}: there is no value of {name} {text!r}", text, values)
+        for message, fix in _problems(known[name], text, texts, soc, embed=embed):
+            raise UsageError(f"{where}: {message}", fix=fix)
     by_scope: dict[str, dict[str, str]] = {scope: {} for scope in SCOPES}
     for name, text in texts.items():
         by_scope[known[name].scope][name] = text
@@ -125,72 +125,56 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
     return values
 
 
-def _text(option: Option, value: Value, where: str) -> str:
-    text = str(int(value)) if isinstance(value, bool | int) else value
+def _problems(
+    option: Option, text: str, others: Mapping[str, str], soc: Soc, *, embed: bool
+) -> Iterator[tuple[str, str]]:
+    """What is wrong with a value, each with what to write instead."""
+    name, least, left_out = option.name, option.least or 0, f"leave {option.name} out"
     if option.set_by:
-        message = f"{where}: {option.name} is set by {option.set_by}"
-        raise UsageError(message, fix=f"leave {option.name} out of {where}")
+        yield f"{name} is set by {option.set_by}", left_out
     if option.no_context:
-        message = f"{where}: {option.name} makes the provider write no compiled context"
-        raise UsageError(message, fix=f"leave {option.name} out of {where}")
+        yield f"{name} makes the provider write no compiled context", left_out
+    if option.platform:
+        yield f"{name} works only on {option.platform}, and this compiles on x86-64 Linux", left_out
     if option.kind == "flag" and text not in ("0", "1"):
-        raise UsageError(f"{where}: {option.name}: expected 0 or 1, found {text!r}", fix=f"{option.name}=1")
-    if option.kind == "enum" and text not in option.values:
-        raise UnknownName(f"{where}: there is no value of {option.name} {text!r}", text, option.values)
-    if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < (option.least or 0)):
-        raise UsageError(
-            f"{where}: {option.name}: expected a whole number from {option.least or 0} on, found {text!r}",
-            fix=f"{option.name}={max(1, option.least or 0)}",
-        )
+        yield f"{name}: expected 0 or 1, found {text!r}", f"{name}=1"
+    if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < least):
+        found = f"expected a whole number from {least} on, found {text!r}"
+        yield f"{name}: {found}", f"{name}={max(1, least)}"
     if option.kind in ("file", "lora"):
-        _require_file(option, Path(text), where)
+        yield from _problems_of_file(option, Path(text))
     if option.pattern and not re.fullmatch(option.pattern, text):
-        raise UsageError(f"{where}: {option.name}: {text!r} is not of the form {option.summary}")
-    return text
+        yield f"{name}: {text!r} is not of the form {option.summary}", ""
+    if option.kind == "flag" and text == "0":
+        return
+    for other in option.needs:
+        if others.get(other, "0") == "0":
+            yield f"{name} has no effect without {other}", f"add {other}=1"
+    for other in option.conflicts:
+        if others.get(other, "0") != "0":
+            yield f"{name} contradicts {other}", f"leave {name} or {other} out"
+    if option.not_embedded and embed:
+        yield f"{name} does not work with an embedded context", leave_out("--embed")
+    if soc.id < option.soc_at_least:
+        needs = f"needs a chip of number {option.soc_at_least} or more, this is {soc.id}"
+        yield f"{name} {needs}", f"{left_out}, or choose another chip with --soc"
+    if name == "vtcm_mb" and int(text) > soc.vtcm_mb:
+        yield f"vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB", f"vtcm_mb={soc.vtcm_mb}"
 
 
-def _require_file(option: Option, path: Path, where: str) -> None:
+def _problems_of_file(option: Option, path: Path) -> Iterator[tuple[str, str]]:
     """The provider ignores a missing file, or ends the process."""
     if not path.is_file():
-        raise UsageError(f"{where}: {option.name}: there is no file {path}", fix="name a file that is there")
-    if option.kind != "lora":
-        return
-    for number, line in enumerate(_adapters(path) or [""], 1):
-        graph, _, adapter = line.partition(";")
-        if not graph.strip() or not Path(adapter.strip()).is_file():
-            raise UsageError(
-                f"{where}: {option.name}: {path}, line {number}: expected GRAPH;FILE with a file that is"
-                f" there, found {line!r}",
-                fix="one line for each graph: its name in the context, and the adapter's binary",
-            )
+        yield f"{option.name}: there is no file {path}", "name a file that is there"
+    elif option.kind == "lora":
+        for number, line in enumerate(_adapters(path) or [""], 1):
+            graph, _, adapter = line.partition(";")
+            if not graph.strip() or not Path(adapter.strip()).is_file():
+                found = f"expected GRAPH;FILE with a file that is there, found {line!r}"
+                fix = "one line for each graph: its name in the context, and the adapter's binary"
+                yield f"{option.name}: {path}, line {number}: {found}", fix
 
 
 def _adapters(path: Path) -> list[str]:
     """The lines of a LoRA configuration, GRAPH;FILE."""
     return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-
-
-def _fits(option: Option, text: str, others: Mapping[str, str], soc: Soc, embed: bool, where: str) -> None:
-    if option.platform:
-        message = f"{where}: {option.name} works only on {option.platform}, and this compiles on x86-64 Linux"
-        raise UsageError(message, fix=f"leave {option.name} out")
-    if option.kind == "flag" and text == "0":
-        return
-    for other in option.needs:
-        if others.get(other, "0") == "0":
-            raise UsageError(f"{where}: {option.name} has no effect without {other}", fix=f"add {other}=1")
-    for other in option.conflicts:
-        if others.get(other, "0") != "0":
-            message = f"{where}: {option.name} contradicts {other}"
-            raise UsageError(message, fix=f"leave {option.name} or {other} out")
-    if option.not_embedded and embed:
-        message = f"{where}: {option.name} does not work with an embedded context"
-        raise UsageError(message, fix=leave_out("--embed"))
-    if soc.id < option.soc_at_least:
-        raise UsageError(
-            f"{where}: {option.name} needs a chip of number {option.soc_at_least} or more, this is {soc.id}",
-            fix=f"leave {option.name} out, or choose another chip with --soc",
-        )
-    if option.name == "vtcm_mb" and int(text) > soc.vtcm_mb:
-        message = f"{where}: vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB"
-        raise UsageError(message, fix=f"vtcm_mb={soc.vtcm_mb}")

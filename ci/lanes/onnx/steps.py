@@ -83,6 +83,7 @@ from ci.models.arrays import Sample, save
 from ci.models.imports import modules_in
 from ci.models.inputs import DRAWN_COMPARED, InputsUsed, drawn, drawn_compared, most_calibrating
 from ci.models.wheels import located
+from ci.plain import as_json
 from ci.suite.accuracy import FLOAT_KIND, Unusable, in_words
 from ci.suite.precision import Precision, precision_named
 from ci.suite.qnn_provider import installed_build
@@ -349,7 +350,7 @@ def write_context(
         build_id=build,
         packages=provider.packages(),
         source=source_digest(located(case.model, order.search_path) if case.model else files.source),
-        settings=settings.as_dict(),
+        settings=as_json(settings),
     )
     record.write(record_path(path))
     compared = comparison_of(files, samples, expected, reference, path.parent, non_finite=case.non_finite)
