@@ -13,7 +13,7 @@ from typing import Literal
 from packaging.version import Version as Ordered
 from pydantic import Field
 
-from provisioning.base.accepted import SHIPPED, accept, load_accepted
+from provisioning.accepted_file import SHIPPED, accept, load_accepted
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Metric

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from provisioning.base.accepted import SHIPPED, load_accepted
+from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, distinct, load
 from provisioning.base.settings import MANIFESTS

@@ -20,8 +20,8 @@ from ci.suite.one_model import OneModel
 from ci.suite.output import keep_origins, require_own, writing_into
 from ci.suite.suite_file import accepted_path
 from ci.suite.trial import Outcome, cells_of
+from provisioning.accepted_file import Accepted, Values, accept
 from provisioning.base import answer
-from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, exit_code_of
 from provisioning.base.files import disk_errors

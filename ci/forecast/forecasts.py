@@ -10,7 +10,7 @@ from typing import Any
 
 from ci.artifacts.estimate import QnnEstimate
 from ci.forecast.phones import PRECISIONS, Forecasts
-from provisioning.base.accepted import SHIPPED, load_accepted
+from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS

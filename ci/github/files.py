@@ -9,8 +9,8 @@ from pathlib import Path
 from ci.report.job_summary import markdown
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
-from provisioning.base.rendering.variables import github
 from provisioning.base.rendering.workflow_commands import github_annotations
+from provisioning.environment_formats import github
 
 
 def set_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:

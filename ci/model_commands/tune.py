@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ci.explain.tune_units import Goal, Tuned
     from ci.suite.lane_model import LaneModel
     from ci.suite.model_report import ModelReport
-    from provisioning.base.accepted import Values
+    from provisioning.accepted_file import Values
 
     Mixture = Callable[[LaneModel], Tuned]
 
@@ -242,7 +242,7 @@ def tune_suites(
     from ci.explain.rewriting import RewriteChoice
     from ci.explain.tune_report import as_accepted, as_text, wrong
     from ci.suite.suite_file import accepted_path
-    from provisioning.base.accepted import accept
+    from provisioning.accepted_file import accept
 
     code = 0
     found: dict[str, Values] = {}

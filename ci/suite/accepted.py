@@ -17,7 +17,7 @@ from ci.suite.accuracy import FIGURES, at_worst, below_floor, required_of, round
 from ci.suite.costs import TITLES, cost_rule
 from ci.suite.programs import THRESHOLD_NAMES, Program
 from ci.suite.suite_file import accepted_path
-from provisioning.base.accepted import Accepted, Values, accept, load_accepted
+from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed

@@ -17,8 +17,8 @@ from ci.suite.accepted import accepted_figures, below_required, derived, load_to
 from ci.suite.accuracy import required_of
 from ci.suite.programs import Program, Suites
 from ci.suite.suite_file import accepted_path
+from provisioning.accepted_file import accept
 from provisioning.base import toml
-from provisioning.base.accepted import accept
 from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of

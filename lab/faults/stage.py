@@ -14,7 +14,7 @@ import tomlkit
 
 from ci.closed import closed
 from lab.stage import stage_run
-from provisioning.base.accepted import Accepted, Values, accept, load_accepted
+from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix, captured, joined, logged, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import replace_text

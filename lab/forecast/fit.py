@@ -17,7 +17,7 @@ from ci.suite.options import WorkOptions
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile
 from lab.stage import stage_run
-from provisioning.base.accepted import Accepted, Values, accept
+from provisioning.accepted_file import Accepted, Values, accept
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
 from provisioning.base.settings import Selection

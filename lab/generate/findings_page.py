@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ci.lanes.upstream.accepted import accepted_file, load_tests
 from ci.lanes.upstream.suite import upstream_suites
-from provisioning.base.accepted import load_accepted
+from provisioning.accepted_file import load_accepted
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.components import QNN_SDK

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from provisioning.accepted_file import load_accepted
 from provisioning.base import toml
-from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
 

@@ -22,7 +22,7 @@ from ci.suite.accuracy import Pair, Unusable, compare
 from ci.suite.ran import outputs_in
 from lab.builds import builds_named, environment_of
 from lab.generate.shared_tables import with_table
-from provisioning.base.accepted import Accepted, Values, accept
+from provisioning.accepted_file import Accepted, Values, accept
 from provisioning.base.commands import Fix, logged, session
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, EnvironmentLacking

@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from lab.golden import contexts, programs
     from lab.stage import stage_run
-    from provisioning.base.accepted import load_accepted
+    from provisioning.accepted_file import load_accepted
     from provisioning.base.documents import load
     from provisioning.base.findings import Severity
 

@@ -20,7 +20,7 @@ from lab.operators.table_file import as_json, updated
 from lab.operators.table_judge import by_key
 from lab.operators.tried import TABLED
 from lab.operators.value_cases import DRAWS, PROGRAMS, cases, chains
-from provisioning.base.accepted import locked
+from provisioning.accepted_file import locked
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_SOC, ROOT

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
-from provisioning.base.accepted import Accepted, Values, load_accepted
+from provisioning.accepted_file import Accepted, Values, load_accepted
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
 

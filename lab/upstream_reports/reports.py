@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ci.lanes.upstream.accepted import Outcome, accepted_file, tests_in
 from lab.operators.tried import TABLED
-from provisioning.base.accepted import Accepted, load_accepted
+from provisioning.accepted_file import Accepted, load_accepted
 from provisioning.base.documents import Model, load
 from provisioning.manifest import load_socs
 

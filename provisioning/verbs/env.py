@@ -9,9 +9,9 @@ from pathlib import Path
 
 from provisioning.base.errors import UnknownName
 from provisioning.base.files import write_named
-from provisioning.base.rendering.variables import FORMATS
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import dist_path
+from provisioning.environment_formats import FORMATS
 
 EXAMPLES = """\
   eval "$(python -m provisioning env)"

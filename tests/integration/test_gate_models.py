@@ -16,7 +16,7 @@ import pytest
 
 from ci.results import digest_of
 from ci.suite.suite_file import accepted_path
-from provisioning.base.accepted import Accepted, accept
+from provisioning.accepted_file import Accepted, accept
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT

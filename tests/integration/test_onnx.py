@@ -30,7 +30,7 @@ from ci.models.arrays import saved
 from ci.suite.accepted import load_baseline
 from ci.suite.precision import precision_named
 from ci.suite.suite_file import accepted_path
-from provisioning.base.accepted import load_accepted
+from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT

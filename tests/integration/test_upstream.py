@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.upstream.accepted import accepted_file, load_tests
-from provisioning.base.accepted import Accepted, Values
+from provisioning.accepted_file import Accepted, Values
 from provisioning.base.findings import Metric, Report, Severity
 from tests.support.upstream_suite import Suite, counts, findings
 

@@ -12,7 +12,7 @@ import pytest
 
 from lab.builds import with_sdk
 from lab.compat import stage
-from provisioning.base.accepted import accept
+from provisioning.accepted_file import accept
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Metric, Outcome, Report, Severity

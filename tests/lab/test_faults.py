@@ -21,7 +21,7 @@ from lab.faults.stage import (
     table,
     with_versions,
 )
-from provisioning.base.accepted import Accepted, load_accepted
+from provisioning.accepted_file import Accepted, load_accepted
 from provisioning.base.documents import load
 from provisioning.base.errors import UnknownName
 from provisioning.base.settings import Selection

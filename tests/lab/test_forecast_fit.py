@@ -14,7 +14,7 @@ from lab.__main__ import run
 from lab.forecast.fit import accepted_of
 from lab.forecast.fitting import FittedProgram, fitted, judge, quantile, ratio
 from lab.forecast.hub import measurements
-from provisioning.base.accepted import load_accepted
+from provisioning.accepted_file import load_accepted
 
 TABLE = load_forecasts()
 

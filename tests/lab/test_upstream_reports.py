@@ -7,7 +7,7 @@ import pytest
 from ci.lanes.upstream.accepted import accepted_file
 from lab.upstream_reports import reports as upstream_reports
 from lab.upstream_reports.reports import REPORTS, AcceptedFailure, Reports, UpstreamReport, failures_in
-from provisioning.base.accepted import load_accepted
+from provisioning.accepted_file import load_accepted
 from provisioning.base.documents import load
 
 REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")

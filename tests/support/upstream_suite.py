@@ -10,7 +10,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.lanes.upstream.accepted import Outcome, accepted_file
-from provisioning.base.accepted import Accepted, Values
+from provisioning.accepted_file import Accepted, Values
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report, Severity
 from tests.support.miniature_executorch import make_sdk

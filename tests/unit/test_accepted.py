@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.accepted import Accepted, Values, accept, load_accepted
+from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.errors import ManifestError
 
 VALUES: Mapping[str, Values] = {

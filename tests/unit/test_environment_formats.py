@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioning.base.errors import UsageError
-from provisioning.base.rendering.variables import docker, github, sh
-from provisioning.base.rendering.variables import dotenv as as_dotenv
 from provisioning.base.settings import ROOT
+from provisioning.environment_formats import docker, github, sh
+from provisioning.environment_formats import dotenv as as_dotenv
 from provisioning.verbs import env
 from tests.support.readers import HARD, read_docker
 from tests.support.typed import run_here

@@ -14,7 +14,7 @@ from ci.suite.into_suite import Extension, factory_in, suite_with
 from ci.suite.precision import scheme_named
 from ci.suite.programs import Thresholds
 from ci.suite.suite_file import accepted_path
-from provisioning.base.accepted import Values, accept
+from provisioning.accepted_file import Values, accept
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 from provisioning.base.settings import ROOT
 from tests.support.workflows.files import read_workflow

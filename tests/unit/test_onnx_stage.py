@@ -21,7 +21,7 @@ from ci.lanes.onnx.suite import programs_of
 from ci.plain import as_json
 from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.suite_file import accepted_path
-from provisioning.base.accepted import Values, accept
+from provisioning.accepted_file import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity

@@ -13,7 +13,7 @@ import pytest
 from ci.lanes.executorch.suite import SHIPPED
 from ci.suite.accepted import Baseline, baseline_in, load_baseline
 from ci.suite.accuracy import Among, Pair, compare, rounded
-from provisioning.base.accepted import load_accepted
+from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed, ManifestError
 
 NAME = "net/8a8w/SM8650"

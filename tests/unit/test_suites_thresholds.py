@@ -25,7 +25,7 @@ from ci.suite.accepted import (
 from ci.suite.accuracy import missed, rounded
 from ci.suite.programs import Thresholds, accepted_thresholds
 from ci.suite.suite_file import accepted_path
-from provisioning.base.accepted import Accepted, Values, accept, load_accepted
+from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.errors import ManifestError
 
 FIGURES = {

@@ -22,7 +22,7 @@ from ci.suite.model_report import ModelReport
 from ci.suite.one_model import ONNX, OneModel
 from ci.suite.suite_file import accepted_path
 from ci.suite.trial import Outcome
-from provisioning.base.accepted import load_accepted
+from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.stage_run import StageRun
 from tests.support.taken_models import Taken, green

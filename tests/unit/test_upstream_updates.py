@@ -11,7 +11,7 @@ from ci.artifacts.compiler_log import CRASHES
 from ci.lanes.upstream.accepted import load_tests
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
-from provisioning.base.accepted import locked
+from provisioning.accepted_file import locked
 from tests.support.own_manifests import own_accepted_tests
 
 SOC = "SM8650"

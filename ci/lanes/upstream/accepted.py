@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
-from provisioning.base.accepted import Accepted, Values, accept, load_accepted
+from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.documents import Model, parse
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.toml import Place
