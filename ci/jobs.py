@@ -1,9 +1,11 @@
-"""What pieces of work cost, what the machine has for them, and an estimate of the time left."""
+"""How work is done: its limits, what pieces of it cost, what the machine has for them, and an estimate of the
+time left."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import time
@@ -12,9 +14,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from provisioning.base.command_line import TIMEOUT
+
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 R_contra = TypeVar("R_contra", contravariant=True)
+
+
+RUN_TIMEOUT = 300.0
+"""Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """How work is done, and with what limits. Times are seconds, memory is bytes."""
+
+    timeout: float = TIMEOUT
+    jobs: int | None = None
+    cache: bool = True
+    why: bool = False
+    keep: bool = False
+    """Whether to leave what was made with the logs."""
+    keep_going: bool = False
+    """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
+    worker_memory: int | None = None
+    run_timeout: float = RUN_TIMEOUT
+    recheck: float = 0.0
+    """The share of the programs to compile twice and compare."""
+    known_failures: bool = False
+    """Whether work that has failed is not done again: its failure is known."""
+    until: float = math.inf
+    """A time of time.monotonic() at which whatever is at work ends."""
 
 
 @dataclass(frozen=True, slots=True)

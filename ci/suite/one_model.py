@@ -6,8 +6,9 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ci.jobs import RUN_TIMEOUT, WorkOptions
 from ci.models.user_model import MODEL_HELP, user_model
-from ci.suite.options import RUN_TIMEOUT, WorkOptions, add_choice, add_work, host_selection, work_of
+from ci.suite.options import add_choice, add_work, host_selection, work_of
 from ci.suite.precision import precision_named, scheme_named
 from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
 from provisioning.base.commands import leave_out

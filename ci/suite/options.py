@@ -4,20 +4,17 @@ nothing heavy."""
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.jobs import RUN_TIMEOUT, WorkOptions
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import DEFAULT_TARGET, Selection
-
-RUN_TIMEOUT = 300.0
-"""Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +26,6 @@ class Choice:
     tags: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     shard: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkOptions:
-    """How work is done, and with what limits. Times are seconds, memory is bytes."""
-
-    timeout: float = TIMEOUT
-    jobs: int | None = None
-    cache: bool = True
-    why: bool = False
-    keep: bool = False
-    """Whether to leave what was made with the logs."""
-    keep_going: bool = False
-    """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
-    worker_memory: int | None = None
-    run_timeout: float = RUN_TIMEOUT
-    recheck: float = 0.0
-    """The share of the programs to compile twice and compare."""
-    known_failures: bool = False
-    """Whether work that has failed is not done again: its failure is known."""
-    until: float = math.inf
-    """A time of time.monotonic() at which whatever is at work ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from ci.outcome import Failure, Refused, Result, WorkerDied
 from ci.progress import Line, failed
 from ci.suite.accuracy import in_words
 from ci.suite.metric import METRIC
+from ci.suite.program_steps import by_packages
 from ci.suite.programs import Program
-from ci.suite.stage import Plan, by_packages
+from ci.suite.stage import Plan
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.base.commands import session
 

@@ -8,21 +8,22 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from ci.cached_steps import WorkPlan
 from ci.jobs import Job
-from ci.models.own_packages import OwnPackages, installed, record
+from ci.models.own_packages import record
 from ci.outcome import Result
+from ci.recheck import findings as recheck_findings
+from ci.recheck import metrics, recheck
 from ci.suite.accepted import Baseline, load_baseline, load_tolerances, low_figures, thresholds_of
 from ci.suite.choice import shard_named
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.installed import source_of_executorch
 from ci.suite.offers import offers_of, words_of
 from ci.suite.offers import show as show_offers
-from ci.suite.options import Accept, Choice, WorkOptions
+from ci.suite.options import Accept, Choice
 from ci.suite.programs import Program, Suites, accepted_thresholds
-from ci.suite.recheck import RepeatableWork, metrics, recheck
-from ci.suite.recheck import findings as recheck_findings
 from ci.trouble import MACHINE
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Metric, Report, Severity
@@ -30,27 +31,9 @@ from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
 P = TypeVar("P", bound=Program)
 L = TypeVar("L", bound="Plan")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkPlan:
-    """What is done with which programs, or with what else has a name."""
-
-    programs: tuple[Named, ...]
-    selection: Selection
-    work: WorkOptions
-    logs: Path
-    repeatable: list[RepeatableWork] = field(default_factory=list, kw_only=True)
-    """What passed in those of its steps that --recheck compares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +94,6 @@ def chosen(
         mine = shard_named(list({job.name: job for job in jobs.values()}.values()), choice.shard)
         programs = [program for program in programs if jobs[program.name] in mine]
     return programs
-
-
-def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackages, list[P]]]:
-    """The programs of suites with equal packages of their own, with these packages installed."""
-    for needs in dict.fromkeys(program.needs for program in programs):
-        yield installed(needs, store), [program for program in programs if program.needs == needs]
 
 
 def baselines_of(programs: Iterable[Program], profile: str) -> dict[Path, Baseline]:

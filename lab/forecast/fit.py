@@ -7,13 +7,13 @@ from pathlib import Path
 
 from ci.forecast.forecasts import ACCEPTED, BY, QnnEstimates
 from ci.forecast.phones import MANIFEST, PRECISIONS, Forecasts, load_forecasts
+from ci.jobs import WorkOptions
 from ci.lanes.onnx.compile import plan_of, require_installed
 from ci.lanes.onnx.forecast import estimating
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.outcome import Failure
 from ci.plain import as_json
 from ci.suite.choice import matcher
-from ci.suite.options import WorkOptions
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile
 from lab.stage import stage_run

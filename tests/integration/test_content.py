@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from ci import distributions
+from ci.jobs import WorkOptions
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.suite import programs_of
 from ci.outcome import Result
 from ci.suite.accepted import Baseline
-from ci.suite.options import WorkOptions
 from ci.work import sharing_templates
 from provisioning.base.settings import Selection
 from tests.support.lowering import QNN

@@ -21,6 +21,7 @@ import pytest
 
 from ci import trouble
 from ci.__main__ import VERBS
+from ci.jobs import WorkOptions
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import stage
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
@@ -31,7 +32,6 @@ from ci.outcome import Result
 from ci.runner import Runner
 from ci.suite.accepted import Baseline
 from ci.suite.accuracy import TensorFile
-from ci.suite.options import WorkOptions
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.jobs import WorkOptions
 from ci.suite.lane_model import Product
 from ci.suite.one_model import PYTORCH, Compiling, OneModel
-from ci.suite.options import Choice, WorkOptions
+from ci.suite.options import Choice
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity

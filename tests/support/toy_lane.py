@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import Field
 
-from ci.jobs import Job
+from ci.jobs import Job, WorkOptions
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Result
+from ci.recheck import Repeats
 from ci.results import CachedResults, Key
-from ci.suite.cached_steps import CachedStep, run_cached_step
-from ci.suite.options import StageOptions, WorkOptions
+from ci.suite.options import StageOptions
+from ci.suite.program_steps import ProgramStep, run_cached_step
 from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
-from ci.suite.recheck import Repeats
 from ci.suite.stage import (
     MeasuredValues,
     Plan,
@@ -62,7 +62,7 @@ class ToyPlan(Plan):
 
 
 @dataclass(frozen=True)
-class Compile(CachedStep):
+class Compile(ProgramStep):
     kind, title, keeps_files, repeats = "toy", "toys", True, Repeats()
     function = "tests.support.toy_worker:compiled"
     plan: ToyPlan

@@ -23,6 +23,8 @@ FLOORS = (
     {"outcome"},
     {"work", "runner", "forecast"},
     {"results"},
+    {"recheck"},
+    {"cached_steps"},
     {"models"},
     {"suite"},
     {"operators"},

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ci.cached_steps import CachedStep
+from ci.jobs import WorkOptions
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.emulate import RunOnEmulator
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
@@ -30,8 +32,6 @@ from ci.plain import read
 from ci.results import CachedResults
 from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
-from ci.suite.cached_steps import CachedStep
-from ci.suite.options import WorkOptions
 from ci.suite.programs import NO_SUITE, Program, TaskMetric, Thresholds
 from ci.suite.stage import Plan
 from provisioning.base.settings import Selection

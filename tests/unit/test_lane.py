@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from ci.cached_steps import require_done
+from ci.jobs import WorkOptions
 from ci.model_commands.compile_one import compile_model
 from ci.outcome import Result
-from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.model_report import reported
 from ci.suite.one_model import Compiling, OneModel
-from ci.suite.options import Accept, Choice, StageOptions, WorkOptions
+from ci.suite.options import Accept, Choice, StageOptions
+from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import MeasuredValues, Results
 from provisioning.base.errors import ToolkitError, UsageError

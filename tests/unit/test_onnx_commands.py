@@ -16,6 +16,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
 from ci.forecast.forecasts import ModelSize, QnnEstimates
+from ci.jobs import WorkOptions
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx import running
 from ci.lanes.onnx.explain import of_suites
@@ -24,7 +25,7 @@ from ci.lanes.onnx.suite import programs_of
 from ci.models.inputs import InputsUsed
 from ci.plain import as_json
 from ci.suite.one_model import ONNX, OneModel
-from ci.suite.options import Choice, WorkOptions
+from ci.suite.options import Choice
 from ci.suite.output import SCRATCH, keep_origins, require_own, writing_into
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ci.jobs import RUN_TIMEOUT, WorkOptions
 from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
@@ -20,7 +21,7 @@ from ci.suite.one_model import (
     compiling_of,
     one_model_of,
 )
-from ci.suite.options import RUN_TIMEOUT, Accept, Choice, WorkOptions, stage_options
+from ci.suite.options import Accept, Choice, stage_options
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import UsageError
 from tests.support.typed import parsed

@@ -11,8 +11,8 @@ import pytest
 from ci.artifacts.program import digest_without_time
 from ci.lanes.onnx import verb as onnx
 from ci.outcome import Result
+from ci.recheck import Repeats
 from ci.suite.options import work_of
-from ci.suite.recheck import Repeats
 from tests.support.programs import context, program
 from tests.support.typed import parsed
 

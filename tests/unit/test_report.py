@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ci.jobs import WorkOptions
 from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
@@ -21,7 +22,6 @@ from ci.report.programs import accuracy_of
 from ci.report.values import Bar
 from ci.suite.model_report import ModelReport, reported
 from ci.suite.one_model import OneModel
-from ci.suite.options import WorkOptions
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible

@@ -13,22 +13,22 @@ from typing import Any, ClassVar
 from ci.artifacts.against_sdk import sdk_arches
 from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
+from ci.cached_steps import NotCached
 from ci.child import MEMORY, WARM
 from ci.closed import closed
 from ci.explain.rewriting import Need
-from ci.jobs import Job, memory_budget
+from ci.jobs import Job, WorkOptions, memory_budget
 from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, ModelRewrite, Quantized
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
 from ci.plain import as_json, read
 from ci.progress import Line
+from ci.recheck import Repeats
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import in_words
-from ci.suite.cached_steps import CachedStep, NotCached, run_cached_step
 from ci.suite.installed import host_libraries, ready_environment
-from ci.suite.options import WorkOptions
-from ci.suite.recheck import Repeats
+from ci.suite.program_steps import ProgramStep, run_cached_step
 from ci.suite.stage import (
     Plan,
     baselines_of,
@@ -159,7 +159,7 @@ def other_profile(program: ExecutorchProgram) -> str:
 
 
 @dataclass(frozen=True)
-class Lower(CachedStep):
+class Lower(ProgramStep):
     kind = COMPILED
     keeps_files = True
     log_in_folder = LOG

@@ -31,7 +31,7 @@ from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from ci.runner import Runner
 from ci.suite.accuracy import in_words, with_samples
-from ci.suite.cached_steps import CachedStep, run_cached_step
+from ci.suite.program_steps import ProgramStep, run_cached_step
 from ci.suite.scoring import scores_of
 from ci.work import Home
 from provisioning.base.commands import session
@@ -43,7 +43,7 @@ RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
 @dataclass(frozen=True)
-class RunOnEmulator(CachedStep):
+class RunOnEmulator(ProgramStep):
     kind = RAN
     own_packages = False
     title = "runs on the emulator"

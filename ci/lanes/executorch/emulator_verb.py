@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from ci.distributions import look_ahead
+from ci.jobs import RUN_TIMEOUT
 from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.verb import add_flags
-from ci.suite.options import RUN_TIMEOUT, stage_options
+from ci.suite.options import stage_options
 from provisioning.base.command_line import add_timeout, switch
 from provisioning.base.selection import add_selection
 

@@ -38,9 +38,9 @@ from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.runner import Runner, ready_runner
-from ci.suite.cached_steps import run_cached_step
 from ci.suite.one_model import Compiling, OneModel
 from ci.suite.options import Choice
+from ci.suite.program_steps import run_cached_step
 from ci.work import asking
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed

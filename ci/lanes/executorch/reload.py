@@ -16,7 +16,7 @@ from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
-from ci.suite.cached_steps import CachedStep, run_cached_step
+from ci.suite.program_steps import ProgramStep, run_cached_step
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding, Metric, Severity
@@ -28,7 +28,7 @@ LEAST_GROWTH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Reload(CachedStep):
+class Reload(ProgramStep):
     kind = "reload"
     own_packages = False
     title = "programs loaded again"

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ci.cached_steps import require_done
 from ci.jobs import available_memory
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.check_verb import HELD_OUT, PREFIXES, TOKENS
@@ -42,11 +43,11 @@ from ci.lanes.llm.work import (
 )
 from ci.outcome import Result
 from ci.plain import read
-from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.installed import ready_environment
 from ci.suite.lane_model import LaneModel, Product, not_taken
 from ci.suite.one_model import LANGUAGE_TIMEOUT, Compiling, OneModel
 from ci.suite.output import SCRATCH
+from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results
 from provisioning.base.command_line import TIMEOUT, Parser

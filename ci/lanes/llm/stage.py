@@ -12,9 +12,9 @@ from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.lanes.llm.work import LlmPlan, ReadExecutorchPrograms, ReadPrograms, Train, require_installed
 from ci.outcome import Result
-from ci.suite.cached_steps import run_cached_step
 from ci.suite.installed import ready_environment
 from ci.suite.options import Choice, StageOptions
+from ci.suite.program_steps import run_cached_step
 from ci.suite.stage import Verdict, chosen, finish, report, show_list
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun

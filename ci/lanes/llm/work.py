@@ -23,9 +23,9 @@ from ci.models.own_packages import OwnPackages
 from ci.outcome import Result
 from ci.plain import as_json
 from ci.results import CachedResults, Key
-from ci.suite.cached_steps import CachedStep
 from ci.suite.findings import verdict
 from ci.suite.installed import host_libraries, require_packages
+from ci.suite.program_steps import ProgramStep
 from ci.suite.stage import Plan
 from ci.work import Home
 from provisioning.base.commands import Fix, session
@@ -86,7 +86,7 @@ class LlmPlan(Plan):
 
 
 @dataclass(frozen=True)
-class LanguageStep(CachedStep):
+class LanguageStep(ProgramStep):
     own_packages = False
     function = f"{WORKER}:answer"
 

@@ -16,7 +16,7 @@ from ci.child import WARM
 from ci.closed import closed
 from ci.diagnose.explain import nearest
 from ci.forecast.phones import load_forecasts
-from ci.jobs import Job
+from ci.jobs import Job, WorkOptions
 from ci.lanes.onnx.crosscheck import CrossChecked
 from ci.lanes.onnx.findings import changed, findings_of, was_compiled
 from ci.lanes.onnx.options import files_of
@@ -27,14 +27,13 @@ from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied, line_of
 from ci.plain import as_json, read
 from ci.progress import Line, failed
+from ci.recheck import Repeats
 from ci.results import CachedResults, Key
 from ci.suite.accepted import Baseline, load_tolerances
 from ci.suite.accuracy import in_words, with_samples
-from ci.suite.cached_steps import CachedStep, run_cached_step
 from ci.suite.findings import verdict
 from ci.suite.installed import require_packages
-from ci.suite.options import WorkOptions
-from ci.suite.recheck import Repeats
+from ci.suite.program_steps import ProgramStep, run_cached_step
 from ci.suite.scoring import scores_of
 from ci.suite.stage import Plan, baselines_of
 from ci.work import ChildTask, Home
@@ -104,7 +103,7 @@ def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOpt
 
 
 @dataclass(frozen=True)
-class OnnxStep(CachedStep):
+class OnnxStep(ProgramStep):
     """Programs of one model share its export; those of one run its quantized model."""
 
     plan: OnnxPlan

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from ci.cached_steps import require_done
 from ci.explain.divergence_report import known_fault
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER
@@ -44,10 +45,10 @@ from ci.lanes.onnx.user_program import (
 from ci.models import wheels
 from ci.operators.onnx import inexact_onnx
 from ci.plain import as_json, read
-from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.one_model import Compiling, OneModel
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, precision_named
+from ci.suite.program_steps import run_cached_step
 from ci.work import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ci.cached_steps import require_done
 from ci.forecast.forecasts import Forecasted
 from ci.lanes.onnx.compile import OnnxPlan, plan_of, with_metrics
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
@@ -20,10 +21,10 @@ from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
 from ci.outcome import Result
 from ci.plain import as_json
 from ci.suite.accuracy import against_in_words
-from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
 from ci.suite.lane_model import LaneModel, Product
 from ci.suite.one_model import Compiling, OneModel
+from ci.suite.program_steps import run_cached_step
 from ci.suite.stage import MeasuredValues, Results
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError

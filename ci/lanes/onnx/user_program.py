@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ci.cached_steps import require_done
 from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, OnnxStep, plan_of, require_installed
 from ci.lanes.onnx.graph import Size, load_graph
@@ -22,10 +23,10 @@ from ci.outcome import Result, error_follows, line_of
 from ci.plain import read
 from ci.progress import Line
 from ci.results import CachedResults, Key
-from ci.suite.cached_steps import require_done, run_cached_step
 from ci.suite.one_model import Compiling, OneModel
 from ci.suite.precision import precision_named
 from ci.suite.precision_file import precision_file_of
+from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import NO_SUITE
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError

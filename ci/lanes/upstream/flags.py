@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from ci.suite.options import Choice, WorkOptions, add_accept, add_work, host_selection, work_of
+from ci.jobs import WorkOptions
+from ci.suite.options import Choice, add_accept, add_work, host_selection, work_of
 from provisioning.base.command_line import count, repeatable, switch, valued
 from provisioning.base.selection import add_selection
 from provisioning.base.settings import Selection

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ci.cached_steps import CachedStep, WorkPlan
 from ci.jobs import Job
 from ci.lanes.upstream.accepted import GONE, AcceptedTests
 from ci.lanes.upstream.judge import Judge
@@ -17,8 +18,6 @@ from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.progress import Line
 from ci.results import CachedResults, Key
-from ci.suite.cached_steps import CachedStep
-from ci.suite.stage import WorkPlan
 from ci.work import Home, Template
 
 UNKNOWN_COST = (5.0, 900)

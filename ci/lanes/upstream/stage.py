@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from ci.cached_steps import run_step
 from ci.lanes.upstream.choice import JudgedBy, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
 from ci.lanes.upstream.suite import UpstreamSuite
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.suite.cached_steps import run_cached_tasks
 from ci.suite.choice import parse_shard
 from ci.suite.stage import machine_failed
 from provisioning.base import units
@@ -140,12 +140,12 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     _announce(plan)
     step = RunTest(plan, options.resume, options.fail_fast)
-    results = run_cached_tasks(step, plan.programs, plan.template)
+    results = run_step(step, plan.programs, template=plan.template)
     # Once more: a kill from outside says nothing about a test.
     failures = ((name, result.failure) for name, result in results.items())
     if killed := {name for name, failure in failures if failure and failure.kind == "killed"}:
         again = [job for job in plan.programs if job.name in killed]
-        results |= run_cached_tasks(step, again, plan.template)
+        results |= run_step(step, again, template=plan.template)
     return {test: verdict_of(test, result) for test, result in results.items()}
 
 

@@ -1,4 +1,5 @@
-"""A lane's work in steps: what each program of a step is known by, how it is done, and what is kept of it."""
+"""Work in steps, each kept under the digest of all that decides it: what a program is known by, how its work
+is done, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -15,36 +16,59 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from ci.child import WARM
-from ci.jobs import Job
-from ci.models.own_packages import NO_PACKAGES, OwnPackages
+from ci.jobs import Job, WorkOptions
 from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
 from ci.progress import Line
+from ci.recheck import FILLED, RepeatableWork, Repeats
 from ci.results import (
     CachedResults,
     Key,
     Lines,
     OfThisRun,
     digest_of,
-    folder_digest,
     relocated,
     surroundings,
     toolkit_of,
 )
-from ci.suite.programs import NO_SUITE, Program
-from ci.suite.recheck import FILLED, RepeatableWork, Repeats
-from ci.suite.stage import Named, WorkPlan, by_packages
 from ci.trouble import of_error
 from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, Template, run, template_of
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
+from provisioning.base.settings import Selection
 
 FEW_NEW = 2
 """Of fewer new programs, warming up takes longer than it saves."""
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Packages(Protocol):
+    """What the user's code may import beside our packages."""
+
+    @property
+    def folder(self) -> Path | None: ...
+
+    def key(self) -> Metric: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPlan:
+    """What is done with which programs, or with what else has a name."""
+
+    programs: tuple[Named, ...]
+    selection: Selection
+    work: WorkOptions
+    logs: Path
+    repeatable: list[RepeatableWork] = field(default_factory=list, kw_only=True)
+    """What passed in those of its steps that --recheck compares."""
 
 
 class NotCached(Exception):
@@ -61,8 +85,6 @@ class CachedStep(ABC):
     """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
     remembers_all: ClassVar[bool] = False
     """Whether results that it does not accept are kept too."""
-    own_packages: ClassVar[bool] = True
-    """Whether the user's code runs in it, with the packages that its suite names."""
     log_in_folder: ClassVar[str] = ""
     """The name of its log where that is one of its result's files."""
 
@@ -96,7 +118,8 @@ class CachedStep(ABC):
         return "--timeout"
 
     @abstractmethod
-    def home(self, own: OwnPackages) -> Home: ...
+    def home(self, own: Any) -> Home:
+        """Where the user's code has these packages of its own; None where it has none."""
 
     @abstractmethod
     def request(self, program: Any) -> Mapping[str, Any]:
@@ -114,6 +137,14 @@ class CachedStep(ABC):
     def export_key(self, program: Any, reply: Mapping[str, Any]) -> Key:
         """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
         return {}
+
+    def subject(self, program: Any) -> str:
+        """What tells it from all other programs, of whatever suite."""
+        return str(program.name)
+
+    def code(self, program: Any) -> str:
+        """The digest of all that an export of this run read; empty if that is not known."""
+        return ""
 
     def cost(self, program: Any) -> Job:
         return Job(program.name)
@@ -172,8 +203,8 @@ class _StepRun:
     def __init__(
         self,
         step: CachedStep,
-        own: OwnPackages,
         programs: Sequence[Named],
+        own: Packages | None,
         scratch: Path | None = None,
         template: Template | None = None,
     ) -> None:
@@ -205,8 +236,10 @@ class _StepRun:
         ):
             self._shared = Path(shared)
             toolkit = toolkit_of(self._home, store, template)
-            base = surroundings(store, self._home.environment, toolkit, self._own.folder)
-            self._base = {**base, "suite": dict(self._own.key())}
+            base = surroundings(
+                store, self._home.environment, toolkit, self._own.folder if self._own else None
+            )
+            self._base = {**base, "suite": self._own.key() if self._own else {}}
             if WARM in self._home.environment and sum(map(self._is_new, self._programs.values())) < FEW_NEW:
                 template.home = replace(self._home, environment={**self._home.environment, WARM: ""})
             tasks, exports = [], dict[str, ChildTask]()
@@ -244,7 +277,7 @@ class _StepRun:
 
     def _is_new(self, program: Named) -> bool:
         """Whether its last result was another one, whatever its model is now."""
-        last = self._cached.last(self._subject(program))
+        last = self._cached.last(self._step.subject(program))
         rows = {**self._base, **self._step.key(program, self._cached)}
         return not self._may_reuse or any(last.get(name) != row for name, row in rows.items())
 
@@ -263,17 +296,13 @@ class _StepRun:
         return self._take_cached(program)
 
     def _subject_of_run(self, program: Named) -> Metric:
-        suite = program.suite if isinstance(program, Program) else None
-        # Of a model that no suite has, the folder may be anything, with any number of files.
-        code = folder_digest(suite.parent) if suite and suite.name != NO_SUITE else os.urandom(8).hex()
         export = self._step.export(program)
         # Each stage has a log of its own.
         model = {name: part for name, part in export.request.items() if name != "log"} if export else None
         return {
             "kind": self._step.kind,
-            "program": self._subject(program),
-            "suite": str(suite),
-            "code": code,
+            "program": self._step.subject(program),
+            "code": self._step.code(program) or os.urandom(8).hex(),
             # Which model it is: the key has only what is done with it.
             "export": json.loads(json.dumps(model)),
             "base": dict(self._base),
@@ -312,7 +341,7 @@ class _StepRun:
         elif self._take_cached(program) or self._take_failure(program):
             return {}
         else:
-            self._reasons.setdefault(program.name, self._cached.difference(self._subject(program), rows))
+            self._reasons.setdefault(program.name, self._cached.difference(self._step.subject(program), rows))
         return self._begun(program)
 
     def _begun(self, program: Named) -> ChildTask | Outcome:
@@ -323,12 +352,6 @@ class _StepRun:
                 raise
             self._results[program.name] = Result(failure=Failure.of(trouble, self._step.log(program)))
             return {}
-
-    def _subject(self, program: Named) -> str:
-        whose = ""
-        if isinstance(program, Program):
-            whose = f" {program.suite.parent.name}/{program.suite.name} {program.model_without_suite}"
-        return program.name + whose
 
     def _take_cached(self, program: Named) -> bool:
         cached = self._cached.find(self._keys[program.name])
@@ -493,7 +516,7 @@ class _StepRun:
             sys.stderr.write(f"{name} is not cached: {reason}\n")
             return replace(result, folder=folder)
         try:
-            kept = self._cached.keep(self._subject(program), self._keys[name], reply, folder)
+            kept = self._cached.keep(self._step.subject(program), self._keys[name], reply, folder)
         except OSError as error:
             return replace(result, folder=folder, not_remembered=str(error.strerror or error))
         self._keep_for_this_run(program)
@@ -507,39 +530,34 @@ def variables_named_in(modules: Iterable[Path], environ: Mapping[str, str]) -> I
     yield from sorted(named & environ.keys())
 
 
-def run_cached_tasks(step: CachedStep, tasks: Sequence[Named], template: Template) -> dict[str, Result]:
-    """The same of what is no program of a suite."""
-    return _StepRun(step, NO_PACKAGES, tasks, template=template).results() if tasks else {}
-
-
-def run_cached_step(step: CachedStep, programs: Iterable[Program]) -> dict[str, Result]:
-    """The result of each program by name; fewer if the step stopped after one."""
-    results: dict[str, Result] = {}
-    programs = list(programs)
-    store = step.plan.selection.store
-    kinds = by_packages(programs, store) if step.own_packages else [(NO_PACKAGES, programs)]
-    for own, mine in kinds:
-        if not mine:
-            continue
-        done = _StepRun(step, own, mine).results()
-        results |= done
-        if step.repeats is not None:
-            again = partial(_done_again, step, own, {row.name: row for row in mine})
-            step.plan.repeatable.extend(
-                RepeatableWork(step.kind, name, again, step.repeats, step.plan.logs)
-                for name, result in done.items()
-                if not result.failure
-            )
+def run_step(
+    step: CachedStep, programs: Sequence[Named], own: Packages | None = None, template: Template | None = None
+) -> dict[str, Result]:
+    """The result of each program by name; fewer if the step stopped after one. `template` is of the step's
+    home, where it has been started already."""
+    if not programs:
+        return {}
+    results = _StepRun(step, programs, own, template=template).results()
+    if step.repeats is not None:
+        again = partial(_done_again, step, own, {row.name: row for row in programs})
+        step.plan.repeatable.extend(
+            RepeatableWork(step.kind, name, again, step.repeats, step.plan.logs)
+            for name, result in results.items()
+            if not result.failure
+        )
     return results
 
 
 def _done_again(
-    step: CachedStep, own: OwnPackages, programs: Mapping[str, Named], names: Sequence[str], scratch: Path
+    step: CachedStep,
+    own: Packages | None,
+    programs: Mapping[str, Named],
+    names: Sequence[str],
+    scratch: Path,
 ) -> Mapping[str, Result]:
     """Without the cache, by processes whose fresh memory is filled, with files elsewhere."""
     plan = replace(step.plan, logs=step.plan.logs / "recheck" / step.kind)
-    run = _StepRun(replace(step, plan=plan), own, [programs[name] for name in names], scratch)
-    return run.results()
+    return _StepRun(replace(step, plan=plan), [programs[name] for name in names], own, scratch).results()
 
 
 def require_done(result: Result) -> Result:
