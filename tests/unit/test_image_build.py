@@ -18,6 +18,7 @@ from ci.image.build import Order, build, build_twice, differences, files_of
 from ci.image.engine import ContainerCommand, Engine
 from ci.image.image_plan import plan_of
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from tests.support.image_archives import tar
 
 FILE = "etc/file"
 
@@ -42,12 +43,8 @@ def saved(path: Path, *layers: Files) -> Path:
                 info.size = len(content)
                 files.addfile(info, io.BytesIO(content))
         parts[f"{number}/layer.tar"] = stream.getvalue()
-    parts["manifest.json"] = json.dumps([{"Layers": list(parts)}]).encode()
-    with tarfile.open(path, "w") as archive:
-        for name, content in parts.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+    manifest = json.dumps([{"Layers": list(parts)}]).encode()
+    path.write_bytes(tar({**parts, "manifest.json": manifest}))
     return path
 
 
