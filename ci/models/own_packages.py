@@ -50,7 +50,6 @@ VARIABLE = "QNN_CI_REQUIREMENTS"
 BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
 
 LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.|/|file:|[^#]*@\s*(?:file:|\.|/))")
-PROJECT_NAME = re.compile(r"""^\s*name\s*=\s*["']?([A-Za-z0-9._-]+)""", re.MULTILINE)
 INCLUDE = re.compile(r"^(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)")
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
@@ -352,9 +351,9 @@ def _compiled(
     command = ["pip", "compile", wanted, "--constraint", "locked.txt", "--output-file", output.name]
     command += ["--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
-    if name := _project_name(needs):
+    if needs.project:
         # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
-        command += ["--refresh-package", name]
+        command += ["--refresh"]
     done = _uv([*command, *more], home, {} if os.environ.get(STRATEGY) else {STRATEGY: strategy})
     if done.returncode == 0:
         return output.read_text(encoding="utf-8")
@@ -365,13 +364,6 @@ def _compiled(
         raise UsageError(message, fix="loosen that requirement; what is locked stays as it is")
     message = f"the packages of {named} could not be resolved: {answer}"
     raise UpstreamError(message, fix="check the package index that pip or uv is set to")
-
-
-def _project_name(needs: Needs) -> str:
-    for file in _project_files(needs):
-        if match := PROJECT_NAME.search(file.read_text(encoding="utf-8")):
-            return match[1]
-    return ""
 
 
 def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> None:
@@ -386,8 +378,7 @@ def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> N
         _checked(needs, _uv([*into, *builds, "-r", "install.txt"], home))
     if needs.project:
         # uv builds it again only where one of few files has changed, unless it is told to.
-        again = ["--refresh-package", name] if (name := _project_name(needs)) else ["--refresh"]
-        _checked(needs, _uv([*into, *again, "--editable", str(needs.project)], home))
+        _checked(needs, _uv([*into, "--refresh", "--editable", str(needs.project)], home))
     _refuse_cuda(site)
     # Added last, because uv must not know of the locked packages.
     (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
@@ -416,11 +407,9 @@ def _remove_unused(folder: Path) -> None:
                 shutil.rmtree(stamp.parent, ignore_errors=True)
 
 
-Command = tuple[list[str], dict[str, str]]
-"""A command, and its environment."""
-
-
-def _uv_command(arguments: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> Command:
+def _uv(
+    arguments: Sequence[str], where: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> CompletedProcess[str]:
     program = os.environ.get("QNN_CI_UV") or uv_program()
     if program is None:
         message = "uv is not here, and a suite's own packages need it"
@@ -432,14 +421,7 @@ def _uv_command(arguments: Sequence[str], variables: Mapping[str, str] = Mapping
         # An index that the user did not name, so fail soon if it cannot be reached.
         environ.setdefault("UV_HTTP_RETRIES", "0")
     flags = pip_settings.uv_flags(os.environ) if arguments[0] == "pip" else []
-    return [program, *arguments, *flags], environ
-
-
-def _uv(
-    arguments: Sequence[str], where: Path, variables: Mapping[str, str] = MappingProxyType({})
-) -> CompletedProcess[str]:
-    command, environ = _uv_command(arguments, variables)
-    return captured(command, cwd=where, env=environ, encoding="utf-8")
+    return captured([program, *arguments, *flags], cwd=where, env=environ, encoding="utf-8")
 
 
 def _checked(needs: Needs, done: CompletedProcess[str]) -> None:
