@@ -31,9 +31,9 @@ from ci.gate.supervision import (
     report_of,
     supervise,
 )
-from ci.report.collect import GATE, did_not_run
+from ci.report.collect import GATE, cleaned, did_not_run
 from provisioning.base import answer
-from provisioning.base.command_line import repeatable, switch
+from provisioning.base.command_line import Parser, repeatable, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
@@ -343,6 +343,7 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
     """Print what was found and write the renderings; on GitHub also the annotations and the job's summary."""
     from ci.report.html import publish
 
+    reports = [cleaned(report, Parser.user_folder().absolute()) for report in reports]
     _print("")
     colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
     if whole:

@@ -20,6 +20,7 @@ from ci.report.job_summary import markdown
 from ci.report.junit_xml import junit
 from ci.report.language_models import FIGURES
 from ci.report.programs import models_of, programs_of
+from provisioning.base.command_line import Parser
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report, Severity
 from provisioning.base.foreign import one_line, visible
@@ -94,7 +95,8 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
 
 def _href(file: str, folder: Path | None) -> str:
     """A relative link from a page in `folder` to a file below it; empty for a file elsewhere."""
-    relative = ".." if folder is None else os.path.relpath(Path(file).absolute(), folder.absolute())
+    whole = (Parser.user_folder() / file).absolute()
+    relative = ".." if folder is None else os.path.relpath(whole, folder.absolute())
     return "" if relative.startswith("..") else quote(relative, errors="replace")
 
 

@@ -23,9 +23,10 @@ from ci.report.values import Bar
 from ci.suite.model_report import ModelReport, reported
 from ci.suite.one_model import OneModel
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Place, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import headline, verdict
+from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.settings import Selection
 from tests.support.pages import read_page, structure_of, text_of
 from tests.support.program_reports import report_of, with_text_everywhere
@@ -237,6 +238,17 @@ def test_an_error_stands_once_on_the_page_with_a_relative_path(tmp_path: Path) -
     page = text_of(read_page(html(collect(tmp_path))))
     assert page.count("bert is too far off") == page.count("onnx has the same name") == 1
     assert page.count("ci/bert.py is wrong") == 1 and said not in page
+
+
+def test_what_two_stages_say_of_one_line_stands_once() -> None:
+    place = Place("ci/models.toml", 26)
+    typo = Finding("", Severity.ERROR, "", "case.net.run.1.precison: expected no such key", "", place)
+    stages = [
+        _report(stage, replace(typo, rule=f"{stage}-not-run", subject=stage), outcome=Outcome.ERROR)
+        for stage in ("test_lowering", "test_emulator")
+    ]
+    assert text_of(read_page(html(stages))).count("expected no such key") == 1
+    assert github_annotations(stages).count("expected no such key") == 1
 
 
 OLD = "2025-11-20T08:00:00+00:00"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -126,13 +126,20 @@ def summary_of(report: Report) -> str:
 
 
 def errors_of(reports: Iterable[Report]) -> list[Finding]:
-    """All errors in order, each once: several stages may report the same error of one subject."""
-    errors: dict[tuple[str, ...], Finding] = {}
+    """All errors in order, each once."""
+    errors: dict[Hashable, Finding] = {}
     for report in reports:
         for finding in report.findings:
             if finding.severity is Severity.ERROR and finding.rule != DID_NOT_RUN:
-                errors.setdefault((finding.rule, finding.subject, finding.message), finding)
+                errors.setdefault(identity(report, finding), finding)
     return list(errors.values())
+
+
+def identity(report: Report, finding: Finding) -> Hashable:
+    """Equal for two reports of one error: of one program, or of one line of the suite's file."""
+    if finding.place and finding.subject == report.stage:
+        return finding.place, finding.message
+    return finding.rule, finding.subject, finding.message
 
 
 def notable_artifacts(report: Report) -> list[Artifact]:

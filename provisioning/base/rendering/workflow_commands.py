@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering.text import identity, plural
 from provisioning.base.rules import page_of
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
@@ -18,10 +18,10 @@ MOST = 10
 def github_annotations(reports: Iterable[Report]) -> str:
     """A command a line: the worst ten findings, each once. The last says how many more there are."""
     ranks = list(Severity)
-    found: dict[tuple[str, str, str], tuple[Report, Finding]] = {}
+    found: dict[Hashable, tuple[Report, Finding]] = {}
     for report in reports:
         for finding in report.findings:
-            found.setdefault((finding.rule, finding.subject, finding.message), (report, finding))
+            found.setdefault(identity(report, finding), (report, finding))
     worst_first = sorted(found.values(), key=lambda pair: ranks.index(pair[1].severity))
     shown = worst_first if len(worst_first) <= MOST else worst_first[: MOST - 1]
     lines = [_annotation(LEVELS[finding.severity], report, finding) for report, finding in shown]
