@@ -220,7 +220,7 @@ def test_shards_are_one_report_for_each_stage(tmp_path: Path) -> None:
 
 def test_the_headline_names_models(tmp_path: Path) -> None:
     assert headline([programs("test_emulator", one="pass", bert="fail")]) == "bert 8a8w failed, 1 passed"
-    of_command = {"ci/my net.py:bert fp16 SM8750": {"verdict": "fail"}}
+    of_command: dict[str, Metric] = {"ci/my net.py:bert fp16 SM8750": {"verdict": "fail"}}
     compiled = replace(_report("compile", BAD, outcome=Outcome.FAIL), metrics={"models": of_command})
     assert headline([compiled]) == "ci/my net.py:bert fp16 failed"
     both = [programs("test_emulator", bert="fail"), _report("validate", BAD, outcome=Outcome.FAIL)]
