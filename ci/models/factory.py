@@ -587,7 +587,7 @@ def explained(error: BaseException) -> tuple[str, str]:
     node = None if places else next(filter(None, of_lines), None) or _node_at_hand(frames)
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
     if node:
-        place = f" ({_place_of(node)})"
+        place = f" ({model_lines.place_in_words(node)})"
     if known := known_of(error):
         fix, at_hand = known.fix, node or _node_at_hand(frames)
         if known.id == WHOLE_CONSTANT and at_hand and (lines := _lines_with_whole_constants(at_hand.graph)):
@@ -595,7 +595,7 @@ def explained(error: BaseException) -> tuple[str, str]:
         return f"{known.with_text}{place}", fix
     if node:
         operator = getattr(node.target, "__name__", node.target)
-        words, fix = f"{operator} ({_place_of(node)})", model_lines.fix_inside(node)
+        words, fix = f"{operator} ({model_lines.place_in_words(node)})", model_lines.fix_inside(node)
         computed = errors[-1].args == ("scale",)
         why = NODE_AND_SCHEMA.sub("it ", next(iter(str(errors[-1]).splitlines()), ""))[:MOST_OF_MESSAGE]
         message = f"the compiler fails at {words}: {type(errors[-1]).__name__}: {why}"
@@ -661,12 +661,6 @@ def _node_of_line(frame: FrameType, line: int) -> torch.fx.Node | None:
     return next(
         (node for node in module.graph.nodes if node.name == name and model_lines.source_of(node)[0]), None
     )
-
-
-def _place_of(node: torch.fx.Node) -> str:
-    """``file:line `code` ``."""
-    source, code = model_lines.source_of(node)
-    return f"{source} `{code}`"
 
 
 def _is_users(file: str) -> bool:

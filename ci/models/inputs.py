@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -126,10 +126,6 @@ class Tensor:
 class GraphSignature:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-
-
-def inputs_used(facts: Mapping[str, Any]) -> InputsUsed:
-    return InputsUsed(**facts["used"])
 
 
 DEVIATIONS = 3.0

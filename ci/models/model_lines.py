@@ -90,6 +90,12 @@ def source_of(node: Any) -> tuple[str, str]:
     return f"{relative_path(frame.path)}:{frame.line}", frame.code
 
 
+def place_in_words(node: Any) -> str:
+    """``file:line `code` `` of the node; empty if it has none."""
+    source, code = source_of(node)
+    return f"{source} `{code}`" if code else source
+
+
 def is_model(path: str) -> bool:
     """Whether it is no file of a compiler, in whichever environment that is installed."""
     package = INSTALLED.sub("", path)

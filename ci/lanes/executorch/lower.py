@@ -75,7 +75,7 @@ from ci.models.factory import (
     run_copied,
     where_input_changes,
 )
-from ci.models.model_lines import source_of
+from ci.models.model_lines import place_in_words, source_of
 from ci.models.user_model import BadFactory
 from ci.operators.partition import CpuOperator, GraphPart
 from ci.operators.partition.decisions import (
@@ -342,8 +342,7 @@ def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:
         if found == torch.int64 and _is_part_of_an_operators_result(module, node):
             found = torch.int32
         if found != wanted.dtype:
-            source, code = source_of(node)
-            where = f" ({source} `{code}`)" if source else ""
+            where = f" ({line})" if (line := place_in_words(node)) else ""
             raise Failed(
                 "compile",
                 f"output {index} is {_kind(found)} in the program and {_kind(wanted.dtype)} in the model, so"
@@ -361,8 +360,7 @@ def _require_indices(module: Any) -> None:
             value = operand.meta.get("val")
             is_long = isinstance(value, Tensor) and value.dtype == torch.int64
             if is_long and _is_part_of_an_operators_result(module, operand):
-                source, code = source_of(node)
-                where = f" at {source} `{code}`" if source else ""
+                where = f" at {line}" if (line := place_in_words(node)) else ""
                 raise Failed(
                     "compile",
                     f"{operator_name(node)}{where} stays on the CPU and reads indices as int64, which the"
@@ -637,8 +635,8 @@ def _with_workaround(
         _refuse_model(chip_model.model, chip_model.sample)
         node = search.node
         if node is not None and (known := known_of(error)):
-            source, code = source_of(node)
-            raise Failed("compile", f"{known.with_text} ({source} `{code}`)", known.fix, source) from error
+            message = f"{known.with_text} ({place_in_words(node)})"
+            raise Failed("compile", message, known.fix, source_of(node)[0]) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
         if not (workaround := workaround_of(search, error, lower, brief=brief)):

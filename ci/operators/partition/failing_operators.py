@@ -24,7 +24,7 @@ from torch.fx import Node
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
 from ci.child import new_text, size_of, text_since
 from ci.diagnose.explain import with_names_of_data_types
-from ci.models.model_lines import fix_inside, is_inside, source_of
+from ci.models.model_lines import fix_inside, is_inside, place_in_words, source_of
 from ci.operators.partition.decisions import (
     PASS_THROUGH,
     PartitionerSpy,
@@ -324,10 +324,9 @@ def naming(log: Path) -> Iterator[None]:
 def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Culprit:
     line = module = source = ""
     for node in nodes:
-        source, code = source_of(node)
+        source = source_of(node)[0]
         if source:
-            line = f" at {source}" + (f" `{code}`" if code else "")
-            module = module_of(node)
+            line, module = f" at {place_in_words(node)}", module_of(node)
             break
     names = tuple(node.name for node in nodes)
     return Culprit(names, operator_name(nodes[0]), module, line, reason, fix, source=source)
@@ -406,8 +405,9 @@ def constant_results(graph: Any) -> list[str]:
             if _is_passed_on(constant):
                 todo += constant.all_input_nodes
             elif constant.op == "call_function":
-                source, code = source_of(constant)
-                last[f"{constant.target}" + (f" at {source} `{code}`" if source else "")] = None
+                last[f"{constant.target}" + (f" at {line}" if (line := place_in_words(constant)) else "")] = (
+                    None
+                )
     return sorted(last)
 
 
