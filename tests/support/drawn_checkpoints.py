@@ -16,7 +16,16 @@ from typing import Any
 
 from ci.lanes.llm import tiny, worker
 from ci.lanes.llm.commands import is_wrong_in_genie
-from ci.lanes.llm.orders import CompileOrder, Distance, PartDistances
+from ci.lanes.llm.config import read_architecture
+from ci.lanes.llm.measure import order_rounding
+from ci.lanes.llm.orders import (
+    CompileOrder,
+    Distance,
+    MeasureOrder,
+    PartDistances,
+    Rounded,
+)
+from ci.lanes.llm.prompts import windows
 from ci.lanes.llm.verdicts import (
     FIGURES,
     Bounds,
@@ -28,10 +37,10 @@ from ci.lanes.llm.verdicts import (
     figure_problems,
     part_rows,
 )
-from ci.plain import read
+from ci.plain import as_json, read
 from ci.suite.precision import written_name
 from tests.support.checkpoints import SMALL, write_checkpoint
-from tests.support.planted_decoders import FAULTS, check, compile_with, kept_by_compile
+from tests.support.planted_decoders import FAULTS, check, compile_with
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -165,23 +174,23 @@ def packed(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Of a worker in this process, for one check; what it answers is kept."""
+class Here:
+    """Does orders in this process. What rounding costs is the same for all checks of a checkpoint."""
 
-    rounding: dict[str, Any]
-    """Measured once for both checks of a checkpoint."""
     parts: list[Any] = field(default_factory=list)
+    rounded: list[Rounded] = field(default_factory=list)
 
-    def __call__(self, **order: Any) -> dict[str, Any]:
-        do = order["do"]
-        if do == "rounding" and self.rounding:
-            return self.rounding
+    def answer(self, **order: Any) -> dict[str, Any]:
         reply = worker.facts_of({**order, "log": ""})
-        if do == "rounding":
-            self.rounding.update(reply)
-        elif do == "parts":
+        if order["do"] == "parts":
             self.parts.extend(reply["parts"])
         return reply
+
+    def rounding(self, *asked: Any) -> Rounded:
+        if not self.rounded:
+            compiled, text, *_ = asked
+            self.rounded.append(order_rounding(MeasureOrder(compiled=compiled, text=text)))
+        return self.rounded[0]
 
 
 def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -192,6 +201,8 @@ def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, 
     for seed in seeds:
         draw, model, out = Draw.of(seed, through), folder / f"model-{seed}", folder / "out"
         draw.write(model, seed)
+        shape = read_architecture(model)
+        quantized = draw.precision != "fp16"
         order = CompileOrder(
             model=str(model),
             through=through,
@@ -200,18 +211,17 @@ def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, 
             context=draw.context,
             prefill=32,
             parts=draw.parts,
-            calibrate="" if draw.precision == "fp16" else str(calibration),
+            calibration=windows(model, shape, calibration, draw.context) if quantized else [],
             into=str(out),
         )
-        kept = kept_by_compile(order)
-        rounding: dict[str, Any] = {}
+        here = Here()
         for fault in ("none", draw.fault):
             shutil.rmtree(out, ignore_errors=True)
-            compile_with(fault, order, kept)
-            ask = Ask(rounding)
-            found = check(out, folder / "reports", ask, *FLAGS)
-            row = found["row"]
-            alone = {"noise": row["rounding"], "tie": rounding["tie"], "parts": rounding["parts"]}
+            compile_with(fault, order)
+            here = replace(here, parts=[])
+            found = check(out, folder / "reports", here.answer, here.rounding, *FLAGS)
+            row, alone = found["row"], as_json(here.rounding())
+            noise = {"noise": row["rounding"], "tie": alone["tie"], "parts": alone["parts"]}
             yield {
                 "through": through,
                 "seed": seed,
@@ -219,7 +229,7 @@ def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, 
                 "precision": draw.precision,
                 "layers": draw.layers,
                 "code": found["code"],
-                **packed({"rounding": alone, "figures": row["figures"], "parts": ask.parts}),
+                **packed({"rounding": noise, "figures": row["figures"], "parts": here.parts}),
             }
 
 

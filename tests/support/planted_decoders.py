@@ -6,14 +6,14 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.lanes.llm.orders import GENIE, RECORD, CompileOrder, JudgedText, Record, RoundingOrder
+from ci.lanes.llm.orders import GENIE, RECORD, CompileOrder, Record, Rounded
 
 PARTS, LAYER, FIRST = 4, "1", "0"
 
@@ -142,20 +142,10 @@ def planting(fault: str, right: Callable[..., Any]) -> Callable[..., Any]:
     return planted
 
 
-def kept_by_compile(order: CompileOrder) -> dict[str, Any]:
-    """What `compile` writes to its record of rounding, of which other tokens are judged here: the ranges."""
-    from ci.lanes.llm.measure import order_rounding
-    from ci.lanes.llm.work import float_of
-    from provisioning.base.settings import store_path
-
-    few = list(range(16))
-    text = JudgedText([few], len(few), few, [], "", len(few))
-    rounded = order_rounding(RoundingOrder(compiled=replace(order, parts=1, prefill=4), text=text))
-    return {"source": float_of(Path(order.model), "", store_path()), "rounded": rounded}
-
-
-def compile_with(fault: str, order: CompileOrder, kept: Mapping[str, Any]) -> None:
+def compile_with(fault: str, order: CompileOrder) -> None:
     from ci.lanes.llm import decoder
+    from ci.lanes.llm.work import source_of
+    from provisioning.base.settings import store_path
 
     out = Path(order.into)
     out.mkdir(parents=True)
@@ -172,8 +162,9 @@ def compile_with(fault: str, order: CompileOrder, kept: Mapping[str, Any]) -> No
             patch.setattr(lowering, "load_decoder", planted)
             patch.setattr(lowering, "resized", functools.partial(planted_copy, fault))
             lowering.order_program(order)
-    costs: dict[str, Any] = {"size": 1, "cpu_seconds": 1.0, "peak": 1, "calibrated_by": [], "files": {}}
-    (out / RECORD).write_text(Record(order=order, **costs, **kept).as_text())
+    costs: dict[str, Any] = {"size": 1, "cpu_seconds": 1.0, "peak": 1, "files": {}}
+    record = Record(order=order, source=source_of(order, store_path()), **costs)
+    (out / RECORD).write_text(record.as_text())
 
 
 def planted_copy(fault: str, whole: Any, count: int) -> Any:
@@ -185,7 +176,9 @@ def planted_copy(fault: str, whole: Any, count: int) -> Any:
     return copy
 
 
-def check(out: Path, reports: Path, ask: Callable[..., Any], *flags: str) -> dict[str, Any]:
+def check(
+    out: Path, reports: Path, ask: Callable[..., Any], rounding: Callable[..., Rounded], *flags: str
+) -> dict[str, Any]:
     """The row of the report, and its errors."""
     from ci.lanes.llm import check_verb
     from ci.lanes.llm.commands import Emulated
@@ -194,7 +187,7 @@ def check(out: Path, reports: Path, ask: Callable[..., Any], *flags: str) -> dic
 
     words = [str(out), "--reports", str(reports), *flags]
     with contextlib.redirect_stdout(sys.stderr):
-        emulated = Emulated(lambda *_: contextlib.nullcontext(ask))
+        emulated = Emulated(lambda *_: contextlib.nullcontext(ask), rounding=rounding)
         arguments = parsed(check_verb, *words)
         code = guarded(lambda: check_verb.run(arguments, emulated), debug=False)
     report = json.loads((reports / "check.json").read_text())

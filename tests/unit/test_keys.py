@@ -262,7 +262,7 @@ def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) 
         run = LlmRun.model_construct(precision="fp16", socs=("SM8650",))
         case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
         program = LlmProgram(folder / NO_SUITE, folder.name, case, run, "SM8650")
-        sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1}
+        sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1, "calibration": []}
         order = CompileOrder(model=str(folder), through="genie", soc="SM8650", precision="fp16", **sizes)
         step = CompileCheckpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), order)
         return step.key(program, CachedResults(tmp_path / "store", "any"))

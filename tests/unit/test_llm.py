@@ -43,8 +43,8 @@ from ci.lanes.llm.orders import (
     RECORD,
     CompileOrder,
     Distance,
-    JudgedText,
     MeasuredProgram,
+    MeasureOrder,
     PartDistances,
     Parts,
     Readings,
@@ -59,7 +59,6 @@ from ci.lanes.llm.product import CompileNeeds
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
     chat_text,
-    hashed_runs,
     judged_text,
     prefix_lengths,
     prefixes_of,
@@ -86,10 +85,11 @@ from ci.lanes.llm.verdicts import (
     window_of,
 )
 from ci.lanes.llm.weights import INDEX, require_tensors, shards_of
-from ci.lanes.llm.work import float_of
+from ci.lanes.llm.work import source_of
 from ci.model_commands import run as run_command
 from ci.outcome import Failure, Result
-from ci.plain import as_json, read
+from ci.plain import as_json
+from ci.plain import read as from_json
 from ci.trouble import InTrouble
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
@@ -168,11 +168,18 @@ class TestFigures:
 
     def test_windows_are_read_as_they_were_written(self) -> None:
         readings = Readings({"decode_htp": read_with(1)}, {"decode_htp": 3.0})
-        assert read(Readings, json.loads(json.dumps(as_json(readings)))) == readings
+        assert from_json(Readings, json.loads(json.dumps(as_json(readings)))) == readings
 
 
 ORDER = CompileOrder(
-    model="", through=GENIE, soc="SM8650", precision="16a8w", context=128, prefill=32, parts=1
+    model="",
+    through=GENIE,
+    soc="SM8650",
+    precision="16a8w",
+    context=128,
+    prefill=32,
+    parts=1,
+    calibration=[[9] * 16],
 )
 
 
@@ -508,10 +515,10 @@ class TestCheckpoint:
         [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert named in line and not (whole_checkpoint.parent / "out").exists()
 
-    def test_compile_keeps_what_rounding_costs_where_float_fits_into_memory(
+    def test_compile_writes_over_what_it_wrote_and_names_the_next_command(
         self, whole_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """What its workers compute is given."""
+        """What its worker writes is given."""
         out, made = whole_checkpoint.parent / "out", whole_checkpoint.parent / "made"
         made.mkdir()
         binaries = [made / "prefill_0.bin", made / "decode_0.bin"]
@@ -519,36 +526,26 @@ class TestCheckpoint:
             binary.touch()
         shape, soc = read_architecture(whole_checkpoint), soc_named("SM8650")
         write_config(made, shape, binaries, soc, context=128, most=5)
-        costs = {"size": 10, "cpu_seconds": 1.0, "peak": 5}
-        kept = {**costs, "read": {}, "tie": 0.1, "parts": [], "ranges": {"layer 0": [-1, 2]}}
-        asked: list[Any] = []
 
         def run_step(step: Any, programs: Sequence[Any]) -> dict[str, Result]:
-            asked.append(step)
-            facts = kept if step.kind == "llm-rounding" else {**costs, "binaries": 2}
+            facts = {"size": 10, "cpu_seconds": 1.0, "peak": 5, "binaries": 2}
             return {program.name: Result(facts, made) for program in programs}
 
         monkeypatch.setattr("ci.lanes.llm.product.run_cached_step", run_step)
         monkeypatch.setattr("ci.lanes.llm.product.require_installed", lambda: None)
-        monkeypatch.setattr("ci.lanes.llm.product.available_memory", lambda: None)
         # An installed copy has no other command.
         monkeypatch.setattr("provisioning.base.commands.CLONE", False)
         assert self.compiled(["compile"], whole_checkpoint) == 0
         assert f"try it: qnn-ci run {out} " in capsys.readouterr().out
-        _, rounding = asked
         record = record_of(out)
-        assert record.judged == rounding.text.digest and record.rounded is not None
-        assert record.rounded.ranges == {"layer 0": (-1, 2)} and "model.safetensors" in record.source
-        monkeypatch.setattr("ci.lanes.llm.product.available_memory", lambda: 1 << 20)
-        # Over what it wrote, by a folder from where it is typed.
+        assert set(record.source) == {"config.json", "model.safetensors", "tokenizer.json"}
+        # By a folder from where it is typed.
         monkeypatch.chdir(out.parent)
         (out / "prefill_1.bin").touch()
         earlier = replace(record, files={**record.files, "prefill_1.bin": ""})
         (out / RECORD).write_text(earlier.as_text())
-        assert self.compiled(["compile"], whole_checkpoint, "-o", "out") == 0 and len(asked) == 3
+        assert self.compiled(["compile"], whole_checkpoint, "-o", "out") == 0
         assert (out / "prefill_0.bin").exists() and not (out / "prefill_1.bin").exists()
-        assert "left to check" in capsys.readouterr().err
-        assert record_of(out).rounded is None
 
     @pytest.mark.parametrize(
         ("flags", "named"),
@@ -570,7 +567,7 @@ class TestCheckpoint:
 
         monkeypatch.setattr("ci.lanes.llm.product.run_cached_step", run_step)
         monkeypatch.setattr("ci.lanes.llm.product.require_installed", lambda: None)
-        monkeypatch.setattr("ci.lanes.llm.product.ready_environment", lambda *_: None)
+        monkeypatch.setattr("ci.lanes.llm.work.ready_environment", lambda *_: None)
         assert self.compiled(["compile", *flags, "--calibrate", str(text)], whole_checkpoint) == 1
         assert names == [named]
 
@@ -604,7 +601,7 @@ class TestCheckpoint:
 
     @pytest.mark.parametrize(
         ("layers", "parts", "precision", "calibrated", "minutes", "gigabytes"),
-        [(2, 2, "16a8w", 8184, 10.5, 9.9), (16, 5, "16a8w", 1536, 16.5, 9.7), (16, 4, "fp16", 0, 7, 5.8)],
+        [(2, 2, "16a8w", 8184, 7.65, 9.9), (16, 5, "16a8w", 1536, 13.5, 9.7), (16, 4, "fp16", 0, 3.8, 5.8)],
     )
     def test_what_a_compile_needs_is_said_before_it(
         self,
@@ -621,8 +618,9 @@ class TestCheckpoint:
         (tmp_path / "config.json").write_text(json.dumps(published | {"num_hidden_layers": layers}))
         shape = read_architecture(tmp_path)
         context = 1024 if layers == 2 else 128
-        order = replace(ORDER, parts=parts, precision=precision, context=context)
-        needs = CompileNeeds.of(shape, order, calibrated, pace=1.0)
+        rows = [[0] * calibrated]
+        order = replace(ORDER, parts=parts, precision=precision, context=context, calibration=rows)
+        needs = CompileNeeds.of(shape, order, pace=1.0)
         assert needs.seconds / 60 == pytest.approx(minutes, rel=0.3)
         assert needs.memory / 1e9 == pytest.approx(gigabytes, rel=0.2)
         assert len(list(needs.lines(tmp_path / "not" / "there"))) == 1
@@ -903,7 +901,7 @@ def begun_with(windows: Sequence[Window], *divergence: float) -> list[Window]:
 
 
 def save_record(out: Path, order: CompileOrder, **more: Any) -> None:
-    known: dict[str, Any] = {"calibrated_by": [], "source": {}, "files": {}, **more}
+    known: dict[str, Any] = {"source": {}, "files": {}, **more}
     record = Record(order=order, size=1, cpu_seconds=1.0, peak=1, **known)
     (out / RECORD).write_text(record.as_text())
 
@@ -990,7 +988,7 @@ class TestCheck:
         *flags: str,
         precision: str = "16a8w",
         parts: Sequence[PartDistances] = (),
-        calibrated: Sequence[str] = (),
+        calibrated: Sequence[Sequence[int]] = ([9] * 16,),
         sizes: tuple[int, int] = (0, 0),
         asked: list[dict[str, Any]] | None = None,
         words: int = 3000,
@@ -1000,8 +998,6 @@ class TestCheck:
         kept: Sequence[float] = (0.0, 0.0),
         worst: tuple[float, float] = (42.0, 42.0),
         genie: Sequence[Window] = tuple(reading()),
-        rounded: Rounded | None = None,
-        judged: str = "",
         since: Mapping[str, str] | None = None,
         read: Sequence[Window] = tuple(reading()),
     ) -> int:
@@ -1015,15 +1011,10 @@ class TestCheck:
             binary.touch()
             os.truncate(binary, size)
         write_config(out, shape, binaries, soc_named("SM8650"), context=128, most=5)
-        save_record(
-            out,
-            replace(ORDER, model=str(model), precision=precision, parts=2),
-            files=dict(self.files),
-            calibrated_by=list(calibrated),
-            source={**float_of(model, "", store_path()), **(since or {})},
-            rounded=rounded,
-            judged=judged,
-        )
+        rows = [list(row) for row in calibrated]
+        order = replace(ORDER, model=str(model), precision=precision, parts=2, calibration=rows)
+        source = {**source_of(order, store_path()), **(since or {})}
+        save_record(out, order, files=dict(self.files), source=source)
         (folder / "text.txt").write_text("a " * words)
         alone = Rounded(
             read={name: list(noise) for name in ("windows", "prefill_genie", "decode_genie")},
@@ -1035,12 +1026,10 @@ class TestCheck:
                 }
                 for typical in kept
             ],
-            ranges={},
         )
         of_prefill = [part for part in parts if part.kind == "prefill"]
         of_decode = [part for part in parts if part.kind == "decode"]
         answers: dict[tuple[str, str], Any] = {
-            ("rounding", ""): alone,
             ("figures", "prefill"): Readings({}, {}),
             ("figures", "decode"): Readings({"decode_htp": list(read)}, {"decode_htp": 9.0}),
             ("genie", ""): Readings({"decode_genie": list(genie)}, {}),
@@ -1056,7 +1045,10 @@ class TestCheck:
         ask = contextlib.nullcontext(answer)
         monkeypatch.setenv("QNN_CI_REPORTS", str(folder / "reports"))
         self.emulated = Emulated(
-            lambda *_: ask, generate, lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
+            lambda *_: ask,
+            generate,
+            lambda _, texts, **__: [[0] * len(text.split()) for text in texts],
+            lambda *_: alone,
         )
         return run_llm(self.emulated, "check", out, "--text", folder / "text.txt", *flags)
 
@@ -1106,9 +1098,9 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, "--decode-tokens", "64", noise=noise, read=read) == 1
         asked: list[dict[str, Any]] = []
         self.check(tmp_path, monkeypatch, "--decode-tokens", "32", noise=noise, read=read, asked=asked)
-        read_rows = {order["kind"]: order["rows"] for order in asked if order["do"] == "figures"}
-        assert {len(row) for row in read_rows["prefill"]} == {128}
-        assert read_rows["decode"] == [row[:5] for row in read_rows["prefill"]]
+        orders = [from_json(MeasureOrder, order) for order in asked if order["do"] == "figures"]
+        assert [order.kind for order in orders] == list(KINDS)
+        assert [order.text.lengths for order in orders] == [{"prefill": 128, "decode": 5}] * 2
 
     def test_genies_own_logits_are_held_to_the_limits(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1190,37 +1182,14 @@ class TestCheck:
                 patch.setitem(FLOORS, name, FLOORS[name] * share)
                 assert any(map(replayed, healthy)) == red, share
 
-    def test_what_rounding_costs_is_what_the_compile_kept_of_the_same_tokens_and_weights(
+    def test_a_checkpoint_that_changed_since_it_was_compiled_is_compiled_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        def noise_of(*flags: str, code: int, **kept: Any) -> list[dict[str, Any]]:
-            asked: list[dict[str, Any]] = []
-            found = reading(0.012)
-            assert self.check(tmp_path, monkeypatch, *flags, asked=asked, read=found, **kept) == code
-            return [order for order in asked if order["do"] == "rounding"]
-
-        # Measured now rounding costs .1 nats, and the compile found .001.
-        [order] = noise_of(code=0)
-        assert order["ranges"] is None
-        names = ("windows", "prefill_genie", "decode_genie")
-        part = {kind: Distance(42.0, "hidden_1", {"hidden_1": 0.0}) for kind in KINDS}
-        rounded = Rounded(
-            {name: reading(0.001) for name in names}, 0.01, [part] * 2, {"layer 0": (-1.0, 2.0)}
-        )
-        kept: dict[str, Any] = {"rounded": rounded, "judged": read(JudgedText, order["text"]).digest}
-        assert noise_of(code=1, **kept) == []
-        # Of fewer tokens of decode it is known, too.
-        assert noise_of("--decode-tokens", "32", code=1, **kept) == []
-        # Of other tokens it is measured anew, with the ranges that quantizing saw.
-        [order] = noise_of("--tokens", "300", code=0, **kept)
-        assert order["ranges"] == rounded.ranges
-        # Of another float, or by other code of ours, all of it is measured anew.
-        for name in ("model.safetensors", "config.json", "this toolkit"):
-            [order] = noise_of(code=0, since={name: "another"}, **kept)
-            assert order["ranges"] is None and name in capsys.readouterr().err
-        # A compile saw ranges that this one does not know, so that more text to calibrate by is no help.
+        for name in ("model.safetensors", "config.json"):
+            assert self.check(tmp_path, monkeypatch, since={name: "another"}) == 0
+            assert f"changed since it was compiled: {name}" in capsys.readouterr().err
         worse = reading(9.0)
-        assert self.check(tmp_path, monkeypatch, since={name: "another"}, read=worse, **kept) == 1
+        assert self.check(tmp_path, monkeypatch, since={name: "another"}, read=worse) == 1
         assert {finding.fix.partition(",")[0] for finding in found_by(tmp_path)} == {"compile it again"}
 
     def test_a_wrong_part_is_told_without_being_asked_for(
@@ -1378,8 +1347,8 @@ class TestCheck:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of the text "a a a …", whose tokens are all 0."""
-        assert self.check(tmp_path, monkeypatch, calibrated=hashed_runs([[0] * 40])) == 2
-        assert self.check(tmp_path, monkeypatch, calibrated=hashed_runs([[1] * 40])) == 0
+        assert self.check(tmp_path, monkeypatch, calibrated=[[0] * 40]) == 2
+        assert self.check(tmp_path, monkeypatch, calibrated=[[1] * 40]) == 0
 
     def test_binaries_beyond_the_emulators_memory_are_refused_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -1491,7 +1460,7 @@ def test_a_second_beginning_and_no_prompt_are_refused(tokens: list[int]) -> None
 
 
 def test_a_passage_of_another_text_is_known_wherever_it_begins() -> None:
-    known = hashed_runs([range(1000)])
+    known = [range(1000)]
     assert share_of_runs(range(5000, 6000), known) == 0
     assert share_of_runs([*range(5000, 5900), *range(301, 401)], known) == pytest.approx(0.1, abs=0.02)
 
@@ -1512,8 +1481,9 @@ class TestVerdicts:
         found = {name: reading(0.0005) for name in names} | ({name: list(windows)} if name else {})
         noise = {name: reading(0.001) for name in ("windows", "prefill_genie", "decode_genie")}
         typical = {kind: Distance(42.0, "hidden_1", {"hidden_1": 42.0}) for kind in KINDS}
-        rounded = Rounded(noise, 0.01, [typical] * 2, {})
-        facts = as_json(MeasuredProgram(10, Readings(found, {}), rounded, list(parts), PLACES + 1))
+        rounded = Rounded(noise, 0.01, [typical] * 2)
+        lengths = dict.fromkeys(KINDS, PLACES + 1)
+        facts = as_json(MeasuredProgram(10, Readings(found, {}), rounded, list(parts), lengths))
         return Result({**facts, "peak": 5})
 
     def test_a_program_is_held_to_what_rounding_alone_costs_at_each_reader(self) -> None:
@@ -1564,14 +1534,6 @@ def test_a_text_with_a_nul_is_refused_with_its_place(tmp_path: Path) -> None:
     path.write_bytes(b"ab\0c")
     with pytest.raises(UsageError, match="place 2"):
         read_corpus(path)
-
-
-def test_the_digest_of_what_float_is_computed_from_is_kept_and_of_other_files_not(
-    tmp_path: Path, whole_checkpoint: Path
-) -> None:
-    digests = float_of(whole_checkpoint, "", tmp_path / "store")
-    assert list(digests) == ["config.json", "model.safetensors", "this toolkit"]
-    assert {len(digest) for digest in digests.values()} == {64}
 
 
 @pytest.mark.parametrize(("whole", "last"), [(True, 1024), (False, 26)])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import filecmp
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from ci.lanes.llm import commands, prompts, verdicts
 from ci.lanes.llm.adapters import require_adapter
@@ -20,24 +19,21 @@ from ci.lanes.llm.orders import (
     GENIE,
     KINDS,
     CompileOrder,
-    FiguresOrder,
-    GenieOrder,
     JudgedText,
+    MeasuredProgram,
+    MeasureOrder,
+    PartDistances,
     Parts,
-    PartsOrder,
     Readings,
     Record,
-    Rounded,
-    RoundingOrder,
     record_of,
 )
-from ci.lanes.llm.work import changed_files, float_of
+from ci.lanes.llm.work import changed_files, source_of
 from ci.plain import as_json, read
 from ci.suite.findings import verdict
-from ci.work import Asker
 from provisioning.base.commands import leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Finding, Severity
+from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
@@ -65,10 +61,7 @@ def check_model(options: CheckOptions) -> int:
     stage = StageRun("check", "", "", session("check", *sys.argv[2:]))
     reports, name = options.selection.reports, options.model.absolute().name
     with stage.reported(reports, "llm-refused", name):
-        check = prepared(options)
-        check.all()
-        stage.findings += check.findings
-        stage.metrics["programs"] = {name: {"verdict": verdict(check.findings), **check.row}}
+        prepared(options).all(stage)
     return stage.close(reports)
 
 
@@ -82,7 +75,7 @@ def prepared(options: CheckOptions) -> Check:
             f"{folder}, from which {options.model} was compiled, is not there",
             fix="name where the checkpoint is now: --checkpoint FOLDER",
         )
-    order = replace(record.order, model=str(folder))
+    order = replace(record.order, model=str(folder), into=str(config.parent))
     shape = read_architecture(folder, order.adapter)
     if shape.adapter:
         require_adapter(shape.adapter, shape.tensors)
@@ -118,7 +111,6 @@ def prepared(options: CheckOptions) -> Check:
         options.prefixes,
         decode_tokens=options.decode_tokens,
         whole=whole,
-        calibrated_by=record.calibrated_by,
     )
     if hint := longer_windows(text, order.context, len(shape.beginning)):
         sys.stderr.write(f"{hint}\n")
@@ -144,9 +136,9 @@ def longer_windows(text: JudgedText, context: int, beginning: int) -> str:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Check:
-    """A compiled checkpoint, what is asked of its worker, and what is found."""
+    """A compiled checkpoint, and the text by which it is judged."""
 
     options: CheckOptions
     config: Path
@@ -155,55 +147,43 @@ class Check:
     """By which it was compiled, of the checkpoint where that is now."""
     shape: Architecture
     text: JudgedText
-    row: dict[str, Any] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    fix: str = ""
-    """Where it is known before anything is measured."""
 
     @property
     def by_genie(self) -> bool:
         return self.order.through == GENIE and self.options.on == "both"
 
-    def all(self) -> None:
-        options, order, record = self.options, self.order, self.record
-        self.row |= {"soc": order.soc, "context": order.context, "through": order.through}
-        self.row |= {"precision": order.precision, "bytes": record.size, "peak": record.peak}
-        self.row |= {"cpu_seconds": record.cpu_seconds, "comparisons": 0, "figures": {}, "positions": {}}
-        logs = options.selection.reports.absolute() / "llm"
-        with options.emulated.worker(order.through, options.selection, logs, options.timeout) as ask:
-            if self.by_genie:
-                fix = "report it with the checkpoint's tokenizer.json"
-                self._add(self._tokenizer_problems(), "llm-text", fix)
-            bounds = self._bounds(ask)
-            figures: dict[str, verdicts.Figures] = {}
-            if options.on != "parts":
-                figures |= self._figures(ask, bounds)
-            if self.by_genie:
-                figures |= self._genie(ask, bounds)
-            rows = self._parts(ask, figures, bounds) if options.on != "cpu" else []
-        if self.findings:
-            fix = self.fix or verdicts.FIXES[verdicts.cause_of(rows, figures, bounds)]
-            self.findings = [replace(finding, fix=finding.fix or fix) for finding in self.findings]
-        if bounds.warning:
+    def all(self, stage: StageRun) -> None:
+        options, order, name = self.options, self.order, self.options.model.absolute().name
+
+        def add(rule: str, messages: Iterable[str], fix: str, severity: Severity = Severity.ERROR) -> None:
+            stage.findings += [Finding(rule, severity, name, message, fix) for message in messages]
+
+        if self.by_genie:
+            add("llm-text", self._tokenizer_problems(), "report it with the checkpoint's tokenizer.json")
+        source = source_of(order, options.selection.store)
+        names = sorted({*source, *self.record.source})
+        changed = [file for file in names if source.get(file) != self.record.source.get(file)]
+        if changed:
+            sys.stderr.write(f"{order.model}: changed since it was compiled: {', '.join(changed)}\n")
+        judged = verdicts.Judged.of(order.precision, self._measured(), options.limits)
+        add("llm-accuracy", judged.problems, "compile it again, then check" if changed else judged.fix)
+        if warning := judged.bounds.warning:
             fix = "take a higher precision; calibrating by other text helps where activations are cut off"
-            self._add([bounds.warning], "llm-rounding", fix, Severity.WARNING)
-        sys.stdout.write(f"{self.row['comparisons']} comparisons with a limit\n")
+            add("llm-rounding", [warning], fix, Severity.WARNING)
+        for line in judged.lines(parts=options.on == "parts"):
+            sys.stdout.write(f"{line}\n")
         if order.through == GENIE and options.on != "both":
             sys.stdout.write(f"Genie was not run: --on {options.on}\n")
-
-    def _add(
-        self,
-        messages: Iterable[str],
-        rule: str = "llm-accuracy",
-        fix: str = "",
-        severity: Severity = Severity.ERROR,
-    ) -> None:
-        name = self.options.model.absolute().name
-        self.findings += [Finding(rule, severity, name, message, fix) for message in messages]
-
-    @property
-    def _what(self) -> dict[str, str]:
-        return {"model": self.order.model, "compiled": str(self.config.parent)}
+        row: dict[str, Metric] = {
+            "verdict": verdict(stage.findings),
+            "soc": order.soc,
+            "context": order.context,
+            "through": order.through,
+            "precision": order.precision,
+            "peak": self.record.peak,
+            "cpu_seconds": self.record.cpu_seconds,
+        }
+        stage.metrics["programs"] = {name: {**row, **judged.row}}
 
     def _tokenizer_problems(self) -> list[str]:
         """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
@@ -219,89 +199,31 @@ class Check:
             return read_by_genie(Path(self.order.model), genies, texts, bos)
         return ["Genie's tokenizer tokenizes otherwise than the tokenizers library"]
 
-    def _bounds(self, ask: Asker) -> verdicts.Bounds:
-        """What rounding alone costs the checkpoint: as `compile` measured it, where the same tokens are read;
-        or now, with the ranges that `compile` saw."""
-        order, record, kept = self.order, self.record, self.record.rounded
-        before = record.source
-        now = float_of(Path(order.model), order.adapter, self.options.selection.store) if kept else before
-        if changed := [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]:
-            sys.stderr.write(
-                f"{order.model}: changed since it was compiled: {', '.join(changed)}. What quantizing saw may"
-                " be something else now: limits are those of the text that is read\n"
-            )
-            self.fix, kept = "compile it again, then check", None
-        if kept and record.judged == self.text.digest:
-            rounded = kept
-        else:
-            ranges = kept.ranges if kept else None
-            asked = RoundingOrder(compiled=replace(order, calibrate=""), text=self.text, ranges=ranges)
-            rounded = read(Rounded, ask(do="rounding", **as_json(asked)))
-        bounds = verdicts.Bounds.of(order.precision, rounded, self.text.lengths, self.options.limits)
-        self.row |= {"tie": bounds.tie, "rounding": verdicts.figures_row(bounds.rounding)}
-        for name, figures in bounds.rounding.items():
-            if self.by_genie or not verdicts.is_genies(name):
-                words = verdicts.READER_NAMES.get(name, name)
-                sys.stdout.write(f"rounding alone, {words}: {verdicts.in_words(figures)}\n")
-        sys.stdout.write(f"a tie: float's logit of the choice is within {bounds.tie:.2g} of its best\n")
-        return bounds
-
-    def _figures(self, ask: Asker, bounds: verdicts.Bounds) -> dict[str, verdicts.Figures]:
-        rows, cpu = self.text.rows, self.options.on == "cpu"
-        tokens, windows = sum(len(row) - 1 for row in rows), plural(len(rows), "window")
-        sys.stderr.write(f"reading {tokens} tokens in {windows}\n")
-        rates: dict[str, float] = {}
-        figures: dict[str, verdicts.Figures] = {}
-        # The worker answers in a fork each time, so that the emulator's memory is free again.
-        for kind, length in self.text.lengths.items():
-            some = [row[:length] for row in rows]
-            order = FiguresOrder(**self._what, kind=kind, rows=some, cpu=cpu)
-            readings = read(Readings, ask(do="figures", **as_json(order)))
-            rates |= readings.rates
-            figures |= self._judge(readings, bounds)
-        self.row["speed"] = verdicts.speed_of(rates)
-        return figures
-
-    def _judge(self, readings: Readings, bounds: verdicts.Bounds) -> dict[str, verdicts.Figures]:
-        figures: dict[str, verdicts.Figures] = {
-            name: verdicts.figures_of(windows, bounds.tie) for name, windows in readings.read.items()
-        }
-        for name, some in figures.items():
-            limits = bounds.of_reader(name)
-            self.row["comparisons"] += len(limits)
-            sys.stdout.write(f"{verdicts.READER_NAMES[name]}: {verdicts.in_words(some, limits)}\n")
-        self.row["figures"] |= verdicts.figures_row(figures)
-        self.row["positions"] |= verdicts.positions_row(readings.read)
-        self._add(verdicts.figure_problems(figures, bounds))
-        return figures
-
-    def _genie(self, ask: Asker, bounds: verdicts.Bounds) -> dict[str, verdicts.Figures]:
-        """The logits that Genie itself chooses by, after many prefixes and to the end of a long text."""
-        texts = self.text.texts
-        sys.stderr.write(f"Genie reads {plural(len(texts), 'text')}\n")
-        with commands.limited(self.config, prompts.CONTINUED) as copy:
-            order = GenieOrder(**self._what, config=str(copy), texts=texts, timeout=self.options.timeout)
-            return self._judge(read(Readings, ask(do="genie", **as_json(order))), bounds)
-
-    def _parts(
-        self, ask: Asker, figures: Mapping[str, verdicts.Figures], bounds: verdicts.Bounds
-    ) -> list[verdicts.PartRow]:
-        sys.stderr.write(f"each of {plural(self.order.parts, 'part')} by itself\n")
-        orders = [PartsOrder(**self._what, kind=kind, row=self.text.few) for kind in KINDS]
-        parts = [part for order in orders for part in read(Parts, ask(do="parts", **as_json(order))).parts]
-        rows = verdicts.part_rows(parts, bounds)
-        found, others = verdicts.culprit(rows, figures, bounds), self.findings
-        if found:
-            # What to look at, before what follows from it.
-            self.findings = []
-            self._add([found])
-            self.findings += others
-        if found or self.options.on == "parts":
-            for row in rows:
-                sys.stdout.write(f"{row.as_text()}\n")
-        self.row["comparisons"] += 2 * len(rows)
-        self.row["parts"] = [row.as_metric() for row in rows]
-        return rows
+    def _measured(self) -> MeasuredProgram:
+        options, order, text = self.options, self.order, self.text
+        timeout, logs = options.timeout, options.selection.reports.absolute() / "llm"
+        sys.stderr.write("what rounding alone costs, by float\n")
+        rounded = options.emulated.rounding(order, text, options.selection, timeout)
+        measure = MeasureOrder(compiled=order, text=text, cpu=options.on == "cpu", timeout=timeout)
+        of_kinds = [replace(measure, kind=kind) for kind in KINDS]
+        readings, parts = list[Readings](), list[PartDistances]()
+        with options.emulated.worker(order.through, options.selection, logs, timeout) as ask:
+            # The worker answers in a fork each time, so that the emulator's memory is free again.
+            if options.on != "parts":
+                windows = plural(len(text.rows), "window")
+                tokens = sum(len(row) - 1 for row in text.rows)
+                sys.stderr.write(f"reading {tokens} tokens in {windows}\n")
+                readings += [read(Readings, ask(do="figures", **as_json(kind))) for kind in of_kinds]
+            if self.by_genie:
+                sys.stderr.write(f"Genie reads {plural(len(text.texts), 'text')}\n")
+                with commands.limited(self.config, prompts.CONTINUED) as copy:
+                    by_genie = replace(measure, config=str(copy))
+                    readings.append(read(Readings, ask(do="genie", **as_json(by_genie))))
+            if options.on != "cpu":
+                sys.stderr.write(f"each of {plural(order.parts, 'part')} by itself\n")
+                for kind in of_kinds:
+                    parts += read(Parts, ask(do="parts", **as_json(kind))).parts
+        return MeasuredProgram(self.record.size, Readings.of(readings), rounded, parts, text.lengths)
 
 
 def read_by_genie(checkpoint: Path, genies: Sequence[list[int]], texts: Sequence[str], bos: int) -> list[str]:

@@ -11,12 +11,12 @@ from typing import Any
 from ci.child import doing
 from ci.lanes.llm.architecture import HIDDEN, Architecture
 from ci.lanes.llm.config import read_architecture
-from ci.lanes.llm.contexts import compile_context
+from ci.lanes.llm.contexts import compile_context, on_cpu_name
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
 from ci.lanes.llm.orders import KINDS, CompileOrder, Written
-from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
+from ci.lanes.llm.prompts import TEMPLATE, special_places
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.models.arrays import Sample
 from provisioning.manifest import Soc, soc_named
@@ -46,10 +46,7 @@ Prefill and decode share their weights in each binary, which the emulator refuse
 def order_compile(order: CompileOrder) -> Written:
     folder, out = Path(order.model), Path(order.into)
     shape, soc = read_architecture(folder, order.adapter), soc_named(order.soc)
-    rows: list[Any] = []
-    if order.quantized:
-        rows = windows(folder, shape, Path(order.calibrate), order.context)
-    binaries = write_binaries(order, shape, soc, rows)
+    binaries = write_binaries(order, shape, soc)
     for name in ("tokenizer.json", "tokenizer_config.json", TEMPLATE):
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
@@ -101,18 +98,16 @@ class LayerPart:
         return graph
 
 
-def write_binaries(
-    order: CompileOrder, shape: Architecture, soc: Soc, calibration: Sequence[Sequence[int]]
-) -> list[Path]:
+def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[Path]:
     """The context binaries in the order of Genie's configuration: one for each part and count, or where
-    weights are shared one for each part. Without rows of tokens to quantize by it is fp16."""
+    weights are shared one for each part."""
     folder, out, parts, context = Path(order.model), Path(order.into), order.parts, order.context
     counts = dict(zip(KINDS, (order.prefill, 1), strict=True))
     together = [tuple(counts)] if order.shared else [(name,) for name in counts]
     numbers = {name: index * parts for index, name in enumerate(counts)}
     binaries: dict[int, Path] = {}
     encodings: dict[str, Encoding] = {}
-    rows: Sequence[Any] = calibration
+    rows: Sequence[Any] = order.calibration
     special = special_places(folder, shape, rows) if rows else []
     for number in range(parts):
         doing(f"part {number + 1}/{parts}")
@@ -135,8 +130,3 @@ def write_binaries(
                 shutil.rmtree(graph.parent)
         rows = [output[name][0] for output in outputs for name in output if name.startswith(HIDDEN)]
     return [binaries[number] for number in sorted(binaries)]
-
-
-def on_cpu_name(kind: str, part: int) -> str:
-    """The quantized graph, which `check` runs on the CPU."""
-    return f"{kind}_{part}_cpu.onnx"

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from ci.lanes.llm.orders import (
     GENIE,
     AnswerOrder,
     CompileOrder,
+    Rounded,
     SpokenText,
     record_in,
     record_of,
@@ -39,7 +40,7 @@ from ci.lanes.llm.orders import (
 from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_beginning, words_after
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.weights import require_tensors
-from ci.lanes.llm.work import WORKER, environment, home_of
+from ci.lanes.llm.work import WORKER, environment, home_of, measured_rounding
 from ci.plain import as_json, read
 from ci.suite.installed import ready_environment
 from ci.suite.one_model import Language, OneModel
@@ -66,14 +67,14 @@ def is_wrong_in_genie(precision: str, parts: int) -> bool:
 
 
 def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, CompileOrder]:
-    """Checks everything before anything heavy is imported."""
+    """Checks everything before anything heavy is imported; what it is quantized by comes later."""
     selection, through = model.selection, language.through
     context, prefill = language.context, language.prefill
     if len(selection.socs) > 1:
         chips = ", ".join(selection.socs)
         raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
     soc_named(selection.soc)
-    text = Parser.user_folder() / model.calibrate if model.calibrate else None
+    text = calibrate_of(model)
     precision = _precision(model.precision or "fp16", through)
     adapter = str((Parser.user_folder() / language.adapter).absolute()) if language.adapter else ""
     shape = read_architecture(folder, adapter)
@@ -124,8 +125,13 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
         prefill=prefill,
         parts=parts,
         shared=language.shared_weights,
-        calibrate=str(text.absolute()) if text else "",
+        calibration=[],
     )
+
+
+def calibrate_of(model: OneModel) -> Path | None:
+    """The text to calibrate by."""
+    return Parser.user_folder() / model.calibrate if model.calibrate else None
 
 
 def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
@@ -179,6 +185,7 @@ class Emulated:
     worker: Callable[..., contextlib.AbstractContextManager[Asker]] = ask_worker
     genie: Callable[..., list[GeneratedText]] = generate
     genie_tokenizer: Callable[..., list[list[int]]] = encoded
+    rounding: Callable[..., Rounded] = measured_rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +236,9 @@ def _run_program(prompt: Prompt, program: Path, tokenizer: Any, tokens: Sequence
     logs = prompt.selection.reports.absolute() / "llm"
     if not program.with_name("config.json").is_file():
         raise UsageError(f"{prompt.folder}: there is no config.json", fix="compile it again")
-    order = AnswerOrder(compiled=str(program.parent), prompt=list(tokens), most=prompt.tokens)
+    folder = str(program.parent)
+    compiled = replace(record_of(program.parent).order, model=folder, adapter="", into=folder)
+    order = AnswerOrder(compiled=compiled, prompt=list(tokens), most=prompt.tokens)
     with prompt.emulated.worker(EXECUTORCH, prompt.selection, logs, prompt.timeout) as ask:
         said = read(SpokenText, ask(do="answer", **as_json(order)))
     words = words_after(tokenizer, tokens, said.tokens)

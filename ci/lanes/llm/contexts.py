@@ -7,7 +7,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,14 @@ import onnx
 import onnxruntime as ort
 
 from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.graphs import Encoding, call
-from ci.models.arrays import Array, Sample
+from ci.lanes.llm.graphs import Encoding, edge_encodings
+from ci.lanes.llm.orders import CompileOrder
+from ci.lanes.llm.readers import Step
+from ci.models.arrays import Sample
 from ci.suite.qnn_provider import ERRORS_ONLY, device, htp_options
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.manifest import Soc
+from provisioning.manifest import Soc, soc_named
 
 GRAPH = re.compile(rb"QNNExecutionProvider_QNNExecutionProvider_(\d+)_1_0")
 
@@ -121,72 +122,46 @@ def _options() -> Any:
     return options
 
 
-@dataclass
-class ContextReader:
-    """Reads tokens with the graphs of a model's parts, and keeps their cache."""
+def steps(
+    order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int], *, cpu: bool = False
+) -> dict[str, Step]:
+    """Of Genie's context binaries, and of the quantized graphs on the CPU."""
+    out = Path(order.into)
+    graphs = [out / on_cpu_name(kind, part) for part in parts if order.quantized]
+    encodings: dict[str, Encoding] = {}
+    for graph in graphs:
+        encodings |= edge_encodings(graph)
+    found: dict[str, Step] = {}
+    if not cpu:
+        soc = soc_named(order.soc)
+        found["htp"] = _step([load_context(out / f"{kind}_{part}.onnx", soc) for part in parts], encodings)
+    if graphs:
+        found["cpu"] = _step([on_cpu(graph) for graph in graphs], encodings)
+    return found
 
-    shape: Architecture
-    sessions: Sequence[Any]
-    encodings: Mapping[str, Encoding] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._parts = [
-            (
-                session,
-                {value.name for value in session.get_inputs()},
-                [value.name for value in session.get_outputs()],
-            )
-            for session in self.sessions
-        ]
-        self._sizes = {value.name: value.shape for session in self.sessions for value in session.get_inputs()}
-        self.count, self.context = self._sizes["attention_mask"][-2:]
-        self.restart()
+def _step(sessions: Sequence[Any], encodings: Mapping[str, Encoding]) -> Step:
+    """Parts one after the other, of which each reads what the one before has computed."""
 
-    def restart(self) -> None:
-        self.position = 0
-        self._caches: Sample = {
-            name: self._integers(name, np.zeros(size, np.float32))
-            for name, size in self._sizes.items()
-            if name.startswith("past_")
+    def step(inputs: Sample) -> Sample:
+        known = {
+            name: encodings[name].integers(values) if name in encodings else values
+            for name, values in inputs.items()
+        }
+        outputs = Sample()
+        for session in sessions:
+            names = [value.name for value in session.get_outputs()]
+            given = {value.name: known[value.name] for value in session.get_inputs()}
+            outputs |= zip(names, session.run(names, given), strict=True)
+            known |= outputs
+        return {
+            name: encodings[name].floats(values) if name in encodings else values.astype(np.float32)
+            for name, values in outputs.items()
         }
 
-    def read(self, tokens: Sequence[int]) -> Array:
-        rows = []
-        for start in range(0, len(tokens), self.count):
-            some = tokens[start : start + self.count]
-            outputs = self._call(
-                self._encoded(call(self.shape, self.context, self.count, some, self.position, {}))
-            )
-            for name, cache in self._caches.items():
-                new = outputs[name.replace("_in", "_out")]
-                axis = 3 if "_key_" in name else 2
-                # What does not fit into the cache is read in this call only.
-                room = min(len(some), cache.shape[axis] - self.position)
-                there = (slice(None),) * axis + (slice(self.position, self.position + room),)
-                here = (slice(None),) * axis + (slice(0, room),)
-                cache[there] = new[here]
-            self.position += len(some)
-            rows.append(self._floats("logits", outputs["logits"]).reshape(self.count, -1)[: len(some)])
-        return np.concatenate(rows).astype(np.float32)
+    return step
 
-    def _call(self, inputs: Sample) -> Sample:
-        known = {**inputs, **self._caches}
-        for session, names, outputs in self._parts:
-            results = session.run(outputs, {name: known[name] for name in names})
-            known |= zip(outputs, results, strict=True)
-        return known
 
-    def alone(self, inputs: Sample) -> Sample:
-        """What the only part makes of inputs, which have a cache of their own."""
-        [(session, names, outputs)] = self._parts
-        results = session.run(outputs, self._encoded({name: inputs[name] for name in names}))
-        return {name: self._floats(name, values) for name, values in zip(outputs, results, strict=True)}
-
-    def _encoded(self, inputs: Sample) -> Sample:
-        return {name: self._integers(name, values) for name, values in inputs.items()}
-
-    def _floats(self, name: str, values: Array) -> Array:
-        return self.encodings[name].floats(values) if name in self.encodings else values.astype(np.float32)
-
-    def _integers(self, name: str, values: Array) -> Array:
-        return self.encodings[name].integers(values) if name in self.encodings else values
+def on_cpu_name(kind: str, part: int) -> str:
+    """The quantized graph, which `check` runs on the CPU."""
+    return f"{kind}_{part}_cpu.onnx"

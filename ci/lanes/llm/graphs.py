@@ -90,16 +90,26 @@ def call(
     return {**inputs, **caches}
 
 
+def place_axis(name: str) -> int:
+    """Of a cache: keys have their places last."""
+    return 3 if "_key_" in name else 2
+
+
+def empty_caches(shape: Architecture, layers: Iterable[int], places: int) -> Sample:
+    """The inputs with the cache of these layers, by name."""
+    groups, size = shape.num_kv_heads, shape.head_dim
+    sizes = {"key": (groups, 1, size, places), "value": (groups, 1, places, size)}
+    return {
+        f"past_{kind}_{layer}_in": np.zeros(sizes[kind], np.float32) for layer in layers for kind in sizes
+    }
+
+
 def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
     """What float computes of a whole row. `decoder` takes it at once: tokens, or its part's hidden values."""
     import torch
 
     assert len(row) == decoder.context
-    empty = {
-        name: tensor.numpy()
-        for name, tensor in zip(decoder.inputs, decoder.example(), strict=True)
-        if name.startswith("past_")
-    }
+    empty = empty_caches(decoder.shape, range(decoder.first, decoder.last), 0)
     inputs = call(decoder.shape, len(row), len(row), row, 0, empty, name=decoder.inputs[0])
     with torch.no_grad():
         outputs = decoder(*(torch.from_numpy(inputs[name]) for name in decoder.inputs))
@@ -124,15 +134,10 @@ def blocks(
     """Where each call of a graph of `count` places begins while it reads a row, and its inputs, with float's
     caches."""
     for start in starts(len(row), count, special):
-        caches = {}
-        for name in decoder.caches:
-            values = outputs[name.replace("_in", "_out")]
-            axis = 3 if "_key_" in name else 2
-            size = list(values.shape)
-            size[axis] = context - count
-            caches[name] = np.zeros(size, np.float32)
-            before = (slice(None),) * axis + (slice(0, start),)
-            caches[name][before] = values[before]
+        caches = empty_caches(decoder.shape, range(decoder.first, decoder.last), context - count)
+        for name, cache in caches.items():
+            before = (slice(None),) * place_axis(name) + (slice(0, start),)
+            cache[before] = outputs[name.replace("_in", "_out")][before]
         some = row[start : start + count]
         yield start, call(decoder.shape, context, count, some, start, caches, name=decoder.inputs[0])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.compiled import Compiled, PartReader, TokenReader
 from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import CONFIG, forced_logits
-from ci.lanes.llm.graphs import blocks, outputs_of, starts
+from ci.lanes.llm.graphs import blocks, outputs_of, place_axis, starts
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -27,22 +26,19 @@ from ci.lanes.llm.orders import (
     AnswerOrder,
     CompileOrder,
     Distance,
-    FiguresOrder,
     ForcedText,
-    GenieOrder,
     MeasuredProgram,
+    MeasureOrder,
     PartDistances,
     Parts,
-    PartsOrder,
     Readings,
     Rounded,
-    RoundingOrder,
     SpokenText,
     SuiteOrder,
     Windows,
-    record_of,
 )
 from ci.lanes.llm.prompts import judged_text, special_places, windows
+from ci.lanes.llm.readers import Step, readers, steps
 from ci.lanes.llm.reference import greedy_text, load_reference, logits_of, require_ends, require_rope
 from ci.lanes.llm.rounding import SCHEMES, rounded_model
 from ci.lanes.llm.verdicts import tie_of, window_of
@@ -55,61 +51,57 @@ COMPILERS = {
     GENIE: ("ci.lanes.llm.checkpoint_compile", "order_compile"),
     EXECUTORCH: ("ci.lanes.llm.program_steps", "order_program"),
 }
-COMPILED = {
-    GENIE: ("ci.lanes.llm.compiled", "Compiled"),
-    EXECUTORCH: ("ci.lanes.llm.program_steps", "LoweredProgram"),
-}
 """Imported when needed, as each loads another QNN."""
 SUITE_TOKENS, SUITE_PREFIXES = 1016, 100
 """Of a suite's text: eight windows that fill the context, and texts that Genie is made to say."""
 
 
-def compiled_in(folder: Path, model: str = "") -> Compiled:
-    """What `compile` wrote there, of a checkpoint that may have moved to `model`."""
-    order = record_of(folder).order
-    return _compiled_by(replace(order, model=model or order.model), folder)
-
-
-def _compiled_by(order: CompileOrder, folder: Path) -> Compiled:
-    module, name = COMPILED[order.through]
-    kind: type[Compiled] = getattr(importlib.import_module(module), name)
-    return kind(folder, read_architecture(Path(order.model), order.adapter), order)
+def _shape_of(order: CompileOrder) -> Architecture:
+    return read_architecture(Path(order.model), order.adapter)
 
 
 def order_suite(order: SuiteOrder) -> MeasuredProgram:
     """A program of a suite, as `compile` makes it and `check` reads it."""
-    compiling, into = replace(order.compiled, into=order.into), Path(order.into)
+    compiling, folder = replace(order.compiled, into=order.into), Path(order.compiled.model)
+    shape = _shape_of(compiling)
+    if compiling.quantized:
+        rows = windows(folder, shape, Path(order.calibrate), compiling.context)
+        compiling = replace(compiling, calibration=rows)
     module, name = COMPILERS[compiling.through]
     written = getattr(importlib.import_module(module), name)(compiling)
-    compiled = _compiled_by(compiling, into)
-    text = judged_text(compiling, compiled.shape, Path(order.judged), SUITE_TOKENS, SUITE_PREFIXES)
-    reference = load_reference(Path(compiling.model), compiled.shape.adapter)
-    require_ends(reference, compiled.shape)
-    exact = [logits_of(reference, row) for row in text.rows]
-    found = Readings({}, {})
-    for kind, length in text.lengths.items():
-        readings = read_windows([row[:length] for row in text.rows], exact, compiled.readers(kind))
-        found = Readings(found.read | readings.read, found.rates | readings.rates)
+    text = judged_text(compiling, shape, Path(order.judged), SUITE_TOKENS, SUITE_PREFIXES)
+    config = str(Path(order.into, CONFIG))
+    measure = MeasureOrder(compiled=compiling, text=text, config=config, timeout=order.timeout)
+    of_kinds = [replace(measure, kind=kind) for kind in KINDS]
+    readings = [order_figures(of_kind) for of_kind in of_kinds]
     if text.texts:
-        logits = forced_logits(into / CONFIG, text.texts, compiled.shape.vocab_size, timeout=order.timeout)
-        found = Readings(
-            found.read | genie_windows(compiled.shape, reference, text.texts, logits), found.rates
-        )
-    parts = [part for kind in KINDS for part in parts_of(compiled, kind, text.few)]
-    rounded = order_rounding(RoundingOrder(compiled=compiling, text=text))
-    return MeasuredProgram(written.size, found, rounded, parts, text.decode)
+        readings.append(order_genie(measure))
+    return MeasuredProgram(
+        written.size,
+        Readings.of(readings),
+        order_rounding(measure),
+        [part for of_kind in of_kinds for part in order_parts(of_kind).parts],
+        text.lengths,
+    )
 
 
-def read_windows(
-    rows: Sequence[Sequence[int]], exact: Iterable[Array], readers: Mapping[str, TokenReader]
-) -> Readings:
-    """What each reader makes of rows of text beside float, whose logits are `exact`, and those on HTP
-    beside the same on the CPU."""
+def order_figures(order: MeasureOrder) -> Readings:
+    """What each reader makes of rows of text beside float, and those on HTP beside the same on the CPU."""
+    compiled, shape = order.compiled, _shape_of(order.compiled)
+    rows = [row[: order.text.lengths[order.kind]] for row in order.text.rows]
+    # Float's weights are released before the readers load theirs: of 1B both were 9 GB.
+    reference = load_reference(Path(compiled.model), shape.adapter)
+    require_rope(reference, shape, compiled.context)
+    require_ends(reference, shape)
+    exact = [logits_of(reference, row) for row in rows]
+    del reference
+    gc.collect()
+    of_kind = readers(compiled, shape, order.kind, cpu=order.cpu)
     found: Windows = {}
-    times = dict.fromkeys(readers, 0.0)
+    times = dict.fromkeys(of_kind, 0.0)
     for row, expected in zip(rows, exact, strict=True):
         logits: dict[str, Array] = {}
-        for name, reader in readers.items():
+        for name, reader in of_kind.items():
             began = time.monotonic()
             reader.restart()
             logits[name] = reader.read(row[:-1])
@@ -123,23 +115,10 @@ def read_windows(
     return Readings(found, {name: round(count / max(seconds, 1e-9), 2) for name, seconds in times.items()})
 
 
-def order_figures(order: FiguresOrder) -> Readings:
-    compiled = compiled_in(Path(order.compiled), order.model)
-    # Float's weights are released before the readers load theirs: of 1B both were 9 GB.
-    reference = load_reference(Path(order.model), compiled.shape.adapter)
-    require_rope(reference, compiled.shape, compiled.order.context)
-    require_ends(reference, compiled.shape)
-    exact = [logits_of(reference, row) for row in order.rows]
-    del reference
-    gc.collect()
-    return read_windows(order.rows, exact, compiled.readers(order.kind, cpu=order.cpu))
-
-
 def order_answer(order: AnswerOrder) -> SpokenText:
     """What the compiled model says after a prompt, by decode."""
-    compiled = compiled_in(Path(order.compiled), order.compiled)
-    shape = compiled.shape
-    reader = compiled.readers("decode")["decode_htp"]
+    shape = _shape_of(order.compiled)
+    reader = readers(order.compiled, shape, "decode")["decode_htp"]
     reader.restart()
     began = time.monotonic()
     tokens, stopped = greedy_text(
@@ -147,7 +126,7 @@ def order_answer(order: AnswerOrder) -> SpokenText:
         [*shape.beginning, *order.prompt],
         order.most,
         shape.eos,
-        compiled.order.context,
+        order.compiled.context,
     )
     return SpokenText(tokens, stopped, time.monotonic() - began)
 
@@ -161,13 +140,12 @@ def _needed(text: ForcedText) -> int:
     return len(text.tokens) + 1
 
 
-def order_genie(order: GenieOrder) -> Readings:
+def order_genie(order: MeasureOrder) -> Readings:
     """Of Genie's own logits."""
-    compiled = compiled_in(Path(order.compiled), order.model)
-    shape = compiled.shape
-    logits = forced_logits(Path(order.config), order.texts, shape.vocab_size, timeout=order.timeout)
-    reference = load_reference(Path(order.model), shape.adapter)
-    return Readings(genie_windows(shape, reference, order.texts, logits), {})
+    shape, texts = _shape_of(order.compiled), order.text.texts
+    logits = forced_logits(Path(order.config), texts, shape.vocab_size, timeout=order.timeout)
+    reference = load_reference(Path(order.compiled.model), shape.adapter)
+    return Readings(genie_windows(shape, reference, texts, logits), {})
 
 
 def genie_windows(
@@ -189,26 +167,21 @@ def _windows_of_texts(
     return found
 
 
-def order_rounding(order: RoundingOrder) -> Rounded:
+def order_rounding(order: MeasureOrder) -> Rounded:
     """The checkpoint where all is right and only rounded: what it makes of windows and of Genie's texts, and
     what each part of the layers keeps of a row."""
     compiled, text = order.compiled, order.text
-    folder, texts, rows = Path(compiled.model), text.texts, text.rows
-    shape, scheme = read_architecture(folder, compiled.adapter), SCHEMES[compiled.through, compiled.precision]
-    calibration = []
-    if compiled.calibrate and not order.ranges:
-        known = windows(folder, shape, Path(compiled.calibrate), compiled.context)
-        # Decode is quantized by the fewest values, so that it loses most.
-        special = special_places(folder, shape, known)
-        calibration = [(row, starts(len(row), 1, some)) for row, some in zip(known, special, strict=True)]
+    folder, texts, rows, known = Path(compiled.model), text.texts, text.rows, compiled.calibration
+    shape, scheme = _shape_of(compiled), SCHEMES[compiled.through, compiled.precision]
+    # Decode is quantized by the fewest values, so that it loses most.
+    special = special_places(folder, shape, known)
     model = rounded_model(
         load_reference(folder, shape.adapter),
         [*rows, *(_whole(shape, text) for text in texts)],
         text.few,
         scheme,
         last=[*(0 for _ in rows), *map(_needed, texts)],
-        calibration=calibration,
-        ranges=order.ranges,
+        calibration=[(row, starts(len(row), 1, some)) for row, some in zip(known, special, strict=True)],
     )
     count = len(rows)
     exact, rounded = ([logits[:-1] for logits in every] for every in (model.exact, model.rounded))
@@ -222,7 +195,6 @@ def order_rounding(order: RoundingOrder) -> Rounded:
         read,
         tie_of(model.exact[:count], model.rounded[:count]),
         [_distances(shape, part, compiled.prefill, model.kept, kept) for part in layers],
-        model.rounding.ranges if scheme.bits else {},
     )
 
 
@@ -277,32 +249,29 @@ class _Held:
         return Distance(worst[output], output, typical)
 
 
-def order_parts(order: PartsOrder) -> Parts:
+def order_parts(order: MeasureOrder) -> Parts:
     """How far each part's outputs are from float's, where its inputs are float's."""
-    compiled = compiled_in(Path(order.compiled), order.model)
-    return Parts(list(parts_of(compiled, order.kind, order.row)))
-
-
-def parts_of(compiled: Compiled, kind: str, row: Sequence[int]) -> Iterable[PartDistances]:
-    x: Any = row
-    for number in range(compiled.order.parts):
-        first, last = compiled.shape.part(number, compiled.order.parts)
-        decoder = load_decoder(Path(compiled.order.model), compiled.shape, len(x), len(x), first, last)
+    compiled, shape, found = order.compiled, _shape_of(order.compiled), list[PartDistances]()
+    x: Any = order.text.few
+    for number in range(compiled.parts):
+        first, last = shape.part(number, compiled.parts)
+        decoder = load_decoder(Path(compiled.model), shape, len(x), len(x), first, last)
         outputs = outputs_of(decoder, x)
         # One part's binary at a time: that of the part before is released.
-        readers = compiled.readers_of_part(kind, number)
         held = {
-            name.removeprefix(f"{kind}_"): _distance(readers[name], decoder, x, outputs) for name in readers
+            where: _distance(step, compiled.context, compiled.count(order.kind), decoder, x, outputs)
+            for where, step in steps(compiled, shape, order.kind, [number]).items()
         }
-        yield PartDistances(number, kind, (first, last - 1), held["htp"], held.get("cpu"))
+        found.append(PartDistances(number, order.kind, (first, last - 1), held["htp"], held.get("cpu")))
         x = outputs[decoder.outputs[0]][0]
+    return Parts(found)
 
 
-def _distance(reader: PartReader, decoder: Decoder, x: Any, outputs: Sample) -> Distance:
+def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, outputs: Sample) -> Distance:
     held = _Held()
-    for start, inputs in blocks(decoder, x, outputs, reader.context, reader.count):
-        for name, values in reader.alone(inputs).items():
-            axis = 3 if "_key_" in name else 2 if "_value_" in name else 1
-            expected = outputs[name].take(range(start, start + reader.count), axis)
+    for start, inputs in blocks(decoder, x, outputs, context, count):
+        for name, values in step(inputs).items():
+            axis = place_axis(name) if name.startswith("past_") else 1
+            expected = outputs[name].take(range(start, start + count), axis)
             held.add(name, expected, values.reshape(expected.shape), axis)
     return held.distance

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +33,18 @@ class CompileOrder:
     parts: int
     shared: bool = False
     """Whether prefill and decode share their weights."""
-    calibrate: str = ""
-    """The text to quantize by."""
+    calibration: list[list[int]]
+    """Windows of tokens to quantize by; none for fp16."""
     into: str = ""
+    """The folder of what is written."""
 
     @property
     def quantized(self) -> bool:
         return self.precision != "fp16"
+
+    def count(self, kind: str) -> int:
+        """How many tokens a kind of graph reads at once."""
+        return self.prefill if kind == "prefill" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,6 @@ class JudgedText:
         """Of each window, by the kind of graph that reads it."""
         return dict(zip(KINDS, (len(self.rows[0]), self.decode), strict=True))
 
-    @property
-    def digest(self) -> str:
-        """Of all the tokens that are read."""
-        tokens = [self.rows, [(text.prompt, text.tokens) for text in self.texts]]
-        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
-
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -113,6 +111,15 @@ class Readings:
     read: Windows
     rates: dict[str, float]
     """Tokens that each reader read in a second."""
+
+    @classmethod
+    def of(cls, every: Iterable[Readings]) -> Readings:
+        """All of these, of which each has readers of its own."""
+        read, rates = Windows(), dict[str, float]()
+        for readings in every:
+            read |= readings.read
+            rates |= readings.rates
+        return cls(read, rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,43 +152,23 @@ class Rounded:
     """How near two of float's logits must be to change places."""
     parts: list[dict[str, Distance]]
     """What it leaves of each part's outputs, by the kind of graph."""
-    ranges: dict[str, tuple[float, float]]
-    """The lowest and the highest value of each activation, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundingOrder:
+class MeasureOrder:
+    """A text that is read by what `compile` wrote, or by float that is only rounded."""
+
     compiled: CompileOrder
+    """By which it was compiled to `into`, of the checkpoint where that is now."""
     text: JudgedText
-    ranges: dict[str, tuple[float, float]] | None = None
-    """Those that the compile saw; without them they are those of the text to calibrate by, or to be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiguresOrder:
-    model: str
-    compiled: str
-    kind: str
-    rows: list[list[int]]
+    kind: str = ""
+    """Of the graphs: the emulator cannot load all binaries of a large model at once."""
     cpu: bool = False
     """Whether the quantized graphs are run on the CPU, and the emulator not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenieOrder:
-    model: str
-    compiled: str
-    config: str
-    texts: list[ForcedText]
-    timeout: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartsOrder:
-    model: str
-    compiled: str
-    kind: str
-    row: list[int]
+    config: str = ""
+    """Genie's."""
+    timeout: float = 0.0
+    """Of Genie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +178,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOrder:
-    compiled: str
+    compiled: CompileOrder
     prompt: list[int]
     most: int
 
@@ -208,6 +195,8 @@ class SuiteOrder:
     """A program of a suite: compiled, and measured."""
 
     compiled: CompileOrder
+    calibrate: str
+    """The text that it is quantized by."""
     judged: str
     """The text that it is judged by."""
     timeout: float
@@ -220,8 +209,8 @@ class MeasuredProgram:
     readings: Readings
     rounded: Rounded
     parts: list[PartDistances]
-    decode: int
-    """How many places of each window decode read."""
+    lengths: dict[str, int]
+    """Of the windows that each kind of graph read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,18 +234,13 @@ class Record:
     size: int
     cpu_seconds: float
     peak: int
-    calibrated_by: list[str]
-    """Hashes of runs of the text."""
     source: dict[str, str]
-    """Digests of what the checkpoint's float is computed from."""
+    """Digests of the checkpoint's files, and of its adapter's."""
     files: dict[str, str]
     """Digests of what was written."""
-    rounded: Rounded | None = None
-    judged: str = ""
-    """The digest of the tokens by which that was measured."""
 
     def as_text(self) -> str:
-        return json.dumps(as_json(self), indent=2) + "\n"
+        return json.dumps(as_json(self)) + "\n"
 
 
 def record_in(folder: Path) -> Record | None:

@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
-import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
 
 import numpy as np
 
 from ci.cached_steps import require_done
 from ci.jobs import available_memory
 from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.check_verb import HELD_OUT, PREFIXES, TOKENS
-from ci.lanes.llm.commands import EMULATOR_BYTES, compile_order, sizes_of
+from ci.lanes.llm.commands import EMULATOR_BYTES, calibrate_of, compile_order, sizes_of
 from ci.lanes.llm.genie import CONFIG
 from ci.lanes.llm.orders import (
-    EXECUTORCH,
     GENIE,
     RECORD,
     CompileOrder,
-    JudgedText,
     Record,
-    Rounded,
     Written,
     record_in,
 )
-from ci.lanes.llm.prompts import hashed_runs, judged_text, require_tokenizer, windows
-from ci.lanes.llm.suite import SUITES, LlmCase, LlmProgram, LlmRun
+from ci.lanes.llm.prompts import require_tokenizer, windows
+from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.work import (
     CompileCheckpoint,
     LlmPlan,
-    MeasureRounding,
     digests_of,
-    float_of,
+    program_of,
     require_installed,
+    source_of,
 )
 from ci.outcome import Result
 from ci.plain import read
-from ci.suite.installed import ready_environment
 from ci.suite.lane_model import LaneModel, Product, not_taken
 from ci.suite.one_model import LANGUAGE_TIMEOUT, Compiling, OneModel
 from ci.suite.output import SCRATCH
 from ci.suite.program_steps import run_cached_step
-from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
@@ -56,12 +47,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
 
-COMPILED, ROUNDING = "llm-compile", "llm-rounding"
-FLOAT, FLOAT_LEAST = 4.5, 1.6e9
-"""Bytes of memory for each weight while float reads, and beside them: 6.8 GB for the 1.24 billion of 1B."""
-LATER = "what rounding alone costs is left to check"
-
-
+COMPILED = "llm-compile"
 PART_SECONDS = 5.0
 """What exporting and compiling a part takes, however small it is."""
 SORTED, SORTED_SECONDS = 1 << 20, 0.0566
@@ -79,20 +65,17 @@ class CompileNeeds:
     disk: float
 
     @classmethod
-    def of(cls, shape: Architecture, order: CompileOrder, calibrated: int, pace: float) -> CompileNeeds:
-        """With so many tokens to calibrate by, on a machine that takes `pace` times as long."""
+    def of(cls, shape: Architecture, order: CompileOrder, pace: float) -> CompileNeeds:
+        """On a machine that takes `pace` times as long."""
         parts = shape.weights(order.parts)
         weights, largest = sum(parts), max(parts)
-        # What rounding alone costs is measured by float.
-        per_weight = 2.8e-11 * (calibrated + 2 * (3 * TOKENS + order.context))
         # The files are in the store and in the output.
         if not order.quantized:
-            files, memory = 4 * weights, 16.0 * largest
-            per_weight += 1.5e-7
+            files, memory, per_weight = 4 * weights, 16.0 * largest, 1.5e-7
         else:
             # A word of the embedding has 16 bits.
             files, memory = 4 * (weights + shape.weights_of_words), 28 * largest + 8e8
-            per_weight += 5e-7 + 2.6e-11 * calibrated
+            per_weight = 5e-7 + 2.6e-11 * sum(map(len, order.calibration))
         seconds_ = (PART_SECONDS * order.parts + per_weight * weights) * pace
         return cls(seconds_, memory, 2 * files + 10 * largest)
 
@@ -127,7 +110,6 @@ class Checkpoint(LaneModel):
 
     shape: Architecture
     order: CompileOrder
-    calibration: Sequence[Sequence[int]] = field(default=())
 
     @classmethod
     def of(cls, model: OneModel, how: Compiling) -> Checkpoint:
@@ -137,10 +119,9 @@ class Checkpoint(LaneModel):
         shape, order = compile_order(model, how.language, folder)
         require_installed()
         require_tokenizer(folder, shape)
-        calibration: list[list[int]] = []
-        if order.calibrate:
+        if order.quantized and (text := calibrate_of(model)):
             # Before anything starts: a text that is too short is refused.
-            calibration = windows(folder, shape, Path(order.calibrate), order.context)
+            order = replace(order, calibration=windows(folder, shape, text, order.context))
         if (earlier := record_in(how.output)) and earlier.order.model != order.model:
             raise UsageError(
                 f"{how.output} has what was compiled of {earlier.order.model}",
@@ -150,22 +131,15 @@ class Checkpoint(LaneModel):
         if RECORD not in names and any(not name.startswith(SCRATCH) for name in names):
             # No compile of ours wrote what is there.
             raise UsageError(f"{how.output} is not empty", fix="name another folder with -o, or remove it")
-        return cls(model, how, shape, order, calibration)
+        return cls(model, how, shape, order)
 
     def program(self, soc: str, suite: Path | None = None) -> LlmProgram:
-        folder = Path(self.order.model)
-        words: dict[str, Any] = {"through": self.order.through, "precision": self.order.precision}
-        run = LlmRun.model_construct(**words, socs=(soc,))
-        case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
-        return LlmProgram(folder / NO_SUITE, folder.name, case, run, soc)
+        return program_of(self.order)
 
     def plan(self, programs: Sequence[LlmProgram]) -> LlmPlan:
-        selection, work = self.model.selection, self.model.work
-        lowers = self.order.through == EXECUTORCH
-        qnn_environment = ready_environment(selection, os.environ) if lowers else None
+        work = self.model.work
         work = replace(work, timeout=LANGUAGE_TIMEOUT if work.timeout == TIMEOUT else work.timeout, jobs=1)
-        logs = selection.reports.absolute() / "llm"
-        return LlmPlan(tuple(programs), selection, work, logs, {}, qnn_environment)
+        return LlmPlan.of(programs, self.model.selection, work)
 
     def do(self, plan: LlmPlan) -> Results:
         order, shape = self.order, self.shape
@@ -173,65 +147,23 @@ class Checkpoint(LaneModel):
         layers += f" in {order.parts} parts" if order.parts > 1 else ""
         sys.stderr.write(f"{layers} for {order.soc}, {order.precision}\n")
         if order.through == GENIE:
-            tokens = sum(map(len, self.calibration))
-            for line in CompileNeeds.of(shape, order, tokens, _pace()).lines(self.how.output):
+            for line in CompileNeeds.of(shape, order, _pace()).lines(self.how.output):
                 sys.stderr.write(f"{line}\n")
         results = run_cached_step(CompileCheckpoint(plan, order), plan.programs)
-        compiled = {name: require_done(result) for name, result in results.items()}
-        # What shares its weights cannot be checked.
-        text = None if order.shared else self._judged_text(compiled)
-        return {COMPILED: compiled, ROUNDING: self._rounding(plan, text) if text else {}}
-
-    def _judged_text(self, compiled: Mapping[str, Result]) -> JudgedText | None:
-        """Ours, by which `check` judges unless its user names another one; None where that cannot be."""
-        order, free = self.order, available_memory()
-        logits = 8 * self.shape.vocab_size * (3 * TOKENS + order.context)
-        if free and (needed := FLOAT * sum(self.shape.weights(1)) + FLOAT_LEAST + logits) > free:
-            sys.stderr.write(f"{LATER}: float takes {size(needed)} of memory, and {size(free)} are free\n")
-            return None
-        whole = all(result.facts["size"] <= EMULATOR_BYTES for result in compiled.values())
-        try:
-            return judged_text(
-                order, self.shape, HELD_OUT, TOKENS, PREFIXES, whole=whole, calibrated_by=self._runs
-            )
-        except UsageError as error:
-            sys.stderr.write(f"{LATER}: {error.message}\n")
-            return None
-
-    def _rounding(self, plan: LlmPlan, text: JudgedText) -> dict[str, Result]:
-        """What `check` will hold it to. Where this does not work, it measures that itself."""
-        sys.stderr.write("then what rounding alone costs, by float\n")
-        results = run_cached_step(MeasureRounding(plan, self.order, text), plan.programs)
-        for failure in (result.failure for result in results.values() if result.failure):
-            sys.stderr.write(f"{LATER}: {failure.message}\n")
-        return {
-            name: replace(result, facts={**result.facts, "judged": text.digest})
-            for name, result in results.items()
-            if not result.failure
-        }
-
-    @property
-    def _runs(self) -> list[str]:
-        """Hashes of the text that it is quantized by."""
-        beginning = len(self.shape.beginning)
-        return hashed_runs(row[beginning:] for row in self.calibration)
+        return {COMPILED: {name: require_done(result) for name, result in results.items()}}
 
     def product(self, plan: LlmPlan, program: LlmProgram, mine: Mapping[str, Result]) -> Product:
         result, order, output = mine[COMPILED], self.order, self.how.output
         assert result.folder is not None
         store, written = self.model.selection.store, read(Written, result.facts)
         files = {path.name: path for path in sorted(result.folder.iterdir())}
-        rounding = mine[ROUNDING].facts if ROUNDING in mine else None
         record = Record(
             order=order,
             size=written.size,
             cpu_seconds=result.facts["cpu_seconds"],
             peak=result.facts["peak"],
-            calibrated_by=self._runs,
-            source=float_of(Path(order.model), order.adapter, store),
+            source=source_of(order, store),
             files={**digests_of(store, files), RECORD: ""},
-            rounded=read(Rounded, rounding) if rounding else None,
-            judged=rounding["judged"] if rounding else "",
         )
         # Of an earlier compile, in more parts or for another runtime.
         earlier = record_in(output)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ci.lanes.llm.compiled import Compiled, PartReader, TokenReader
+from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.config import read_architecture, upstream_name
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM
@@ -18,22 +18,20 @@ from ci.lanes.llm.orders import CompileOrder, Written
 from ci.lanes.llm.programs import (
     DECODE_METHOD,
     PREFILL_METHOD,
-    HandedOver,
     RunnerLayout,
-    TensorReader,
     edge_encodings,
     in_pytorch,
     lower,
     metadata,
-    methods,
+    method_of,
     quantized,
+    step_of,
 )
-from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
+from ci.lanes.llm.prompts import TEMPLATE, special_places
+from ci.lanes.llm.readers import Step
 
 METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
 """By what `check` calls a kind of graph."""
-HANDED_OVER = 4
-"""Tokens of a text that prefill reads before decode."""
 SHIPPED = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE,
 )  # fmt: skip
@@ -57,14 +55,14 @@ def order_program(order: CompileOrder) -> Written:
     torch.set_grad_enabled(False)
     folder, out = Path(order.model), Path(order.into)
     shape = read_architecture(folder, order.adapter)
-    counts = {PREFILL_METHOD: order.prefill, DECODE_METHOD: 1}
+    counts = {METHODS[kind]: order.count(kind) for kind in METHODS}
     whole = load_decoder(folder, shape, order.context, order.context)
     layouts = {name: RunnerLayout(resized(whole, count)) for name, count in counts.items()}
     inputs = {name: layout.inputs([0], 0, layout.empty()) for name, layout in layouts.items()}
     modules: dict[str, Any] = dict(layouts)
     edges: Mapping[str, Encoding] = {}
     if order.quantized:
-        rows = windows(folder, shape, Path(order.calibrate), order.context)
+        rows = order.calibration
         outputs, special = outputs_of_rows(whole, rows), special_places(folder, shape, rows)
         calls = {
             name: layouts[name].calibration(samples(whole, rows, outputs, order.context, count, special))
@@ -100,34 +98,20 @@ def on_cpu_file(out: Path, method: str) -> Path:
     return out / f"{method}_cpu.pt2"
 
 
-class LoweredProgram(Compiled):
-    """A program of ExecuTorch's: one part with all layers."""
-
-    def readers(self, kind: str, *, cpu: bool = False) -> Mapping[str, TokenReader]:
-        readers = self._methods(kind, cpu=cpu)
-        if kind == "prefill":
-            return readers
-        # What prefill leaves in the cache must be what decode reads.
-        prefill = self._methods("prefill", cpu=cpu)
-        return {
-            name: HandedOver(prefill[name.replace("decode", "prefill")], reader, HANDED_OVER)
-            for name, reader in readers.items()
-        }
-
-    def readers_of_part(self, kind: str, number: int) -> Mapping[str, PartReader]:
-        return self._methods(kind)
-
-    def _methods(self, kind: str, *, cpu: bool = False) -> dict[str, TensorReader]:
-        method, count = METHODS[kind], self.order.prefill if kind == "prefill" else 1
-        with torch.device("meta"):
-            decoder = Decoder(self.shape, count, self.order.context)
-        layout, readers = RunnerLayout(decoder), dict[str, TensorReader]()
-        encodings: Mapping[str, Encoding] = {}
-        if self.order.quantized:
-            module = torch.export.load(on_cpu_file(self.out, method)).module()
-            encodings = edge_encodings(module)
-            readers[f"{kind}_cpu"] = TensorReader(layout, in_pytorch(module))
-        if not cpu:
-            step = methods(self.out / PROGRAM, [method])[method]
-            readers = {f"{kind}_htp": TensorReader(layout, step, encodings)} | readers
-        return readers
+def steps(
+    order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int], *, cpu: bool = False
+) -> dict[str, Step]:
+    """Of a method, which has all layers, and of the quantized one on the CPU."""
+    out, method = Path(order.into), METHODS[kind]
+    with torch.device("meta"):
+        decoder = Decoder(shape, order.count(kind), order.context)
+    layout = RunnerLayout(decoder)
+    encodings: Mapping[str, Encoding] = {}
+    found: dict[str, Step] = {}
+    if order.quantized:
+        module = torch.export.load(on_cpu_file(out, method)).module()
+        encodings = edge_encodings(module)
+        found["cpu"] = step_of(layout, in_pytorch(module), {})
+    if not cpu:
+        found["htp"] = step_of(layout, method_of(out / PROGRAM, method), encodings)
+    return found

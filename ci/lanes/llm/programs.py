@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.decoder import Decoder
 from ci.lanes.llm.graphs import Encoding, call
+from ci.lanes.llm.readers import Step
 from ci.models.arrays import Array, Sample
 from provisioning.base.errors import CheckFailed
 
@@ -42,7 +42,7 @@ PREFILL_METHOD, DECODE_METHOD = "prefill_forward", "kv_forward"
 FAR = -100.0
 """What hides a place. Integers span from here to the highest score, so that a lower one costs precision."""
 
-Step = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Method = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class RunnerLayout(nn.Module):
@@ -233,117 +233,47 @@ def _passes(integers: torch.dtype) -> Any:
     return passes
 
 
-def methods(path: Path, names: Sequence[str]) -> dict[str, Step]:
+def method_of(path: Path, name: str) -> Method:
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(path)
 
-    def step_of(name: str) -> Step:
-        method = program.load_method(name)
+    method = program.load_method(name)
 
-        def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            # The runtime reads memory as if it were contiguous, and writes its outputs again the next time.
-            return [output.clone() for output in method.execute([input_.contiguous() for input_ in inputs])]
+    def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        # The runtime reads memory as if it were contiguous, and writes its outputs again the next time.
+        return [output.clone() for output in method.execute([input_.contiguous() for input_ in inputs])]
 
-        return step
-
-    return {name: step_of(name) for name in names}
+    return run
 
 
-def in_pytorch(module: Any) -> Step:
+def in_pytorch(module: Any) -> Method:
     """The same on the CPU."""
-
-    def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        outputs = module(*inputs)
-        return [outputs] if isinstance(outputs, Tensor) else list(outputs)
-
-    return step
+    return lambda inputs: list(module(*inputs))
 
 
-@dataclass
-class TensorReader:
-    """Reads tokens by a method whose cache comes in and goes out as tensors."""
+def step_of(layout: RunnerLayout, method: Method, encodings: Mapping[str, Encoding]) -> Step:
+    """A call by Genie's names of inputs and outputs."""
 
-    layout: RunnerLayout
-    step: Step
-    encodings: Mapping[str, Encoding] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.count, self.context = self.layout.decoder.count, self.layout.decoder.context
-        self.restart()
-
-    def restart(self) -> None:
-        self.position, self.caches = 0, self.layout.empty()
-        if self.encodings:
-            # The mask hides what this stands for.
-            kind = getattr(torch, self.encodings["mask"].dtype)
-            self.caches = [cache.to(kind) for cache in self.caches]
-
-    def take(self, other: TensorReader) -> None:
-        """Go on where another has stopped."""
-        self.restart()
-        for ours, theirs, axis in zip(self.caches, other.caches, self._axes, strict=True):
-            ours.narrow(axis, 0, other.position).copy_(theirs.narrow(axis, 0, other.position))
-        self.position = other.position
-
-    @property
-    def _axes(self) -> list[int]:
-        """Of the places in each cache: keys have them last."""
-        layers = len(self.caches) // 2
-        return [3] * layers + [2] * layers
-
-    def read(self, tokens: Sequence[int]) -> Array:
-        rows = []
-        for start in range(0, len(tokens), self.count):
-            some = tokens[start : start + self.count]
-            ids, mask, *others = self.layout.inputs(some, self.position, self.caches)
-            if self.encodings:
-                mask = torch.from_numpy(self.encodings["mask"].integers(mask.numpy()))
-            logits, *new = self.step((ids, mask, *others))
-            for cache, added, axis in zip(self.caches, new, self._axes, strict=True):
-                # What lies beyond the cache is read in this call alone.
-                if (room := min(len(some), cache.shape[axis] - self.position)) > 0:
-                    cache.narrow(axis, self.position, room).copy_(added.narrow(axis, 0, room))
-            self.position += len(some)
-            row = logits.reshape(self.count, -1)[: len(some)].numpy()
-            rows.append(self.encodings["logits"].floats(row) if self.encodings else row)
-        return np.concatenate(rows).astype(np.float32)
-
-    def alone(self, inputs: Sample) -> Sample:
-        """What the method makes of Genie's inputs, by the names of Genie's outputs."""
-        decoder = self.layout.decoder
-        [(ids, mask, positions, *caches)] = self.layout.calibration([inputs])
+    def step(inputs: Sample) -> Sample:
+        [(ids, mask, positions, *caches)] = layout.calibration([inputs])
         names = [str(number) for number in range(len(caches))]
-        if self.encodings:
+        if encodings:
             mask, *caches = (
-                torch.from_numpy(self.encodings[name].integers(tensor.numpy()))
+                torch.from_numpy(encodings[name].integers(tensor.numpy()))
                 for name, tensor in zip(("mask", *names), (mask, *caches), strict=True)
             )
-        results = [tensor.numpy() for tensor in self.step((ids, mask, positions, *caches))]
-        if self.encodings:
+        results = [tensor.numpy() for tensor in method((ids, mask, positions, *caches))]
+        if encodings:
             results = [
-                self.encodings[name].floats(array)
-                for name, array in zip(("logits", *names), results, strict=True)
+                encodings[name].floats(array) for name, array in zip(("logits", *names), results, strict=True)
             ]
-        logits, *new = decoder.outputs
-        return dict(zip((logits, *new[0::2], *new[1::2]), results, strict=True))
+        logits, *new = layout.decoder.outputs
+        outputs = dict(zip((logits, *new[0::2], *new[1::2]), results, strict=True))
+        return {
+            # The caches of Genie have their groups first.
+            name: values if name == logits else values.swapaxes(0, 1)
+            for name, values in outputs.items()
+        }
 
-
-@dataclass
-class HandedOver:
-    """Reads at most so many tokens by prefill, and goes on by decode with what prefill left in the cache."""
-
-    prefill: TensorReader
-    decode: TensorReader
-    most: int
-
-    def restart(self) -> None:
-        self.prefill.restart()
-        self.decode.restart()
-
-    def read(self, tokens: Sequence[int]) -> Array:
-        if self.decode.position:
-            return self.decode.read(tokens)
-        rows, rest = self.prefill.read(tokens[: self.most]), tokens[self.most :]
-        self.decode.take(self.prefill)
-        return np.concatenate([rows, self.decode.read(rest)]) if rest else rows
+    return step

@@ -4,11 +4,10 @@ begins a text; and what two texts have in common."""
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +300,6 @@ def judged_text(
     *,
     decode_tokens: int | None = None,
     whole: bool = True,
-    calibrated_by: Collection[str] = (),
 ) -> JudgedText:
     """What of a text is read: known before any worker starts. Unless `whole`, Genie's text ends where the
     windows do: where decode reads the prompt, too, all of the context would take too long."""
@@ -321,7 +319,7 @@ def judged_text(
             f" {wanted}",
             fix=f"name a text of {wanted} tokens, --text FILE, or give fewer --tokens and --prefixes",
         )
-    if (seen := share_of_runs(stream[:wanted], calibrated_by)) > MAX_OVERLAP:
+    if (seen := share_of_runs(stream[:wanted], order.calibration)) > MAX_OVERLAP:
         raise UsageError(
             f"{seen:.0%} of what would be read of {path} is in the text that it was quantized by, too",
             fix="give another text",
@@ -341,20 +339,11 @@ def judged_text(
     return JudgedText(rows, decode, row, texts, words[:SAMPLE_CHARS], len(stream))
 
 
-def hashed_runs(rows: Iterable[Sequence[int]]) -> list[str]:
-    """Short hashes of rows of tokens, cut into runs: they tell a text again, and do not give it away."""
-    runs = (row[at : at + RUN] for row in rows for at in range(0, len(row) - RUN + 1, RUN))
-    return sorted({_hash(run) for run in runs})
-
-
-def share_of_runs(tokens: Sequence[int], hashes: Collection[str]) -> float:
-    """The share of tokens that are in runs with these hashes, wherever the runs begin."""
-    known, inside = set(hashes), set[int]()
+def share_of_runs(tokens: Sequence[int], rows: Iterable[Sequence[int]]) -> float:
+    """The share of tokens that are in runs of these rows, wherever the runs begin."""
+    known = {tuple(row[at : at + RUN]) for row in rows for at in range(0, len(row) - RUN + 1, RUN)}
+    inside = set[int]()
     for at in range(len(tokens) - RUN + 1):
-        if _hash(tokens[at : at + RUN]) in known:
+        if tuple(tokens[at : at + RUN]) in known:
             inside.update(range(at, at + RUN))
     return len(inside) / len(tokens)
-
-
-def _hash(tokens: Sequence[int]) -> str:
-    return hashlib.sha256(repr(list(tokens)).encode()).hexdigest()[:10]

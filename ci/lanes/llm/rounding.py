@@ -156,19 +156,18 @@ def rounded_model(
     *,
     last: Sequence[int] = (),
     calibration: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
-    ranges: Ranges | None = None,
 ) -> RoundedModel:
     """`reference` is not float's afterwards. `row` is the one of which all is kept. `last` says how many of
-    each row's last logits are wanted, and 0 is all. The ranges of activations are those given, or those of
-    the rows of `calibration` at their places, or else of the rows themselves."""
-    rounding = Rounding(scheme, dict(ranges or {}))
+    each row's last logits are wanted, and 0 is all. The ranges of activations are those of the rows of
+    `calibration` at their places, or else of the rows themselves."""
+    rounding = Rounding(scheme)
     linear = _hooked(reference, rounding)
     tied = reference.get_input_embeddings().weight
     with torch.no_grad():
         for known, places in calibration:
             rounding.places = len(known), torch.tensor(places)
             _logits(reference, known)
-        if calibration or ranges:
+        if calibration:
             rounding.phase = "pass"
         wanted = list(zip(rows, last or [0] * len(rows), strict=True))
         exact = [_logits(reference, tokens, count) for tokens, count in wanted]

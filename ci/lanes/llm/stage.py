@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ci.jobs import Job
 from ci.lanes.llm.orders import EXECUTORCH, GENIE
@@ -12,7 +11,6 @@ from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.lanes.llm.work import LlmPlan, ReadExecutorchPrograms, ReadPrograms, Train, require_installed
 from ci.outcome import Result
-from ci.suite.installed import ready_environment
 from ci.suite.options import Choice, StageOptions
 from ci.suite.program_steps import run_cached_step
 from ci.suite.stage import Verdict, chosen, finish, report, show_list
@@ -31,7 +29,7 @@ def run(options: StageOptions) -> int:
     stage = StageRun.as_typed(STAGE, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "llm-not-run"):
         require_installed()
-        plan = _plan_of(_chosen_programs(options.choice, selection), options)
+        plan = LlmPlan.of(_chosen_programs(options.choice, selection), selection, options.work)
         models = run_cached_step(Train(plan), plan.programs)
         measured = _measured(plan, models)
         # Of a program whose model was not trained, the finding about the model says it.
@@ -55,14 +53,6 @@ def run(options: StageOptions) -> int:
 
 def _chosen_programs(choice: Choice, selection: Selection) -> list[LlmProgram]:
     return chosen(SUITES, choice, selection, lambda every: {row.name: Job(row.name) for row in every})
-
-
-def _plan_of(programs: Sequence[LlmProgram], options: StageOptions) -> LlmPlan:
-    selection = options.selection
-    lowered = any(program.run.through == EXECUTORCH for program in programs)
-    qnn_environment = ready_environment(selection, os.environ) if lowered else None
-    logs = selection.reports.absolute() / "llm"
-    return LlmPlan(tuple(programs), selection, options.work, logs, {}, qnn_environment)
 
 
 def _measured(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:

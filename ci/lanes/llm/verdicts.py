@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ci.lanes.llm.orders import Distance, MeasuredProgram, PartDistances, Rounded, Window, Windows
+from ci.lanes.llm.orders import Distance, MeasuredProgram, PartDistances, Window
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.models.arrays import Array
 from ci.outcome import Result
@@ -210,15 +210,15 @@ class Bounds:
     """How much less float may give a choice that is as good as its own, in logits."""
 
     @classmethod
-    def of(
-        cls, precision: str, rounded: Rounded, lengths: Mapping[str, int], own: Mapping[str, float]
-    ) -> Bounds:
-        """`lengths` are of the windows that each kind of graph reads, of which all are a part of the same."""
+    def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Bounds:
+        """Each kind of graph reads a first part of the same windows."""
+        rounded = measured.rounded
         # The chip rounds besides.
         tie = rounded.tie * math.sqrt(HALVES if precision == "fp16" else 2)
         windows, read = rounded.read["windows"], dict(rounded.read)
         del read["windows"]
-        read |= {kind: [window.first(length - 1) for window in windows] for kind, length in lengths.items()}
+        for kind, length in measured.lengths.items():
+            read[kind] = [window.first(length - 1) for window in windows]
         costs = {name: figures_of(some, tie) for name, some in read.items()}
         return cls(precision, costs, rounded.parts, own, tie)
 
@@ -405,6 +405,71 @@ def culprit(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bou
     return f"no layer misses its limit; {where}"
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was measured of a compiled model, beside its limits."""
+
+    measured: MeasuredProgram
+    bounds: Bounds
+    figures: Mapping[str, Figures]
+    rows: Sequence[PartRow]
+
+    @classmethod
+    def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Judged:
+        bounds = Bounds.of(precision, measured, own)
+        figures = {name: figures_of(some, bounds.tie) for name, some in measured.readings.read.items()}
+        return cls(measured, bounds, figures, part_rows(measured.parts, bounds))
+
+    @property
+    def problems(self) -> list[str]:
+        """What to look at first, and then what follows from it."""
+        found = culprit(self.rows, self.figures, self.bounds)
+        return [*([found] if found else []), *figure_problems(self.figures, self.bounds)]
+
+    @property
+    def fix(self) -> str:
+        return FIXES[cause_of(self.rows, self.figures, self.bounds)]
+
+    @property
+    def comparisons(self) -> int:
+        return 2 * len(self.rows) + sum(len(self.bounds.of_reader(name)) for name in self.figures)
+
+    def lines(self, *, parts: bool) -> Iterator[str]:
+        """Its figures beside their limits. Parts are shown if they say what is wrong, or were asked for."""
+        bounds = self.bounds
+        for name, figures in bounds.rounding.items():
+            if not is_genies(name) or name in self.figures:
+                yield f"rounding alone, {READER_NAMES.get(name, name)}: {in_words(figures)}"
+        yield f"a tie: float's logit of the choice is within {bounds.tie:.2g} of its best"
+        for name, figures in self.figures.items():
+            yield f"{READER_NAMES[name]}: {in_words(figures, bounds.of_reader(name))}"
+        if parts or culprit(self.rows, self.figures, bounds):
+            yield from (row.as_text() for row in self.rows)
+        yield f"{self.comparisons} comparisons with a limit"
+
+    @property
+    def row(self) -> dict[str, Metric]:
+        """Of a report."""
+        rates, read = self.measured.readings.rates, self.measured.readings.read
+        speeds = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
+        return {
+            "bytes": self.measured.size,
+            # For the page, which says that it is the emulator's.
+            "speed": {name: rates[reader] for name, reader in speeds.items() if reader in rates},
+            "figures": _figures_row(self.figures),
+            # Of those whose windows begin at the context's start.
+            "positions": {name: list(along(read[name])) for name in read if not is_genies(name)},
+            "rounding": _figures_row(self.bounds.rounding),
+            "parts": [row.as_metric() for row in self.rows],
+            "tie": self.bounds.tie,
+            "comparisons": self.comparisons,
+        }
+
+
+def _figures_row(figures: Mapping[str, Figures]) -> dict[str, Metric]:
+    return {name: {key: asdict(figure) for key, figure in some.items()} for name, some in figures.items()}
+
+
 # Of `test_llm`.
 
 
@@ -422,38 +487,19 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
         yield Finding("llm-training", Severity.ERROR, case, message, fix)
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A program of a suite beside its limits."""
-
-    bounds: Bounds
-    figures: Mapping[str, Figures]
-    rows: Sequence[PartRow]
-
-    @classmethod
-    def of(cls, program: LlmProgram, measured: MeasuredProgram) -> Judged:
-        lengths = {"prefill": len(measured.rounded.read["windows"][0].lost) + 1, "decode": measured.decode}
-        bounds = Bounds.of(program.run.precision, measured.rounded, lengths, program.run.own_limits)
-        figures = {name: figures_of(some, bounds.tie) for name, some in measured.readings.read.items()}
-        return cls(bounds, figures, part_rows(measured.parts, bounds))
-
-    @property
-    def problems(self) -> Iterator[str]:
-        if found := culprit(self.rows, self.figures, self.bounds):
-            yield found
-        yield from figure_problems(self.figures, self.bounds)
+def judged_program(program: LlmProgram, result: Result) -> Judged:
+    """By what rounding alone costs, and the limits of its suite."""
+    measured = read(MeasuredProgram, result.facts)
+    return Judged.of(program.run.precision, measured, program.run.own_limits)
 
 
 def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
-    """By what rounding alone costs, and the limits of its suite."""
     error = errors_of(program.name, SUITES.repeat(program))
     if failure := result.failure:
         yield error(f"llm-{failure.rule}", failure.message, failure.fix)
         return
-    judged = Judged.of(program, read(MeasuredProgram, result.facts))
-    if problems := list(judged.problems):
-        fix = FIXES[cause_of(judged.rows, judged.figures, judged.bounds)]
-        yield from (error("llm-accuracy", message, fix) for message in problems)
+    judged = judged_program(program, result)
+    yield from (error("llm-accuracy", message, judged.fix) for message in judged.problems)
 
 
 def report_row(program: LlmProgram, result: Result) -> dict[str, Metric]:
@@ -465,30 +511,4 @@ def report_row(program: LlmProgram, result: Result) -> dict[str, Metric]:
     }
     if result.failure:
         return shown
-    measured = read(MeasuredProgram, result.facts)
-    judged, readings = Judged.of(program, measured), measured.readings
-    return {
-        **shown,
-        "bytes": measured.size,
-        "peak": result.facts["peak"],
-        "speed": speed_of(readings.rates),
-        "figures": figures_row(judged.figures),
-        "positions": positions_row(readings.read),
-        "rounding": figures_row(judged.bounds.rounding),
-        "parts": [row.as_metric() for row in judged.rows],
-    }
-
-
-def speed_of(rates: Mapping[str, float]) -> dict[str, float]:
-    """For the page, which says that it is the emulator's."""
-    readers = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
-    return {name: rates[reader] for name, reader in readers.items() if reader in rates}
-
-
-def figures_row(figures: Mapping[str, Figures]) -> dict[str, Metric]:
-    return {name: {key: asdict(figure) for key, figure in some.items()} for name, some in figures.items()}
-
-
-def positions_row(read: Windows) -> dict[str, Metric]:
-    """The divergence along the context, of those whose windows begin at its start."""
-    return {name: list(along(windows)) for name, windows in read.items() if not is_genies(name)}
+    return {**shown, "peak": result.facts["peak"], **judged_program(program, result).row}

@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ci.cached_steps import require_done
 from ci.closed import closed
 from ci.digests import Digests
 from ci.jobs import Job
-from ci.lanes.llm.orders import GENIE, CompileOrder, JudgedText, Record, RoundingOrder, SuiteOrder
+from ci.lanes.llm.orders import (
+    EXECUTORCH,
+    GENIE,
+    CompileOrder,
+    JudgedText,
+    MeasureOrder,
+    Record,
+    Rounded,
+    SuiteOrder,
+)
 from ci.lanes.llm.prompts import TEMPLATE
-from ci.lanes.llm.suite import LlmProgram
+from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
 from ci.lanes.llm.tiny import JUDGED, QUANTIZED_BY
 from ci.lanes.llm.verdicts import findings_of, model_findings
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Result
-from ci.plain import as_json
+from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.suite.findings import verdict
-from ci.suite.installed import host_libraries, require_packages
-from ci.suite.program_steps import ProgramStep
+from ci.suite.installed import host_libraries, ready_environment, require_packages
+from ci.suite.options import WorkOptions
+from ci.suite.program_steps import ProgramStep, run_cached_step
+from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Plan
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric
+from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
 
@@ -38,10 +52,7 @@ NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "tran
 MEMORY = 1500 << 20
 CONTEXT, PREFILL = int(TINY_CONFIG["max_position_embeddings"]), 32
 """Of a suite's programs."""
-WEIGHTS = ".safetensors"
-CONFIGS = ("config.json", "adapter_config.json")
-TOOLKIT = "this toolkit"
-READ = (".json", WEIGHTS)
+READ = (".json", ".safetensors")
 COMPILED = (".bin", ".onnx", ".pte", ".pt2")
 """How the names of the files end that only `compile` writes."""
 
@@ -84,6 +95,22 @@ class LlmPlan(Plan):
     qnn_environment: Environment | None
     """Of ExecuTorch's programs; Genie needs nothing that is provisioned."""
 
+    @classmethod
+    def of(cls, programs: Sequence[LlmProgram], selection: Selection, work: WorkOptions) -> LlmPlan:
+        lowered = any(program.run.through == EXECUTORCH for program in programs)
+        qnn_environment = ready_environment(selection, os.environ) if lowered else None
+        logs = selection.reports.absolute() / "llm"
+        return cls(tuple(programs), selection, work, logs, {}, qnn_environment)
+
+
+def program_of(order: CompileOrder) -> LlmProgram:
+    """Of a checkpoint of a command line, which no suite has."""
+    folder = Path(order.model)
+    words: dict[str, Any] = {"through": order.through, "precision": order.precision}
+    run = LlmRun.model_construct(**words, socs=(order.soc,))
+    case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
+    return LlmProgram(folder / NO_SUITE, folder.name, case, run, order.soc)
+
 
 @dataclass(frozen=True)
 class LanguageStep(ProgramStep):
@@ -115,7 +142,7 @@ class LanguageStep(ProgramStep):
         return {"QNN": dict(host_libraries(root, self.plan.selection.store))}
 
 
-def _asked(what: str, order: CompileOrder | RoundingOrder | SuiteOrder) -> dict[str, Any]:
+def _asked(what: str, order: CompileOrder | MeasureOrder | SuiteOrder) -> dict[str, Any]:
     """The request of an order; the task itself says which folder is the result's."""
     request = {"do": what, **as_json(order)}
     request.pop("into", None)
@@ -174,8 +201,9 @@ class ReadPrograms(LanguageStep):
                 context=CONTEXT,
                 prefill=PREFILL,
                 parts=run.parts,
-                calibrate="" if run.precision == "fp16" else str(model / QUANTIZED_BY),
+                calibration=[],
             ),
+            calibrate=str(model / QUANTIZED_BY),
             judged=str(model / JUDGED),
             timeout=self.timeout,
         )
@@ -192,24 +220,18 @@ class ReadExecutorchPrograms(ReadPrograms):
     by_executorch = True
 
 
-def digests_of_checkpoint(folder: Path, store: Path) -> dict[str, str]:
-    """Of all that a compile may read, by name."""
-    paths = (path for path in sorted(folder.iterdir()) if path.suffix in READ or path.name == TEMPLATE)
-    return digests_of(store, {path.name: path for path in paths})
-
-
-def float_of(folder: Path, adapter: str, store: Path) -> dict[str, str]:
-    """Digests of what a checkpoint's float is computed from, with that of its adapter: tensors, what says how
-    they are used, and our own code, which rounds them."""
-    folders = {"": folder} | ({"the adapter's ": Path(adapter)} if adapter else {})
-    read = {
-        f"{whose}{name}": digest
-        for whose, place in folders.items()
-        for name, digest in digests_of_checkpoint(place, store).items()
-        if name.endswith(WEIGHTS) or name in CONFIGS
-    }
-    code = digests_of(store, {path.name: path for path in sorted(Path(__file__).parent.glob("*.py"))})
-    return {**read, TOOLKIT: hashlib.sha256(json.dumps(code).encode()).hexdigest()}
+def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
+    """Digests of all that a compile may read of a checkpoint and of its adapter, by name."""
+    folders = {"": order.model, **({"the adapter's ": order.adapter} if order.adapter else {})}
+    return digests_of(
+        store,
+        {
+            f"{whose}{path.name}": path
+            for whose, folder in folders.items()
+            for path in sorted(Path(folder).iterdir())
+            if path.suffix in READ or path.name == TEMPLATE
+        },
+    )
 
 
 def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
@@ -240,14 +262,10 @@ class CompileCheckpoint(LanguageStep):
 
     def _read(self, program: LlmProgram, order: CompileOrder) -> Key:
         """An order by what is in its files, wherever they are."""
-        store = self.plan.selection.store
-        files: dict[str, Metric] = {**digests_of_checkpoint(Path(order.model), store)}
-        if order.adapter:
-            of_adapter = digests_of_checkpoint(Path(order.adapter), store)
-            files |= {f"the adapter's {name}": digest for name, digest in of_adapter.items()}
-        if text := order.calibrate:
-            files["the text to calibrate by"] = digests_of(store, {text: Path(text)})[text]
-        rest = as_json(replace(order, model="", adapter="", calibrate=""))
+        files: dict[str, Metric] = {**source_of(order, self.plan.selection.store)}
+        if order.calibration:
+            files["the text to calibrate by"] = _digest(order.calibration)
+        rest = as_json(replace(order, model="", adapter="", calibration=[], into=""))
         return {"name": program.case_name, "order": rest, "files": files}
 
     def cost(self, program: LlmProgram) -> Job:
@@ -270,7 +288,20 @@ class MeasureRounding(CompileCheckpoint):
     def key(self, program: LlmProgram, results: CachedResults) -> Key:
         # The chip and how weights are stored change nothing.
         order = replace(self.order, soc="", shared=False)
-        return {"what": "rounding", **self._read(program, order), "text": as_json(self.text), **self.qnn}
+        read = {**self._read(program, order), "text": _digest(as_json(self.text))}
+        return {"what": "rounding", **read, **self.qnn}
 
     def request(self, program: LlmProgram) -> Mapping[str, Any]:
-        return _asked("rounding", RoundingOrder(compiled=self.order, text=self.text))
+        return _asked("rounding", MeasureOrder(compiled=self.order, text=self.text))
+
+
+def measured_rounding(order: CompileOrder, text: JudgedText, selection: Selection, timeout: float) -> Rounded:
+    """Of a checkpoint of the user's, unless it is cached."""
+    program = program_of(order)
+    plan = LlmPlan.of([program], selection, WorkOptions(timeout=timeout, jobs=1))
+    [result] = run_cached_step(MeasureRounding(plan, order, text), [program]).values()
+    return read(Rounded, require_done(result).facts)
+
+
+def _digest(tokens: object) -> str:
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
