@@ -26,7 +26,7 @@ from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.check import longer_windows, read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
-from ci.lanes.llm.config import beginning_warning, read_architecture, upstream_name
+from ci.lanes.llm.config import beginning_warning, read_architecture, runner_version
 from ci.lanes.llm.genie import (
     GeneratedText,
     contradictions,
@@ -326,7 +326,7 @@ class TestCheckpoint:
         new = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in kinds.items()}
         plain = {"model_type": "gemma3_text", "rope_scaling": None, "rope_theta": None}
         shape = read_architecture(checkpoint(tmp_path, **plain, rope_parameters=new))
-        assert (shape.rope_theta, shape.local_theta) == (1e6, 3e4)
+        assert (shape.rope_theta, shape.rope_local_base_freq) == (1e6, 3e4)
 
     @pytest.mark.parametrize("name", PUBLISHED)
     def test_a_published_checkpoint_has_the_tensors_that_are_read(self, tmp_path: Path, name: str) -> None:
@@ -423,7 +423,7 @@ class TestCheckpoint:
         self, tmp_path: Path, kind: str, word: str, name: str
     ) -> None:
         (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": word}]}))
-        assert upstream_name(tmp_path, kind) == name
+        assert runner_version(tmp_path, kind) == name
 
     @pytest.mark.parametrize("file", ["adapter_config.json", "model.gguf", "tokenizer.model"])
     def test_a_folder_without_a_checkpoint_is_refused(self, tmp_path: Path, file: str) -> None:

@@ -1,11 +1,13 @@
-"""What a model of the Llama family computes: config.json as each family reads it, and how it is cut into
-parts."""
+"""What a model of the Llama family computes: a table of families, their config.json, and how a model is cut
+into parts."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -75,27 +77,56 @@ Scaling = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family of models is built, where that is not as Llama is."""
+
+    models: str
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """What its config.json means without these keys."""
+    always_bias: bool = False
+    """Of queries, keys and values, whatever config.json says."""
+    norms: Literal["", "heads", "whole"] = ""
+    """Of queries and keys: of each head, or of all heads at once."""
+    layer_norms: tuple[str, str, str, str] = ("input", "", "post_attention", "")
+    """Before and after attention, before and after feed-forward, by the checkpoint's names."""
+    gemma: bool = False
+    """Norms by 1 + weight, a scaled embedding, another activation, and layers with a rope of their own."""
+    fused: bool = False
+    """Queries, keys and values in one weight, and gate and up in one."""
+    windowed: bool = False
+    """Whether all layers have the sliding window."""
+    partial: bool = False
+    """Whether a part of each head may be rotated alone, and by a longrope."""
+    unrotated: bool = False
+    """Whether some layers have no rope."""
+
+
+TIED, WINDOW = {"tie_word_embeddings": True}, {"sliding_window": 4096}
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("Llama 3, SmolLM 2"),
+    "qwen2": Family("Qwen 2.5", always_bias=True),
+    "qwen3": Family("Qwen 3", norms="heads"),
+    "mistral": Family("Mistral", WINDOW, windowed=True),
+    "smollm3": Family("SmolLM 3", TIED, unrotated=True),
+    "phi3": Family("Phi 3 and 4 mini", fused=True, partial=True, windowed=True),
+    "olmo2": Family("OLMo 2", norms="whole", layer_norms=("", "post_attention", "", "post_feedforward")),
+    "gemma3_text": Family(
+        "Gemma 3",
+        {**TIED, **WINDOW, "query_pre_attn_scalar": 256},
+        norms="heads",
+        layer_norms=("input", "post_attention", "pre_feedforward", "post_feedforward"),
+        gemma=True,
+        windowed=True,
+    ),
+}
+"""By `model_type`."""
+
+
 class Architecture(BaseModel):
-    """A family's config.json, and what other files say; Llama's, unless a family is otherwise. null stands
-    for no key."""
+    """A model's config.json, and what other files say. null stands for no key."""
 
     model_config = ConfigDict(strict=True, frozen=True, populate_by_name=True)
-
-    models: ClassVar[str] = "Llama 3, SmolLM 2"
-    always_bias: ClassVar[bool] = False
-    """Of queries, keys and values, whatever config.json says."""
-    norms: ClassVar[Literal["", "heads", "whole"]] = ""
-    """Of queries and keys: of each head, or of all heads at once."""
-    layer_norms: ClassVar[tuple[str, str, str, str]] = ("input", "", "post_attention", "")
-    """Before and after attention, before and after feed-forward, by the checkpoint's names."""
-    gemma: ClassVar[bool] = False
-    """Norms by 1 + weight, a scaled embedding, another activation, and layers with a rope of their own."""
-    fused: ClassVar[bool] = False
-    """Queries, keys and values in one weight, and gate and up in one."""
-    windowed: ClassVar[bool] = False
-    """Whether all layers have the sliding window."""
-    partial: ClassVar[bool] = False
-    """Whether a part of each head may be rotated alone, and by a longrope."""
 
     model_type: str
     vocab_size: Size
@@ -126,7 +157,22 @@ class Architecture(BaseModel):
     """What peft saved, to be merged into the weights."""
     quantization_config: None = None
     hidden_act: Literal["silu"] = "silu"
+    hidden_activation: Literal["gelu_pytorch_tanh"] | None = None
     use_sliding_window: Literal[False] = False
+    use_bidirectional_attention: Literal[False] = False
+    attn_logit_softcapping: None = None
+    final_logit_softcapping: None = None
+    query_pre_attn_scalar: Number | None = None
+    sliding_window_pattern: Size = 6
+    """Every so many layers, one has no window, and the rope of them all."""
+    rope_local_base_freq: Number = 10000.0
+    no_rope_layers: list[int] | None = None
+    """A 0 for each layer without a rope."""
+    no_rope_layer_interval: Size = 4
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
 
     @property
     def num_kv_heads(self) -> int:
@@ -139,7 +185,7 @@ class Architecture(BaseModel):
 
     @property
     def bias(self) -> bool:
-        return self.always_bias or self.attention_bias
+        return self.family.always_bias or self.attention_bias
 
     @property
     def eos(self) -> tuple[int, ...]:
@@ -152,7 +198,7 @@ class Architecture(BaseModel):
     @property
     def context(self) -> int:
         """The most tokens that it is right for."""
-        window = self.sliding_window if self.windowed else None
+        window = self.sliding_window if self.family.windowed else None
         trained = self.trained if isinstance(self.rope, LongRope) else None
         return min(length for length in (self.longest, window, trained) if length)
 
@@ -172,22 +218,25 @@ class Architecture(BaseModel):
 
     @property
     def score_scale(self) -> float:
-        return math.pow(self.head_dim, -0.5)
+        return math.pow(self.query_pre_attn_scalar or self.head_dim, -0.5)
 
     @property
     def local(self) -> frozenset[int]:
         """Layers with a rope of their own."""
-        return frozenset()
-
-    @property
-    def local_theta(self) -> float:
-        """Its base."""
-        return 10000.0
+        layers, every = range(self.num_layers), self.sliding_window_pattern
+        if not self.family.gemma:
+            return frozenset()
+        kinds = self.layer_types or ["sliding_attention" if (n + 1) % every else "" for n in layers]
+        return frozenset(layer for layer in layers if kinds[layer] == "sliding_attention")
 
     @property
     def unrotated(self) -> frozenset[int]:
         """Layers without a rope."""
-        return frozenset()
+        layers, every = range(self.num_layers), self.no_rope_layer_interval
+        if not self.family.unrotated:
+            return frozenset()
+        rotated = self.no_rope_layers or [(layer + 1) % every for layer in layers]
+        return frozenset(layer for layer in layers if not rotated[layer])
 
     @model_validator(mode="after")
     def _fits(self) -> Architecture:
@@ -199,14 +248,15 @@ class Architecture(BaseModel):
             raise ValueError(f"partial_rotary_factor: no even share of {self.head_dim}")
         if max([*self.eos, *self.beginning], default=0) >= self.vocab_size:
             raise ValueError("bos_token_id or eos_token_id: no token of vocab_size")
-        if self.layer_types and len(self.layer_types) != self.num_layers:
-            raise ValueError(f"layer_types: expected {self.num_layers}")
-        if not self.gemma and {*self.layer_types} - {"full_attention"}:
+        for name in ("layer_types", "no_rope_layers"):
+            if len(getattr(self, name) or range(self.num_layers)) != self.num_layers:
+                raise ValueError(f"{name}: expected {self.num_layers}")
+        if not self.family.gemma and {*self.layer_types} - {"full_attention"}:
             raise _not_built("layer_types: expected full_attention alone")
-        if not self.partial and self.partial_rotary_factor != 1:
+        if not self.family.partial and self.partial_rotary_factor != 1:
             raise _not_built("partial_rotary_factor: expected 1")
         if isinstance(self.rope, LongRope):
-            if not self.partial:
+            if not self.family.partial:
                 raise _not_built("rope_scaling: expected llama3 or none; found longrope")
             if self.trained is None:
                 raise ValueError("original_max_position_embeddings: expected beside a longrope")
@@ -220,18 +270,18 @@ class Architecture(BaseModel):
         width, hidden = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         parts: dict[str, tuple[int, ...]] = {
-            **{f"{name}_layernorm.weight": (width,) for name in self.layer_norms if name},
+            **{f"{name}_layernorm.weight": (width,) for name in self.family.layer_norms if name},
             "mlp.down_proj.weight": (width, hidden),
             "self_attn.o_proj.weight": (width, queries),
         }
         for whole, rows in self._fused_rows.items():
-            every = {whole: sum(rows.values())} if self.fused else rows
+            every = {whole: sum(rows.values())} if self.family.fused else rows
             parts |= {f"{name}.weight": (count, width) for name, count in every.items()}
         if self.bias:
             attention = self._fused_rows["self_attn.qkv_proj"]
             parts |= {f"{name}.bias": (count,) for name, count in attention.items()}
-        if self.norms:
-            sizes = (queries, keys) if self.norms == "whole" else (self.head_dim, self.head_dim)
+        if self.family.norms:
+            sizes = (queries, keys) if self.family.norms == "whole" else (self.head_dim, self.head_dim)
             parts |= {
                 f"self_attn.{name}_norm.weight": (size,) for name, size in zip("qk", sizes, strict=True)
             }
@@ -258,7 +308,7 @@ class Architecture(BaseModel):
         """The checkpoint's tensor with a weight of the decoder, and the weight's rows there."""
         if name == "lm_head.weight":
             return "model.embed_tokens.weight" if self.tied else name, slice(None)
-        for whole, rows in self._fused_rows.items() if self.fused else ():
+        for whole, rows in self._fused_rows.items() if self.family.fused else ():
             start = 0
             for part, count in rows.items():
                 if name.endswith(f"{part}.weight"):
@@ -307,7 +357,7 @@ class Architecture(BaseModel):
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def frequencies(self, rope: str = "") -> Array:
-        plain: Array = float(self.local_theta if rope else self.rope_theta) ** (
+        plain: Array = float(self.rope_local_base_freq if rope else self.rope_theta) ** (
             -np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
         )
         scaling = self.rope
@@ -318,98 +368,3 @@ class Architecture(BaseModel):
         kept = np.clip((turns - low) / (high - low), 0, 1)
         scaled: Array = plain * kept + plain / float(scaling.factor) * (1 - kept)
         return scaled
-
-
-class Qwen2(Architecture):
-    models = "Qwen 2.5"
-    always_bias = True
-
-
-class Qwen3(Architecture):
-    models = "Qwen 3"
-    norms = "heads"
-
-
-class Mistral(Architecture):
-    models = "Mistral"
-    windowed = True
-
-    sliding_window: Size | None = 4096
-
-
-class SmolLM3(Architecture):
-    models = "SmolLM 3"
-
-    tied: bool = Field(True, alias="tie_word_embeddings")
-    no_rope_layers: list[int] | None = None
-    """A 0 for each layer without a rope."""
-    no_rope_layer_interval: Size = 4
-
-    @property
-    def unrotated(self) -> frozenset[int]:
-        every, layers = self.no_rope_layer_interval, range(self.num_layers)
-        rotated = [(layer + 1) % every for layer in layers]
-        if self.no_rope_layers is not None:
-            rotated = self.no_rope_layers
-        return frozenset(layer for layer, is_rotated in zip(layers, rotated, strict=True) if not is_rotated)
-
-    @model_validator(mode="after")
-    def _names_each_layer(self) -> SmolLM3:
-        if self.no_rope_layers is not None and len(self.no_rope_layers) != self.num_layers:
-            raise ValueError(f"no_rope_layers: expected {self.num_layers}")
-        return self
-
-
-class Phi3(Architecture):
-    models = "Phi 3 and 4 mini"
-    fused = partial = windowed = True
-
-
-class OLMo2(Architecture):
-    models = "OLMo 2"
-    norms = "whole"
-    layer_norms = ("", "post_attention", "", "post_feedforward")
-
-
-class Gemma3(Architecture):
-    models = "Gemma 3"
-    norms = "heads"
-    layer_norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    gemma = windowed = True
-
-    tied: bool = Field(True, alias="tie_word_embeddings")
-    sliding_window: Size | None = 4096
-    sliding_window_pattern: Size = 6
-    rope_local_base_freq: Number = 10000.0
-    query_pre_attn_scalar: Number = 256
-    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
-    attn_logit_softcapping: None = None
-    final_logit_softcapping: None = None
-    use_bidirectional_attention: Literal[False] = False
-
-    @property
-    def score_scale(self) -> float:
-        return math.pow(self.query_pre_attn_scalar, -0.5)
-
-    @property
-    def local(self) -> frozenset[int]:
-        layers, every = range(self.num_layers), self.sliding_window_pattern
-        kinds = self.layer_types or ["sliding_attention" if (n + 1) % every else "" for n in layers]
-        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
-
-    @property
-    def local_theta(self) -> float:
-        return float(self.rope_local_base_freq)
-
-
-FAMILIES: dict[str, type[Architecture]] = {
-    "llama": Architecture,
-    "qwen2": Qwen2,
-    "qwen3": Qwen3,
-    "mistral": Mistral,
-    "smollm3": SmolLM3,
-    "phi3": Phi3,
-    "olmo2": OLMo2,
-    "gemma3_text": Gemma3,
-}
-"""By `model_type`."""

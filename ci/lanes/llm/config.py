@@ -22,7 +22,7 @@ ROPE_FIXES = {
     " length of training; a model published with it needs it at every position, so take another one",
 }
 """Others, linear and longrope, act at every position: without them the model says something else."""
-UPSTREAM_NAMES = (
+RUNNER_VERSIONS = (
     ("llama", "<|start_header_id|>", "llama3"),
     ("llama", "<|im_start|>", "smollm2_135m"),
     ("qwen2", "<|im_start|>", "qwen2_5"),
@@ -44,12 +44,12 @@ def read_architecture(folder: Path, adapter: str = "") -> Architecture:
             " cannot be quantized again",
             fix="take the checkpoint that it was made from",
         )
-    shape = _parsed(FAMILIES[kind], folder / "config.json", values)
+    shape = _parsed(folder / "config.json", values)
     changes: dict[str, Any] = {"adapter": Path(adapter) if adapter else None}
     generation = folder / "generation_config.json"
     if generation.is_file():
         ends = read_object(generation).get("eos_token_id")
-        changes["ends_of_chats"] = _parsed(FAMILIES[kind], generation, {**values, "eos_token_id": ends}).ends
+        changes["ends_of_chats"] = _parsed(generation, {**values, "eos_token_id": ends}).ends
     if tokenizer_decides(folder):
         # Models are trained with the tokenizer's tokens, and config.json may name another.
         changes["bos"] = first_token(folder, shape.vocab_size)
@@ -60,10 +60,10 @@ NULLS = ("sliding_window",)
 """Keys whose null says something else than no key."""
 
 
-def _parsed(family: type[Architecture], path: Path, values: Mapping[str, Any]) -> Architecture:
+def _parsed(path: Path, values: Mapping[str, Any]) -> Architecture:
     known = {name: value for name, value in values.items() if value is not None or name in NULLS}
     try:
-        return family.model_validate(known)
+        return Architecture.model_validate({**FAMILIES[values["model_type"]].defaults, **known})
     except ValidationError as error:
         [first, *_] = error.errors()
     place = ": ".join(str(part) for part in first["loc"] if part not in ROPES)
@@ -78,10 +78,10 @@ ROPES = ("default", "llama3", "longrope")
 """Names of kinds, which stand in the place of an error."""
 
 
-def upstream_name(folder: Path, kind: str) -> str:
+def runner_version(folder: Path, kind: str) -> str:
     """qnn_llama_runner's --decoder_model_version, or nothing where it has none for the model."""
     words = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    names = (name for family, word, name in UPSTREAM_NAMES if family == kind and word in words)
+    names = (name for family, word, name in RUNNER_VERSIONS if family == kind and word in words)
     return next(names, "")
 
 

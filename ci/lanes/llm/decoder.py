@@ -40,8 +40,8 @@ class DecoderAttention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden_size, groups, bias=shape.bias)
         self.o_proj = nn.Linear(heads, shape.hidden_size, bias=False)
         self.rotated = rotated
-        if shape.norms:
-            whole = shape.norms == "whole"
+        if shape.family.norms:
+            whole = shape.family.norms == "whole"
             self.q_norm = Norm(heads if whole else shape.head_dim, shape.rms_norm_eps)
             self.k_norm = Norm(groups if whole else shape.head_dim, shape.rms_norm_eps)
 
@@ -50,11 +50,11 @@ class DecoderAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         shape, count = self.shape, x.shape[1]
         q, k = self.q_proj(x), self.k_proj(x)
-        if shape.norms == "whole":
+        if shape.family.norms == "whole":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self._split(q, shape.num_heads), self._split(k, shape.num_kv_heads)
         v = self._split(self.v_proj(x), shape.num_kv_heads)
-        if shape.norms == "heads":
+        if shape.family.norms == "heads":
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotated:
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
@@ -85,7 +85,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
-        self.gelu = shape.gemma
+        self.gelu = shape.family.gemma
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate_proj(x)
@@ -97,10 +97,10 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     def __init__(self, shape: Architecture, rotated: bool) -> None:
         super().__init__()
-        for name in shape.layer_norms:
+        for name in shape.family.layer_norms:
             if name:
                 setattr(self, f"{name}_layernorm", Norm(shape.hidden_size, shape.rms_norm_eps))
-        self.norms = [f"{name}_layernorm" for name in shape.layer_norms]
+        self.norms = [f"{name}_layernorm" for name in shape.family.layer_norms]
         self.self_attn = DecoderAttention(shape, rotated)
         self.mlp = FeedForward(shape)
 
@@ -214,7 +214,7 @@ def load_decoder(
     for name, change in changes(shape.adapter, stored):
         stored[name] += change
     state = {name: stored[whole][rows] for name, (whole, rows) in places.items()}
-    if shape.gemma:
+    if shape.family.gemma:
         state = {name: _of_gemma(name, tensor, shape) for name, tensor in state.items()}
     decoder.load_state_dict(state, assign=True)
     decoder.eval()

@@ -136,7 +136,7 @@ def config_of(
 
 
 def _rope(shape: Architecture, prefix: str) -> dict[str, Any]:
-    base = shape.local_theta if prefix else shape.rope_theta
+    base = shape.rope_local_base_freq if prefix else shape.rope_theta
     theta = int(base) if base == int(base) else base
     rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.rotary_dim // 2, "rope-theta": theta}
     if prefix:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.config import read_architecture, upstream_name
+from ci.lanes.llm.config import read_architecture, runner_version
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples
@@ -79,7 +79,7 @@ def order_program(order: CompileOrder) -> Written:
     for name in SHIPPED:
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
-    name = upstream_name(folder, shape.model_type)
+    name = runner_version(folder, shape.model_type)
     readme = README.format(
         name=folder.name,
         program=PROGRAM,

@@ -119,7 +119,7 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
         raise UsageError(
             f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
             "would be left out",
-            fix=f"take a model that is built like {shape.models}",
+            fix=f"take a model that is built like {shape.family.models}",
         )
     if broken := [name for name in names if not stored[name].is_finite]:
         raise CheckFailed(
