@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT, Selection, store_path
 from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_adapter, write_checkpoint
-from tests.support.drawn_checkpoints import layer_named, replayed
+from tests.support.drawn_checkpoints import named_layer
 from tests.support.sdk import sdk_root
 from tests.support.speakers import (
     LENGTH,
@@ -266,49 +265,43 @@ GEMMA_3: dict[str, Any] = {
 }
 
 
-BY_EXECUTORCH = ("--through", "executorch", "--precision")
-FAMILIES_BY_NAME: dict[str, tuple[str, dict[str, Any]]] = {
-    "Mistral without a window": ("mistral", {**PLAIN, "sliding_window": None}),
-    "SmolLM 3": ("smollm3", {**PLAIN, "num_hidden_layers": 2, "no_rope_layers": [0, 1]}),
-    "Phi 4 mini": ("phi3", PHI_4_MINI),
-    "OLMo 2": ("olmo2", {**PLAIN, "rope_theta": 20000.0}),
-    "Gemma 3": ("gemma3_text", GEMMA_3),
-    "Llama 3 with LoRA": ("llama", {"num_hidden_layers": 2}),
+FAMILIES_BY_NAME: dict[str, tuple[str, dict[str, Any], str]] = {
+    "Llama 3": ("llama", {"vocab_size": 8192}, "GELU in place of SiLU"),
+    "Llama 3 with LoRA": ("llama", {}, "one head's values negated"),
+    "Qwen 2.5": ("qwen2", PLAIN, "one layer's keys one place on"),
+    "Qwen 3": ("qwen3", {"rope_scaling": None}, "embedding scaled by 1.5"),
+    "Mistral without a window": (
+        "mistral",
+        {**PLAIN, "sliding_window": None},
+        "keys and values of the other heads",
+    ),
+    "SmolLM 3": ("smollm3", {**PLAIN, "no_rope_layers": [0, 1]}, "rope backwards in one layer"),
+    "Phi 4 mini": ("phi3", PHI_4_MINI, "gate and up projection swapped"),
+    "OLMo 2": ("olmo2", {**PLAIN, "rope_theta": 20000.0}, "one layer's residual dropped"),
+    "Gemma 3": ("gemma3_text", GEMMA_3, "rows of the head one off"),
 }
-WAYS: dict[str, Sequence[str]] = {
-    "Genie, fp16": (),
-    "Genie, 16a8w": ("--precision", "16a8w"),
-    "ExecuTorch, 16a8w": (*BY_EXECUTORCH, "16a8w"),
-}
-HEALTHY: list[tuple[str, dict[str, Any], Sequence[str]]] = [
-    ("llama", {"num_hidden_layers": 2}, ()),
-    ("llama", {"vocab_size": 8192}, ()),
-    ("llama", {"vocab_size": 8192, "tie_word_embeddings": True}, WAYS["Genie, 16a8w"]),
-    ("llama", {"num_hidden_layers": 2}, WAYS["ExecuTorch, 16a8w"]),
-    ("llama", {}, (*BY_EXECUTORCH, "8a8w")),
-    ("qwen2", PLAIN, WAYS["Genie, 16a8w"]),
-    ("qwen3", {"rope_scaling": None}, ("--precision", "16a4w")),
-    ("mistral", {**PLAIN, "sliding_window": None}, (*BY_EXECUTORCH, "16a4w")),
+"""With a fault for each, which is planted in a second compile."""
+OF_PAGE = [name for name in FAMILIES_BY_NAME if name not in ("Llama 3", "Qwen 2.5", "Qwen 3")]
+WAYS = [("genie", "fp16"), ("genie", "16a8w"), ("executorch", "16a8w")]
+FAMILIES_AND_WAYS = [
+    *((family, way) for family in OF_PAGE for way in WAYS),
+    ("Llama 3", ("genie", "fp16")),
+    ("Llama 3", ("genie", "16a8w")),
+    ("Llama 3", ("executorch", "8a8w")),
+    ("Qwen 2.5", ("genie", "16a8w")),
+    ("Qwen 3", ("genie", "16a4w")),
+    ("Mistral without a window", ("executorch", "16a4w")),
 ]
-"""Of random weights, in whose choices many words are nearly as good; with FAMILIES_BY_NAME by WAYS."""
 
 
-def checked(folder: Path, kind: str, changes: dict[str, Any], flags: Sequence[str], *, lora: bool) -> None:
-    """Pass `check` with a checkpoint in two files, by texts that it was not quantized by."""
-    model = write_checkpoint(folder / "model", model_type=kind, **changes)
-    in_shards(model)
-    text, other, out = folder / "text.txt", folder / "other.txt", folder / "out"
-    text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
-    other.write_text((ROOT / "README.md").read_text()[:1100])
-    if lora:
-        write_adapter(folder / "lora", model, ["self_attn.q_proj", "mlp.down_proj"])
-        flags = [*flags, "--adapter", str(folder / "lora")]
-    calibrated = ["--calibrate", str(text)] if "--precision" in flags else []
-    command("compile", model, *flags, *calibrated, "-o", out)
-    few = ("--tokens", "254", "--prefixes", "6", "--reports", folder / "reports")
-    sys.stdout.write(command("check", out, "--text", other, *few))
-    # As large models are read.
-    sys.stdout.write(command("check", out, "--text", other, *few, "--decode-tokens", "16"))
+def compiled_with(fault: str, order: CompileOrder, reports: Path) -> None:
+    """In a process of its own: two QNNs do not fit into one."""
+    variables = environment()
+    if order.through == EXECUTORCH:
+        selection = Selection("wheels", "x86_64-linux", "SM8650", store_path(), reports)
+        variables = environment(ready_environment(selection, os.environ))
+    words = ["-m", "tests.support.planted_decoders", fault, json.dumps(as_json(order))]
+    subprocess.run([sys.executable, *words], cwd=ROOT, env=variables, check=True)
 
 
 @pytest.mark.whole
@@ -393,19 +386,36 @@ class TestCompile:
         (out / "genie_config.json").write_text(json.dumps(config))
         assert "positional-encoding.rope-theta" in command(*check, other, code=1)
 
-    @pytest.mark.parametrize(("kind", "changes", "flags"), HEALTHY)
-    def test_no_healthy_checkpoint_is_refused(
-        self, tmp_path: Path, kind: str, changes: dict[str, Any], flags: Sequence[str]
+    @pytest.mark.parametrize(("family", "way"), FAMILIES_AND_WAYS)
+    def test_each_family_passes_each_way_and_a_fault_in_it_is_found(
+        self, tmp_path: Path, family: str, way: tuple[str, str]
     ) -> None:
-        checked(tmp_path, kind, changes, flags, lora=False)
-
-    @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize("family", FAMILIES_BY_NAME)
-    def test_each_family_passes_each_way(self, tmp_path: Path, family: str, way: str) -> None:
-        kind, changes = FAMILIES_BY_NAME[family]
-        checked(tmp_path, kind, changes, WAYS[way], lora=family.endswith("LoRA"))
+        """A checkpoint in two files, by a text that it was not quantized by. Of random weights, in whose
+        choices many words are nearly as good."""
+        (kind, changes, fault), (through, precision) = FAMILIES_BY_NAME[family], way
+        settings = {**changes, "model_type": kind, "num_hidden_layers": 2}
+        model, out = write_checkpoint(tmp_path / "model", **settings), tmp_path / "out"
+        in_shards(model)
+        text, other = tmp_path / "text.txt", tmp_path / "other.txt"
+        text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
+        other.write_text((ROOT / "README.md").read_text()[:1100])
+        flags: list[str | Path] = ["--through", through, "--precision", precision]
+        if family.endswith("LoRA"):
+            adapter = write_adapter(tmp_path / "lora", model, ["self_attn.q_proj", "mlp.down_proj"])
+            flags += ["--adapter", adapter]
+        if precision != "fp16":
+            flags += ["--calibrate", text]
+        command("compile", model, *flags, "-o", out)
+        few = ("--text", other, "--tokens", "254", "--prefixes", "6", "--reports", tmp_path / "reports")
+        sys.stdout.write(command("check", out, *few))
+        # As large models are read.
+        sys.stdout.write(command("check", out, *few, "--decode-tokens", "16"))
+        wrong = tmp_path / "wrong"
+        compiled_with(fault, replace(record_of(out).order, into=str(wrong)), tmp_path / "reports")
+        said = command("check", wrong, *few, "--decode-tokens", "16", code=1)
+        assert named_layer(said, fault, layers=2) in ("", "right"), said
         page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
-        assert f"| {family} |" in page
+        assert family not in OF_PAGE or f"| {family} |" in page
 
 
 LLAMA_1B: dict[str, Any] = {
@@ -907,34 +917,3 @@ def test_another_kind_of_processor_trains_the_same_bytes(tmp_path: Path) -> None
         )
     weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("ours", "other")]
     assert weights[0] == weights[1]
-
-
-def replies_of(through: str, folder: Path, *words: object) -> list[dict[str, Any]]:
-    """What is measured of drawn checkpoints, in a process of its own: two QNNs do not fit into one."""
-    variables = environment()
-    if through == "executorch":
-        selection = Selection("wheels", "x86_64-linux", "SM8650", store_path(), folder / "reports")
-        variables = environment(ready_environment(selection, os.environ))
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.support.drawn_checkpoints", *map(str, words)],
-        cwd=ROOT,
-        env=variables,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-
-
-@pytest.mark.whole
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("through", [GENIE, EXECUTORCH])
-def test_two_checkpoints_drawn_each_day_pass_and_a_fault_falls(tmp_path: Path, through: str) -> None:
-    """Of the faults that docs/llm.md counts some are below the noise, so one of two may be missed."""
-    today = date.today().toordinal()
-    lines = replies_of(through, tmp_path, through, tmp_path, 2 * today, 2 * today + 1)
-    assert [line["fault"] == "none" for line in lines] == [True, False] * 2
-    assert all(line["code"] == bool(replayed(line)) for line in lines)
-    assert not [line for line in lines if line["fault"] == "none" and line["code"]]
-    found = [line for line in lines if line["fault"] != "none" and line["code"]]
-    assert found and all(layer_named(line) in ("", "right") for line in found)

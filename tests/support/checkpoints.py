@@ -1,4 +1,5 @@
-"""Small checkpoints in the Hugging Face format with random weights, written without transformers."""
+"""Small checkpoints in the Hugging Face format with random weights. Which tensors one has, and of what shape,
+transformers says."""
 
 from __future__ import annotations
 
@@ -52,9 +53,7 @@ LLAMA_3_2_ROPE: dict[str, Any] = {
 
 def write_adapter(folder: Path, checkpoint: Path, targets: Sequence[str], **changes: Any) -> Path:
     """As peft saves it, of rank 4, for these modules of the first layer."""
-    from safetensors.numpy import save_file
-
-    from ci.lanes.llm.config import read_architecture
+    from safetensors.numpy import load_file, save_file
 
     folder.mkdir()
     settings = {
@@ -65,10 +64,10 @@ def write_adapter(folder: Path, checkpoint: Path, targets: Sequence[str], **chan
         "bias": "none",
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings | changes))
-    shapes, generator = read_architecture(checkpoint).tensors, np.random.default_rng(6)
+    changed, generator = load_file(checkpoint / "model.safetensors"), np.random.default_rng(6)
     weights = {}
     for target in targets:
-        rows, columns = shapes[f"model.layers.0.{target}.weight"]
+        rows, columns = changed[f"model.layers.0.{target}.weight"].shape
         for name, size in (("A", (4, columns)), ("B", (rows, 4))):
             values = generator.standard_normal(size) / 16
             weights[f"base_model.model.model.layers.0.{target}.lora_{name}.weight"] = values.astype(
@@ -83,24 +82,26 @@ def write_checkpoint(folder: Path, seed: int = 3, **changes: Any) -> Path:
     import torch
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-
-    from ci.lanes.llm.config import read_architecture
-    from ci.lanes.llm.decoder import Decoder
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SMALL | changes))
-    shape = read_architecture(folder)
-    generator = np.random.default_rng(seed)
-    weights: dict[str, list[Any]] = {}
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    # The token by which a family pads may lie beyond a small vocabulary.
+    config.pad_token_id = None
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in Decoder(shape, 1, 2).state_dict().items()}
-    for name, size in shapes.items():
-        values = generator.standard_normal(size)
-        scaled = 1 + values / 10 if name.endswith("norm.weight") else values * size[-1] ** -0.5
-        if not (shape.tied and name == "lm_head.weight"):
-            weights.setdefault(shape.stored(name)[0], []).append(torch.from_numpy(scaled.astype(np.float32)))
-    save_file({name: torch.cat(parts) for name, parts in weights.items()}, folder / "model.safetensors")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.vocab_size]
+        shapes = {
+            name: tuple(tensor.shape)
+            for name, tensor in AutoModelForCausalLM.from_config(config).state_dict().items()
+            if not (config.tie_word_embeddings and name == "lm_head.weight")
+        }
+    generator, weights = np.random.default_rng(seed), dict[str, Any]()
+    for name in sorted(shapes, key=_drawn_in_turn):
+        values = generator.standard_normal(shapes[name])
+        scaled = 1 + values / 10 if name.endswith("norm.weight") else values * shapes[name][-1] ** -0.5
+        weights[name] = torch.from_numpy(scaled.astype(np.float32))
+    save_file(weights, folder / "model.safetensors")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: config.vocab_size]
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -112,3 +113,9 @@ def write_checkpoint(folder: Path, seed: int = 3, **changes: Any) -> Path:
         )
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def _drawn_in_turn(name: str) -> tuple[bool, int, bool]:
+    """Layers come first, and their norms before the rest. Another order would be other weights."""
+    number = name.split(".")[2] if name.startswith("model.layers.") else ""
+    return not number, int(number or 0), "layernorm" not in name

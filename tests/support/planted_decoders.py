@@ -1,8 +1,7 @@
-"""Faults of decoders, each planted before a checkpoint is compiled, and what `check` says of it."""
+"""`python -m tests.support.planted_decoders FAULT ORDER` compiles a checkpoint with a fault in it."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.llm.orders import GENIE, RECORD, CompileOrder, Record, Rounded
+from ci.lanes.llm.orders import GENIE, RECORD, CompileOrder, Record
 
 PARTS, LAYER, FIRST = 4, "1", "0"
 
@@ -176,21 +175,10 @@ def planted_copy(fault: str, whole: Any, count: int) -> Any:
     return copy
 
 
-def check(
-    out: Path, reports: Path, ask: Callable[..., Any], rounding: Callable[..., Rounded], *flags: str
-) -> dict[str, Any]:
-    """The row of the report, and its errors."""
-    from ci.lanes.llm import check_verb
-    from ci.lanes.llm.commands import Emulated
-    from provisioning.base.command_line import guarded
-    from tests.support.typed import parsed
+if __name__ == "__main__":
+    from ci.lanes.llm import worker
+    from ci.plain import read
 
-    words = [str(out), "--reports", str(reports), *flags]
-    with contextlib.redirect_stdout(sys.stderr):
-        emulated = Emulated(lambda *_: contextlib.nullcontext(ask), rounding=rounding)
-        arguments = parsed(check_verb, *words)
-        code = guarded(lambda: check_verb.run(arguments, emulated), debug=False)
-    report = json.loads((reports / "check.json").read_text())
-    errors = [finding["message"] for finding in report["findings"] if finding["severity"] == "error"]
-    rows = report["metrics"].get("programs", {})
-    return {"code": code, "errors": errors, "row": next(iter(rows.values()), {})}
+    asked = read(CompileOrder, json.loads(sys.argv[2]))
+    (worker.generate if asked.through == GENIE else worker.lower)()
+    compile_with(sys.argv[1], asked)

@@ -85,8 +85,8 @@ class Reader:
         for start in range(0, len(tokens), self.count):
             some = tokens[start : start + self.count]
             outputs = self.step(call(self.shape, self.context, self.count, some, self.position, self._caches))
-            for name in self._caches:
-                self._keep(name, outputs[name.replace("_in", "_out")], len(some))
+            for name in (name for name in outputs if name.startswith("past_")):
+                self._keep(name.replace("_out", "_in"), outputs[name], len(some))
             self.position += len(some)
             rows.append(outputs["logits"].reshape(self.count, -1)[: len(some)])
         return np.concatenate(rows).astype(np.float32)
