@@ -839,7 +839,7 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.programs import RunnerLayout, in_pytorch, step_of
-    from ci.lanes.llm.readers import HandedOver, Reader
+    from ci.lanes.llm.readers import GraphReader, HandedOver
     from ci.lanes.llm.reference import load_reference
 
     model = write_checkpoint(tmp_path, num_hidden_layers=2)
@@ -848,7 +848,7 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
         count: RunnerLayout(load_decoder(model, shape, count, shape.context)).eval() for count in (32, 1)
     }
     prefill, decode = (
-        Reader(shape, shape.context, count, step_of(layout, in_pytorch(layout), {}))
+        GraphReader(shape, shape.context, count, step_of(layout, in_pytorch(layout), {}))
         for count, layout in layouts.items()
     )
     readers = [HandedOver(prefill, decode, most) for most in (96, 32)]

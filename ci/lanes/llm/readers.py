@@ -43,9 +43,9 @@ def readers(
 ) -> Mapping[str, TokenReader]:
     """Of all parts, by the kind of graph and where it runs."""
 
-    def of_kind(kind: str) -> dict[str, Reader]:
+    def of_kind(kind: str) -> dict[str, GraphReader]:
         found = steps(order, shape, kind, range(order.parts), cpu=cpu)
-        return {where: Reader(shape, order.context, order.count(kind), found[where]) for where in found}
+        return {where: GraphReader(shape, order.context, order.count(kind), found[where]) for where in found}
 
     found = of_kind(kind)
     if order.through == GENIE or kind == "prefill":
@@ -58,7 +58,7 @@ def readers(
 
 
 @dataclass
-class Reader:
+class GraphReader:
     """Reads tokens block by block, and keeps their cache."""
 
     shape: Architecture
@@ -73,7 +73,7 @@ class Reader:
         layers = range(self.shape.num_layers)
         self.position, self._caches = 0, empty_caches(self.shape, layers, self.context - self.count)
 
-    def take(self, other: Reader) -> None:
+    def take(self, other: GraphReader) -> None:
         """Go on where another one has stopped."""
         self.restart()
         for name, values in other._caches.items():
@@ -103,8 +103,8 @@ class Reader:
 class HandedOver:
     """Reads at most so many tokens by prefill, and goes on by decode with what prefill left in the cache."""
 
-    prefill: Reader
-    decode: Reader
+    prefill: GraphReader
+    decode: GraphReader
     most: int
 
     def restart(self) -> None:
