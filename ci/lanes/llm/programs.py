@@ -109,7 +109,8 @@ def _position(mask: Array) -> int:
 def quantized(
     modules: Mapping[str, Any], samples: Mapping[str, Iterator[tuple[Tensor, ...]]], scheme: str, soc: str
 ) -> dict[str, Any]:
-    """The methods of one program. They read and write one cache, so that each edge has one encoding."""
+    """The methods of one program, of the same operators. They read and write one cache, so that each edge has
+    one encoding; and decode is calibrated at few places, so that values of the others would be cut off."""
     prepared = {}
     for name, module in modules.items():
         quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
@@ -121,22 +122,29 @@ def quantized(
         prepared[name] = prepare_pt2e(exported, quantizer)
         for sample in itertools.chain([first], samples[name]):
             prepared[name](*sample)
-    for observers in zip(*(_edge_observers(graph) for graph in prepared.values()), strict=True):
-        every = [observer for edge in observers for observer in edge]
-        low = min(float(observer.min_val) for observer in every)
-        high = max(float(observer.max_val) for observer in every)
-        for observer in every:
-            observer.min_val.fill_(low)
-            observer.max_val.fill_(high)
+    for observers in zip(*map(_observers, prepared.values()), strict=True):
+        _share_range(observers)
+    for graph in prepared.values():
+        caches = _readers_of_floats(graph, "activation_post_process")[1:]
+        new = list(graph.graph.nodes)[-1].args[0][1:]
+        for edge in zip(caches, new, strict=True):
+            _share_range([graph.get_submodule(node.target) for node in edge])
     return {name: convert_pt2e(graph) for name, graph in prepared.items()}
 
 
-def _edge_observers(prepared: Any) -> list[list[Any]]:
-    """Of the mask, of the logits, and of each cache that comes in and goes out."""
-    mask, *caches = _readers_of_floats(prepared, "activation_post_process")
-    logits, *new = list(prepared.graph.nodes)[-1].args[0]
-    edges = [[mask], [logits], *map(list, zip(caches, new, strict=True))]
-    return [[prepared.get_submodule(node.target) for node in edge] for edge in edges]
+def _observers(prepared: Any) -> list[Any]:
+    """In the order of its operators."""
+    nodes = (node for node in prepared.graph.nodes if node.op == "call_module")
+    observers = (prepared.get_submodule(node.target) for node in nodes)
+    return [observer for observer in observers if hasattr(observer, "min_val")]
+
+
+def _share_range(observers: Sequence[Any]) -> None:
+    low = torch.stack([observer.min_val for observer in observers]).amin(0)
+    high = torch.stack([observer.max_val for observer in observers]).amax(0)
+    for observer in observers:
+        observer.min_val.copy_(low)
+        observer.max_val.copy_(high)
 
 
 def edge_encodings(converted: Any) -> dict[str, Encoding]:

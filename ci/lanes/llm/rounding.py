@@ -56,9 +56,9 @@ SCHEMES = {
         16, 4, 8, factors=PROVIDERS_FACTORS, by_channel=7.5, head=8, least=PROVIDERS_LEAST
     ),
     (EXECUTORCH, "fp16"): Scheme(norm_in_steps=False),
-    (EXECUTORCH, "16a8w"): Scheme(16, 8, 16, by_channel=127, norm_in_steps=False, far=-100.0),
-    (EXECUTORCH, FOUR_BITS): Scheme(16, 4, 16, by_channel=7, norm_in_steps=False, far=-100.0),
-    (EXECUTORCH, "8a8w"): Scheme(8, 8, 8, by_channel=127, norm_in_steps=False, far=-100.0),
+    (EXECUTORCH, "16a8w"): Scheme(16, 8, 16, by_channel=127, far=-100.0),
+    (EXECUTORCH, FOUR_BITS): Scheme(16, 4, 16, by_channel=7, far=-100.0),
+    (EXECUTORCH, "8a8w"): Scheme(8, 8, 8, by_channel=127, far=-100.0),
 }
 """By what the model speaks through, and precision."""
 
