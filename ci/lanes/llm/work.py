@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ci.cached_steps import require_done
 from ci.closed import closed
 from ci.digests import Digests
-from ci.jobs import Job
+from ci.jobs import Job, WorkOptions
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -36,7 +36,6 @@ from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.suite.findings import verdict
 from ci.suite.installed import host_libraries, ready_environment, require_packages
-from ci.suite.options import WorkOptions
 from ci.suite.program_steps import ProgramStep, run_cached_step
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Plan
