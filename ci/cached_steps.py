@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 from ci.child import WARM
 from ci.jobs import Job, WorkOptions
-from ci.outcome import Failure, Refused, Result, WorkerDied, line_of
+from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of, line_of
 from ci.progress import Line
 from ci.recheck import FILLED, RepeatableWork, Repeats
 from ci.results import (
@@ -35,7 +35,6 @@ from ci.results import (
 )
 from ci.trouble import of_error
 from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, Template, run, template_of
-from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
@@ -176,9 +175,8 @@ class CachedStep(ABC):
         return None
 
     def ended(self, program: Any, gone: WorkerDied, log: Path) -> Failure:
-        """What it says of a program whose process died."""
-        fix = f"give it longer with {self.flag}" if gone.kind == "timeout" else session("diagnose", log)
-        return Failure(gone.kind, gone.sentence(log), fix, log)
+        """What it says of a program whose process died, where the machine is not to blame."""
+        return failure_of(gone, log, self.flag)
 
 
 @dataclass(frozen=True)
@@ -452,13 +450,8 @@ class _StepRun:
     def _failed(self, program: Named, outcome: WorkerDied | Refused) -> Result:
         step, log = self._step, self._step.log(program)
         self._put_log(program)
-        if isinstance(outcome, Refused):
-            details = outcome.details
-            words = outcome.kind, outcome.message, outcome.fix
-            failure = Failure(*words, log, exit_code=outcome.exit_code, details=details)
-        elif trouble := outcome.trouble(log):
-            failure = Failure.of(trouble, log)
-        else:
+        failure = failure_of(outcome, log)
+        if isinstance(outcome, WorkerDied) and failure.blame != "machine":
             failure = step.ended(program, outcome, log)
         if failure.of_work and program.name in self._keys:
             self._cached.forget(self._keys[program.name])

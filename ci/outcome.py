@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal
 
 from ci.progress import Line, failed
 from ci.trouble import MACHINE, Blame, Trouble, of_ending, of_error
-from provisioning.base.commands import Fix, joined
+from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 
@@ -151,6 +151,18 @@ class Failure:
         """Whether it says that the same work would fail again, so that a cached pass of it is no longer
         believed. A time-out does not: it depends on the limit."""
         return self.blame != "machine" and self.kind != "timeout"
+
+
+def failure_of(outcome: WorkerDied | Refused, log: Path, flag: str = "--timeout") -> Failure:
+    """Why a task has no result; `flag` sets its time limit."""
+    if isinstance(outcome, Refused):
+        details = outcome.details
+        words = outcome.kind, outcome.message, outcome.fix
+        return Failure(*words, log, exit_code=outcome.exit_code, details=details)
+    if trouble := outcome.trouble(log):
+        return Failure.of(trouble, log)
+    fix = f"give it longer with {flag}" if outcome.kind == "timeout" else session("diagnose", log)
+    return Failure(outcome.kind, outcome.sentence(log), fix, log)
 
 
 @dataclass(frozen=True, slots=True)

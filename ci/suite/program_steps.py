@@ -1,16 +1,21 @@
-"""Steps whose work is on programs of suites: with the packages of each suite, and known by its code."""
+"""Work on programs of suites, each with the packages of its suite: steps, and the metrics of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ci.cached_steps import CachedStep, run_step
 from ci.models.own_packages import NO_PACKAGES, OwnPackages, installed
-from ci.outcome import Result
+from ci.outcome import Refused, Result, WorkerDied, failure_of
+from ci.progress import Line, failed
 from ci.results import folder_digest
+from ci.suite.accuracy import in_words
+from ci.suite.metric import METRIC
 from ci.suite.programs import NO_SUITE, Program
+from ci.suite.stage import Plan
+from ci.work import ChildTask, Home, Outcome, run
 
 
 class ProgramStep(CachedStep):
@@ -40,3 +45,56 @@ def by_packages(programs: Sequence[Program], store: Path) -> Iterator[tuple[OwnP
     """The programs of suites with equal packages of their own, with these packages installed."""
     for needs in dict.fromkeys(program.needs for program in programs):
         yield installed(needs, store), [program for program in programs if program.needs == needs]
+
+
+def scores_of(
+    plan: Plan,
+    programs: Sequence[Program],
+    outputs: Mapping[str, Path],
+    home: Callable[[OwnPackages], Home],
+    function: str,
+    request: Callable[[Any], Mapping[str, Any]],
+) -> dict[str, Result]:
+    """The figures of each program's metric. `outputs` are the folders of what each gave, which may be cached.
+
+    `function` is MODULE:FUNCTION; `request` says what it gets beside the metric and the folder."""
+    results: dict[str, Result] = {}
+    for own, mine in by_packages(programs, plan.selection.store):
+        tasks = [
+            ChildTask(
+                program.name,
+                function,
+                {
+                    "do": METRIC,
+                    "function": str(program.search_path / program.case.metric.function),
+                    "outputs": str(outputs[program.name]),
+                    "working_folder": str(program.working_folder),
+                    "log": str(_log(plan, program.name)),
+                    **request(program),
+                },
+                plan.work.timeout,
+            )
+            for program in mine
+        ]
+        ended = run(tasks, home(own), "metrics of tasks", _line, plan.work.jobs)
+        results |= {name: _result(outcome, _log(plan, name)) for name, outcome in ended.items()}
+    return results
+
+
+def _log(plan: Plan, name: str) -> Path:
+    return plan.logs.absolute() / METRIC / f"{name}.log"
+
+
+def _line(name: str, outcome: Outcome) -> Line:
+    if isinstance(outcome, Refused):
+        return failed(f"{outcome.kind}: {outcome.message}")
+    if isinstance(outcome, WorkerDied):
+        return failed(f"{outcome.kind}: {outcome.how}")
+    return Line("measured", in_words(outcome["figures"]))
+
+
+def _result(outcome: Outcome, log: Path) -> Result:
+    if isinstance(outcome, Refused | WorkerDied):
+        return Result(failure=failure_of(outcome, log))
+    log.unlink(missing_ok=True)
+    return Result(outcome)

@@ -33,8 +33,7 @@ from ci.suite.accepted import Baseline, load_tolerances
 from ci.suite.accuracy import in_words, with_samples
 from ci.suite.findings import verdict
 from ci.suite.installed import require_packages
-from ci.suite.program_steps import ProgramStep, run_cached_step
-from ci.suite.scoring import scores_of
+from ci.suite.program_steps import ProgramStep, run_cached_step, scores_of
 from ci.suite.stage import Plan, baselines_of
 from ci.work import ChildTask, Home
 from provisioning.base.command_line import Parser
