@@ -7,11 +7,11 @@ environments that need not fit together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ci.lanes.onnx.suite import OnnxProgram
+from ci.plain import read
 from ci.suite.accepted import load_baseline
 from ci.suite.precision import PRECISIONS, written_name
 from ci.suite.suite_file import read_suite
@@ -19,6 +19,7 @@ from provisioning.base.commands import joined, session
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.units import bound_in_decibels, in_decibels
 
+DDR = ("ddr_read", "ddr_written")
 STAGES = ("test_lowering", "test_emulator")
 LANE = "executorch"
 NAMED_OTHERWISE = {"label", "qat", "backend"}
@@ -38,6 +39,49 @@ class LaneFigures:
     agreed: bool = False
     """Whether they are from the baseline, not measured in this run."""
 
+    @classmethod
+    def of(
+        cls,
+        costs: Mapping[str, float | None],
+        figures: Mapping[str, float],
+        build_id: str,
+        *,
+        agreed: bool = False,
+    ) -> LaneFigures:
+        values = (costs.get("pte_bytes") or costs.get("context_bytes"), *map(costs.get, DDR))
+        size, read, written = (None if value is None else int(value) for value in values)
+        near = figures.get("cosine"), figures.get("sqnr_db")
+        return cls(*near, size, read, written, build_id, agreed)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedProgram:
+    """What the other lane's report says of a program, as far as it is compared."""
+
+    suite: str = ""
+    costs: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedPrograms:
+    build_id: str = ""
+    programs: Mapping[str, ReportedProgram] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, profile: str, run: str) -> ReportedPrograms:
+        """None of another profile or run, which may be about other models."""
+        try:
+            report = Report.read(path)
+            ours = run and report.profile == profile and report.run == run
+            return read(cls, report.metrics) if ours else cls()
+        except (OSError, ValueError):
+            return cls()
+
+    def of(self, suite: Path, name: str) -> ReportedProgram:
+        program = self.programs.get(name, ReportedProgram())
+        return program if program.suite == str(suite) else ReportedProgram()
+
 
 @dataclass(frozen=True, slots=True)
 class CrossChecked:
@@ -50,9 +94,6 @@ class CrossChecked:
         """How much more accurate ONNX Runtime's program is."""
         ours, theirs = self.onnx.sqnr_db, self.executorch.sqnr_db
         return None if ours is None or theirs is None else ours - theirs
-
-    def agrees(self, tolerance_db: float) -> bool:
-        return self.difference_db is None or abs(self.difference_db) <= tolerance_db
 
 
 def counterpart(program: OnnxProgram) -> str:
@@ -79,24 +120,20 @@ def executorch_lane(
     programs: Sequence[OnnxProgram], reports: Path, profile: str, run: str
 ) -> dict[tuple[Path, str], LaneFigures]:
     """By suite and name, the counterparts with figures of this run, else of their baseline."""
-    rows = {stage: _rows(reports / f"{stage}.json", profile, run) for stage in STAGES}
-    build_id = rows[STAGES[0]][1] or rows[STAGES[1]][1]
+    lowering, emulator = (ReportedPrograms.read(reports / f"{stage}.json", profile, run) for stage in STAGES)
     lanes: dict[tuple[Path, str], LaneFigures] = {}
     for suite in dict.fromkeys(program.suite for program in programs if program.suite.is_file()):
         names = _names(suite) & {counterpart(program) for program in programs if program.suite == suite}
-        if not names:
-            continue
         baseline = load_baseline(suite, profile, LANE)
         for name in names:
-            lowered, emulated = (_row(rows[stage][0], name, suite) for stage in STAGES)
-            agreed = baseline.of(name)
-            if lowered or emulated:
-                lanes[suite, name] = lane_figures(
-                    lowered.get("costs", {}), emulated.get("figures", {}), build_id
-                )
-            elif agreed is not None:
-                costs = agreed.model_dump()
-                lanes[suite, name] = lane_figures(costs, agreed.accuracy, agreed.build_id, agreed=True)
+            costs, figures = lowering.of(suite, name).costs, emulator.of(suite, name).figures
+            if costs or figures:
+                build_id = lowering.build_id or emulator.build_id
+                lanes[suite, name] = LaneFigures.of(costs, figures, build_id)
+            elif agreed := baseline.of(name):
+                accepted = {cost: getattr(agreed, cost) for cost in ("pte_bytes", *DDR)}
+                known = LaneFigures.of(accepted, agreed.accuracy, agreed.build_id, agreed=True)
+                lanes[suite, name] = known
     return lanes
 
 
@@ -112,34 +149,6 @@ def _names(suite: Path) -> set[str]:
     }
 
 
-def _row(rows: Mapping[str, Mapping[str, Any]], name: str, suite: Path) -> Mapping[str, Any]:
-    row = rows.get(name, {})
-    return row if row.get("suite") == str(suite) else {}
-
-
-def _rows(path: Path, profile: str, run: str) -> tuple[dict[str, Mapping[str, Any]], str]:
-    """The report's rows; none of another profile or run, which may be about other models."""
-    try:
-        report = Report.read(path)
-    except (OSError, ValueError):
-        return {}, ""
-    if report.profile != profile or not run or report.run != run:
-        return {}, ""
-    metrics: Mapping[str, Any] = report.metrics
-    rows = metrics.get("programs")
-    return (rows if isinstance(rows, dict) else {}), str(metrics.get("build_id", ""))
-
-
-def lane_figures(
-    costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str, *, agreed: bool = False
-) -> LaneFigures:
-    size = costs.get("pte_bytes") or costs.get("context_bytes")
-    values = (size, costs.get("ddr_read"), costs.get("ddr_written"))
-    size, read, written = (None if value is None else int(value) for value in values)
-    near = figures.get("cosine"), figures.get("sqnr_db")
-    return LaneFigures(*near, size, read, written, build_id, agreed)
-
-
 def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> Iterator[Finding]:
     """An error for a program that is much worse in one lane; a warning if compared with a baseline only."""
     if not pairs:
@@ -150,15 +159,15 @@ def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> 
         message = f"for {agreed} of {len(pairs)} programs ExecuTorch's figures are not of this run"
         yield Finding("onnx-cross-check", Severity.NOTE, stage, message, AGAIN)
     for pair in pairs:
-        if pair.difference_db is None or pair.agrees(tolerance_db):
+        difference, ours, theirs = pair.difference_db, pair.onnx, pair.executorch
+        if difference is None or abs(difference) <= tolerance_db:
             continue
-        worse, ours, theirs = pair.difference_db < 0, pair.onnx, pair.executorch
         whose = "ExecuTorch's baseline" if theirs.agreed else "ExecuTorch"
         severity = Severity.WARNING if theirs.agreed else Severity.ERROR
         reached = [in_decibels(row.sqnr_db or 0.0) for row in (ours, theirs)]
         message = (
             f"ONNX Runtime reaches {reached[0]} and {whose} {reached[1]}: expected at most"
-            f" {bound_in_decibels(tolerance_db)} between them, found {in_decibels(abs(pair.difference_db))}"
+            f" {bound_in_decibels(tolerance_db)} between them, found {in_decibels(abs(difference))}"
         )
-        fix = f"look for what {'ONNX Runtime' if worse else whose} quantizes or computes otherwise"
+        fix = f"look for what {'ONNX Runtime' if difference < 0 else whose} quantizes or computes otherwise"
         yield Finding("onnx-cross-check", severity, pair.name, message, fix)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ci.forecast.forecasts import Forecasted, QnnEstimates, forecast, load_fit
 from ci.forecast.phones import load_forecasts
 from ci.lanes.onnx import BESIDE
-from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
+from ci.lanes.onnx.crosscheck import LaneFigures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.records import Accuracy, CompiledContext, NotCompiled, ProgramFacts, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
@@ -271,7 +271,7 @@ def costs_of(result: Result) -> dict[str, float]:
 
 
 def lane_of(result: Result) -> LaneFigures:
-    return lane_figures(costs_of(result), facts_in(result).compiled.near.figures, build_id_of(result))
+    return LaneFigures.of(costs_of(result), facts_in(result).compiled.near.figures, build_id_of(result))
 
 
 def row(
