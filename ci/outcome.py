@@ -57,6 +57,13 @@ class WorkerDied(Exception):
         words = last_words(log)
         return f"the process {self.how}" + (f"; its last words: {words[-400:]}" if words else "")
 
+    def explained(self, log: Path) -> tuple[str, str]:
+        """The sentence with what is known of its last words, and what to do about them."""
+        from ci.diagnose.explain import nearest
+
+        known = nearest(tail(log, 4_000_000))
+        return (f"{self.sentence(log)}. {known}", known.fix) if known else (self.sentence(log), "")
+
 
 class Refused(ToolkitError):
     """The work did not succeed, and its worker says why: a reply with `error` (child.reporting)."""
@@ -161,8 +168,9 @@ def failure_of(outcome: WorkerDied | Refused, log: Path, flag: str = "--timeout"
         return Failure(*words, log, exit_code=outcome.exit_code, details=details)
     if trouble := outcome.trouble(log):
         return Failure.of(trouble, log)
-    fix = f"give it longer with {flag}" if outcome.kind == "timeout" else session("diagnose", log)
-    return Failure(outcome.kind, outcome.sentence(log), fix, log)
+    message, fix = outcome.explained(log)
+    fix = f"give it longer with {flag}" if outcome.kind == "timeout" else fix
+    return Failure(outcome.kind, message, fix or session("diagnose", log), log)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ci.child import WARM
 from ci.closed import closed
-from ci.diagnose.explain import nearest
 from ci.forecast.phones import load_forecasts
 from ci.jobs import Job, WorkOptions
 from ci.lanes.onnx.crosscheck import CrossChecked
@@ -24,7 +23,7 @@ from ci.lanes.onnx.records import NOTHING, CompileOptions, ExportedModel, Prepar
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxProgram, calibrating
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Failure, Result, WorkerDied, line_of
+from ci.outcome import Result, line_of
 from ci.plain import as_json, read
 from ci.progress import Line, failed
 from ci.recheck import Repeats
@@ -157,9 +156,6 @@ class OnnxStep(ProgramStep):
         seconds = SECONDS_PREPARE / size + _seconds(program, self.plan.baselines)
         return Job(program.name, seconds, WORKER_MEMORY)
 
-    def ended(self, program: OnnxProgram, gone: WorkerDied, log: Path) -> Failure:
-        return explained_end(gone, log)
-
 
 def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, Any]:
     """For a task of the worker. Relative paths in options begin where the user is."""
@@ -263,16 +259,6 @@ def _with_figures(result: Result, score: Result) -> Result:
     near = replace(near, figures={**near.figures, **score.facts["figures"]})
     forms[form] = replace(forms[form], near=near)
     return replace(result, record=replace(facts, contexts=replace(facts.contexts_made, forms=forms)))
-
-
-def explained_end(gone: WorkerDied, log: Path) -> Failure:
-    """How a worker ended, with what is known of its last words."""
-    message = gone.sentence(log)
-    fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    if known := nearest(text):
-        message, fix = f"{message}. {known}", fix or known.fix
-    return Failure(gone.kind, message, fix or session("diagnose", log), log)
 
 
 def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:

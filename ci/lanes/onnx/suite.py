@@ -149,11 +149,6 @@ class OnnxCase(SuiteCase):
     an error."""
     runs: tuple[OnnxRun, ...] = Field(min_length=1, alias="run")
 
-    @property
-    def is_data(self) -> bool:
-        """Whether no code of the user's is run for it."""
-        return bool(self.model) and ":" not in self.samples
-
     @model_validator(mode="after")
     def _is_one_model(self) -> OnnxCase:
         if bool(self.factory) == bool(self.model):
@@ -203,9 +198,6 @@ class OnnxProgram(Program):
     case: OnnxCase
     run: OnnxRun
 
-    def file(self, name: str) -> Path:
-        return self.search_path / name
-
     @property
     def as_model(self) -> list[str]:
         return [*map(str, words_for_one(self.case, self.run, self.soc, self.search_path))]
@@ -254,5 +246,4 @@ class OnnxOrder:
 
 FORM = LaneForm("onnx", OnnxCase, ("test_onnx",))
 SUITES = Suites("test_onnx", SHIPPED, OnnxProgram, FORM)
-load_suite, programs_of = SUITES.load, SUITES.programs_of
-all_programs, choose = SUITES.all_programs, SUITES.choose
+programs_of = SUITES.programs_of

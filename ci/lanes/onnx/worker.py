@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, ge
 
 from ci import child
 from ci.child import UNFORESEEN, WARM, error_reply, hidden, reporting
-from ci.diagnose.explain import nearest
 from ci.explain.divergence_report import partial_of
 from ci.explain.rewriting import RewriteChoice
 from ci.forecast.forecasts import QnnEstimates
@@ -261,7 +260,7 @@ def _contexts(order: OnnxOrder, files: ModelFiles, options: CompileOptions) -> C
     except WorkerDied as gone:
         if not gone.is_own_crash or order.run.refused or gone.trouble(order.log):
             raise
-        crash = words_of_end(gone, order.log)
+        crash, _ = gone.explained(order.log)
         empty_folder(order.into)
         contexts = in_part(order, steps.compile_forms, files, options, traced=False)
         if isinstance(contexts, Contexts):
@@ -292,14 +291,8 @@ def _crash(order: OnnxOrder, gone: WorkerDied) -> NotCompiled:
     """How the process ended, if a crash is a result for this case."""
     if not (order.case.recorded and gone.is_own_crash) or gone.trouble(order.log):
         raise gone
-    return NotCompiled(failed="crash", message=words_of_end(gone, order.log), build_id=held[0][0].build_id)
-
-
-def words_of_end(gone: WorkerDied, log: Path) -> str:
-    """How a process ended, with what is known of its last words."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    known = nearest(text)
-    return f"{gone.sentence(log)}. {known}" if known else gone.sentence(log)
+    message, _ = gone.explained(order.log)
+    return NotCompiled(failed="crash", message=message, build_id=held[0][0].build_id)
 
 
 def _answering(
