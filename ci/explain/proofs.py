@@ -57,6 +57,8 @@ class Proofs:
     """Each with its figure, those that make it green first."""
     others: Sequence[str]
     """What was tried, and does not help."""
+    late: Sequence[str] = ()
+    """What may help: its trial did not end in time."""
     edit: Edit | None = None
     """Of the first that helps."""
 
@@ -64,6 +66,8 @@ class Proofs:
     def fix(self) -> str:
         if self.helping:
             return joined(self.helping, "; or ")
+        if self.late:
+            return joined(self.late, "; or ")
         # What does not help is words: nobody should type it.
         return f"{NO_FIX}; tried: {'; '.join(self.others)}" if self.others else NO_FIX
 
@@ -75,7 +79,7 @@ def proofs_of(
     needed = min(TIMES * before.costs.get("cpu_seconds", 0.0), LONGEST)
     until = time.monotonic() + max(seconds, needed)
     limited = replace(subject.model, work=replace(subject.model.work, until=until))
-    repairing, nearer, others = list[str](), list[str](), list[str]()
+    repairing, nearer, others, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
     for candidate in islice(_candidates(subject.of(limited, subject.how), soc, cause, before), MOST):
         if time.monotonic() > until:
@@ -87,12 +91,19 @@ def proofs_of(
             words = Fix("{}: {}", candidate.words, figure)
             edits[words] = candidate.edit
             helped = helps(after, before)
-            (others if not helped else repairing if after.green else nearer).append(words)
-            if helped and candidate.edit and after.green:
-                break
+            if is_late:
+                late.append(words)
+            elif not helped:
+                others.append(words)
+            elif not after.green:
+                nearer.append(words)
+            else:
+                repairing.append(words)
+                if candidate.edit:
+                    break
     # What changes one line changes least.
     helping = sorted([*repairing, *nearer], key=lambda words: edits[words] is None)
-    proofs = Proofs(helping, others, edits[helping[0]] if helping else None)
+    proofs = Proofs(helping, others, late, edits[helping[0]] if helping else None)
     if cause and not cause.goes_on:
         place = str(cause.place.get("source", ""))
         proved = Proved(cause.in_words(), place, proofs.fix if helping else "")
