@@ -105,12 +105,12 @@ def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[di
     environ = {name: value for name, value in os.environ.items() if name != "QNN_CI_REQUIREMENTS"}
     folder = str(caller.source if caller.suites else ROOT)
     done = captured(typed, cwd=ROOT, env={**environ, "QNN_CI_SOC": caller.socs, STARTED_IN: folder})
-    sys.stderr.write(visible(done.stderr))
     if done.returncode:
-        message, _, fix = done.stderr.strip().partition("\n  try: ")
-        raise UsageError(
-            message.removeprefix("error: ").split("\n")[0], fix=fix or session("matrix", *typed[4:])
-        )
+        before, _, error = done.stderr.rpartition("error: ")
+        sys.stderr.write(visible(before))
+        message, _, fix = error.strip().partition("\n  try: ")
+        raise UsageError(message.split("\n")[0], fix=fix or session("matrix", *typed[4:]))
+    sys.stderr.write(visible(done.stderr))
     entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
     return entries
 
