@@ -18,6 +18,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.base.stage_run import require_stage
 from provisioning.dist import LIBRARIES, MANIFEST, runner_of
+from provisioning.overlay import FOLDER, require_current
 
 DIST = dist_path() / DEFAULT_TARGET
 VARIABLE = "QNN_EXECUTOR_RUNNER"
@@ -225,6 +226,7 @@ def find_runner(environ: Mapping[str, str]) -> Runner:
             f"{VARIABLE}={named} is not a file" if named else "qnn_executor_runner is not built yet",
             fix=Fix("unset {}, then {}", VARIABLE, ("build_runner",)) if named else session("build_runner"),
         )
+    require_current(path.parents[1] / FOLDER)
     return Runner.at(path)
 
 

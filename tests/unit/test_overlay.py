@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.runner import VARIABLE, find_runner
 from ci.suite.installed import find_as_workers
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.environment import Environment
@@ -101,6 +102,17 @@ def test_a_build_of_another_state_is_refused_with_the_command_that_builds(
 def test_what_no_build_reads_makes_none_stale(tree: Path, overlay: Path, place: str) -> None:
     write(tree / place, "changed")
     use(overlay)
+
+
+def test_the_runner_of_a_build_is_refused_too(tree: Path, overlay: Path) -> None:
+    """Also where EXECUTORCH_ROOT is not set, and stages take the runner alone from it."""
+    runner = overlay.parent / "bin" / "qnn_executor_runner"
+    write(runner, "#!/bin/sh\necho --performance_output_path")
+    runner.chmod(0o755)
+    assert find_runner({VARIABLE: str(runner)}).path == runner
+    write(tree / SOURCE, "int b;")
+    with pytest.raises(EnvironmentLacking, match=r"QnnManager\.cpp"):
+        find_runner({VARIABLE: str(runner)})
 
 
 def test_an_edit_that_was_built_is_current_until_it_is_taken_back(tree: Path, overlay: Path) -> None:
