@@ -180,7 +180,7 @@ def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
 ) -> None:
     first: dict[str, Any] = {"operator": "aten.pow.Scalar", "source": "net.py:7", "code": "2 ** x"}
     first |= {"node": "pow_1", "module": "", "sqnr_db": 2.0, "share": 0.9, "operands": {}, "faint": None}
-    first["alike"] = 0
+    first |= {"alike": 0, "rounds": False}
     found = {"reference": "the quantized model on the CPU", "first": first, "between": []}
     lane = SimpleNamespace(divergence_of=lambda *_: found)
     monkeypatch.setattr("ci.explain.cause.explainer", lambda model: lane)
