@@ -19,7 +19,7 @@ from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.programs import accuracy_of
-from ci.report.values import Bar
+from ci.report.values import Bar, bar_of, in_unit, verdict_of
 from ci.suite.model_report import ModelReport, reported
 from ci.suite.one_model import OneModel
 from provisioning.base.errors import CheckFailed, UsageError
@@ -29,7 +29,8 @@ from provisioning.base.rendering.text import headline, verdict
 from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.settings import Selection
 from tests.support.pages import read_page, structure_of, text_of
-from tests.support.program_reports import report_of, with_text_everywhere
+from tests.support.program_reports import report_of, speaker, with_text_everywhere
+from tests.support.program_reports import reports as of_programs
 from tests.support.typed import run_here
 
 
@@ -446,3 +447,71 @@ def test_a_cosine_that_is_too_small_is_a_short_red_bar() -> None:
     accuracy = accuracy_of({"figures": {"cosine": 0.148, "sqnr_db": 0.1}, "thresholds": {}})
     (bar,) = [bar for bar in accuracy if "cosine" in bar.name]
     assert bar.kind == "bad" and bar.length < 20
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("sqnr_db", 20, "20.0 dB"),
+        ("cpu_seconds", 3.1, "3.10 s"),
+        ("estimate_us", 1520, "1,520 µs"),
+        ("pte_bytes", 58712, "58.7 kB"),
+        ("ddr_read", 2048, "2.05 kB"),
+        ("passed", 1, "pass"),
+        ("passed", 0, "fail"),
+        ("cpu_operators", 4, "4"),
+        ("agreement", 0.995, "0.995"),
+    ],
+)
+def test_a_figure_is_shown_in_the_unit_of_its_name(key: str, value: float, shown: str) -> None:
+    assert in_unit(key, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["pass"], "pass"),
+        (["pass", "fail"], "fail"),
+        (["pass", "odd"], "fail"),
+        ([None], "fail"),
+        ([], "fail"),
+    ],
+)
+def test_a_program_passes_only_if_all_its_rows_say_so(words: list[str | None], expected: str) -> None:
+    assert verdict_of(*({"verdict": word} for word in words)) == expected
+
+
+def test_a_bar_and_its_marks_are_on_one_scale_with_room_behind_the_longest() -> None:
+    bar = bar_of("figure", 50, "50", good=True, marks=[(100, 0.6), (None, 0.2), (-1, 0.2)])
+    assert bar.length == pytest.approx(47.6, abs=0.1)
+    assert bar.marks == [(pytest.approx(95.2, abs=0.1), 0.6), (0.0, 0.2)]
+    below_zero = bar_of("figure", -3, "-3", good=False, longest=100)
+    assert (below_zero.kind, below_zero.length) == ("bad", 0.5)
+    assert bar_of("figure", 50, "50", good=True, longest=100).length == bar.length
+
+
+def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:
+    page = read_page(html([*of_programs(), speaker()]))
+    text = text_of(page)
+    for figure in (
+        "2 delegates, 1 on the CPU, 34.5 dB",
+        "1 delegate, 0 on the CPU, 34.5 dB",
+        "34.5 dB (at least 33.5 dB)",
+        "2.85 MB (+42.7 %, baseline 2 MB)",
+        "2.05 kB (as agreed)",
+        "compiled in 3.50 s with 600 MB of memory",
+        "one inference in 1.9 ms (cached: measured in an earlier run)",
+        "0.0012 ± 0.00012",
+        "hidden_2 40.5 dB (at least 30.0)",
+        "logits -2.3 dB (at least 30.0), 3.0 on the CPU",
+        "0.001 at the beginning, 0.002 at the end, at most 0.004",
+    ):
+        assert figure in text, figure
+    # What failed is above what passed; float comes first.
+    (matrix,) = (table for table in page.iter("table") if table.get("id") == "matrix")
+    rows = [[cell.text for cell in row.iter("th")] for row in matrix.iter("tr")]
+    assert [row[0] for row in rows[1:]] == ["gelu", "tiny/genie-16a8w/SM8650", "resnet"]
+    assert rows[0] == ["Model", "fp16", "16a8w", "8a8w"]
+    # In a drawing of 100 by 20, the greatest value one below its top.
+    drawn, level = (line.get("points") for line in page.iter("polyline"))
+    assert (drawn, level) == ("0.0,14.5 50.0,1.0 100.0,10.0", "0.0,10.0 100.0,10.0")

@@ -1,0 +1,96 @@
+"""Sizes, times, decibels and rows as people read them; expected values are written by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from provisioning.base.units import EXACT_DB, aligned, decibels, in_decibels, roughly, seconds, size
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (4_230_000, "4.23 MB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (2_500_000_000, "2.5 GB"),
+        (999_600_000_000, "1,000 GB"),
+    ],
+)
+def test_a_size_has_three_digits_and_its_unit(count: float, shown: str) -> None:
+    assert size(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.25, "0.25 s"),
+        (9.994, "9.99 s"),
+        (9.995, "10 s"),
+        (119.4, "119 s"),
+        (119.5, "2 min 00 s"),
+        (185, "3 min 05 s"),
+        (7199, "119 min 59 s"),
+        (7200, "2 h 00 min"),
+        (7620, "2 h 07 min"),
+        (math.nan, "? s"),
+    ],
+)
+def test_a_time_has_the_units_of_its_length(value: float, shown: str) -> None:
+    assert seconds(value) == shown
+
+
+def test_an_estimated_time_has_seconds_below_a_hundred_and_whole_minutes_above() -> None:
+    assert [roughly(value) for value in (0, 99.4, 99.5, 121)] == ["1 s", "99 s", "2 min", "3 min"]
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "expected"),
+    [
+        (100.0, 1.0, 20.0),
+        (1.0, 1000.0, -30.0),
+        (0.0, 0.0, 999.0),
+        (0.0, 1.0, -999.0),
+        (math.inf, 1.0, -999.0),
+    ],
+)
+def test_decibels_are_finite(signal: float, noise: float, expected: float) -> None:
+    assert decibels(signal, noise) == pytest.approx(expected)
+
+
+def test_only_equal_outputs_are_bit_equal() -> None:
+    assert EXACT_DB == 999.0
+    assert (in_decibels(998.9), in_decibels(999.0), in_decibels(-3.14)) == (
+        "998.9 dB",
+        "bit-equal",
+        "-3.1 dB",
+    )
+
+
+ROWS = (("a", "1", "some words"), ("long name", "22", "x"), ("b", "3", ""))
+
+
+def test_columns_stand_below_each_other_and_lines_end_without_blanks() -> None:
+    assert aligned(ROWS) == [
+        "a          1   some words",
+        "long name  22  x",
+        "b          3",
+    ]
+
+
+def test_words_go_on_below_their_column_where_a_line_has_no_room() -> None:
+    # The line takes 25 columns.
+    assert aligned(ROWS[:2], 25)[0] == "a          1   some words"
+    assert aligned(ROWS[:2], 24)[:2] == ["a          1   some", "               words"]
+
+
+def test_a_word_that_no_line_has_room_for_stands_below_the_other_columns_in_one_piece() -> None:
+    path = "/a/path/that/is/long"
+    rows = [("name", f"see {path}"), ("x", "y")]
+    assert aligned(rows, 26) == ["name  see", f"      {path}", "x     y"]
+    assert aligned(rows, 25) == ["name", "  see", f"  {path}", "x     y"]
