@@ -205,6 +205,7 @@ def programs(stage: str, **verdicts: str) -> Report:
 def test_shards_are_one_report_for_each_stage(tmp_path: Path) -> None:
     for number, shard in enumerate(({"one": "pass", "bert": "fail"}, {"two": "pass"})):
         report = replace(programs("test_emulator", **shard), run=f"run {number}", seconds=2.0)
+        report.metrics["own"] = number
         (tmp_path / f"jobs/{number}").mkdir(parents=True)
         report.write(tmp_path / f"jobs/{number}")
     _report("validate").write(tmp_path / "jobs/1")
@@ -214,6 +215,7 @@ def test_shards_are_one_report_for_each_stage(tmp_path: Path) -> None:
     assert {*found} == {"test_emulator", "validate", "merge"}, "what cannot be read is no report less"
     emulator = found["test_emulator"]
     assert (emulator.outcome, emulator.seconds, len(emulator.findings)) == (Outcome.FAIL, 4.0, 1)
+    assert emulator.metrics["count"] == 3 and "own" not in emulator.metrics, "a figure that all share stays"
     rows = emulator.metrics["programs"]
     assert isinstance(rows, dict) and {*rows} == {f"{name}/8a8w/SM8650" for name in ("one", "bert", "two")}
     assert (tmp_path / "reports/junit.xml").is_file()
