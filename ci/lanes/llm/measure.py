@@ -173,15 +173,18 @@ def order_rounding(order: MeasureOrder) -> Rounded:
     compiled, text = order.compiled, order.text
     folder, texts, rows, known = Path(compiled.model), text.texts, text.rows, compiled.calibration
     shape, scheme = _shape_of(compiled), SCHEMES[compiled.through, compiled.precision]
-    # Decode is quantized by the fewest values, so that it loses most.
-    special = special_places(folder, shape, known)
+    places: list[Sequence[int]] = [range(len(row)) for row in known]
+    if compiled.through == GENIE:
+        # Its decode is quantized by the fewest values, so that it loses most.
+        special = special_places(folder, shape, known)
+        places = [starts(len(row), 1, some) for row, some in zip(known, special, strict=True)]
     model = rounded_model(
         load_reference(folder, shape.adapter),
         [*rows, *(_whole(shape, text) for text in texts)],
         text.few,
         scheme,
         last=[*(0 for _ in rows), *map(_needed, texts)],
-        calibration=[(row, starts(len(row), 1, some)) for row, some in zip(known, special, strict=True)],
+        calibration=list(zip(known, places, strict=True)),
     )
     count = len(rows)
     exact, rounded = ([logits[:-1] for logits in every] for every in (model.exact, model.rounded))
