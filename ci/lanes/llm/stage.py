@@ -6,11 +6,12 @@ import importlib.metadata
 from collections.abc import Mapping
 
 from ci.jobs import Job
-from ci.lanes.llm.orders import EXECUTORCH, GENIE
+from ci.lanes.llm.orders import EXECUTORCH, GENIE, Trained
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.lanes.llm.work import LlmPlan, ReadExecutorchPrograms, ReadPrograms, Train, require_installed
 from ci.outcome import Result
+from ci.plain import read
 from ci.suite.options import Choice, StageOptions
 from ci.suite.program_steps import run_cached_step
 from ci.suite.stage import Verdict, chosen, finish, report, show_list
@@ -42,10 +43,14 @@ def run(options: StageOptions) -> int:
         of_case = {program.case_name: program for program in plan.programs}
         for name, program in of_case.items():
             stage.findings += model_findings(name, program.case.perplexity, models[program.name])
-        perplexity = {name: models[program.name].facts.get("perplexity") for name, program in of_case.items()}
+        trained = {
+            name: read(Trained, models[program.name].facts)
+            for name, program in of_case.items()
+            if not models[program.name].failure
+        }
         stage.metrics |= {
             "not_run": len(plan.programs) - len(measured),
-            "perplexity": {name: round(value, 2) for name, value in perplexity.items() if value is not None},
+            "perplexity": {name: round(model.perplexity, 2) for name, model in trained.items()},
             "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         }
     return finish(stage, selection)

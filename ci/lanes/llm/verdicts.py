@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ci.lanes.llm.orders import Distance, MeasuredProgram, PartDistances, Window
+from ci.lanes.llm.orders import Distance, MeasuredProgram, PartDistances, Trained, Window
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.models.arrays import Array
 from ci.outcome import Result
@@ -478,9 +478,9 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
     if failure := result.failure:
         rule = "llm-machine" if failure.blame == "machine" else "llm-training"
         yield Finding(rule, Severity.ERROR, case, failure.message, failure.fix)
-    elif not result.facts["perplexity"] <= most:
+    elif not (perplexity := read(Trained, result.facts).perplexity) <= most:
         message = (
-            f"perplexity on held-out text: expected at most {most:g}, found {result.facts['perplexity']:.2f};"
+            f"perplexity on held-out text: expected at most {most:g}, found {perplexity:.2f};"
             " a model that has learned less hides mistakes"
         )
         fix = "train longer, or raise perplexity in the suite"

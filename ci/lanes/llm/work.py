@@ -24,6 +24,7 @@ from ci.lanes.llm.orders import (
     Record,
     Rounded,
     SuiteOrder,
+    Trained,
 )
 from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
@@ -181,7 +182,7 @@ class ReadPrograms(LanguageStep):
     """By program."""
 
     def key(self, program: LlmProgram, results: CachedResults) -> Key:
-        weights = str(self.models[program.name].facts["weights"])
+        weights = read(Trained, self.models[program.name].facts).weights
         asked = {name: program.request[name] for name in ("run", "soc")}
         return {"what": "judge", **asked, "weights": weights, **self.qnn}
 
