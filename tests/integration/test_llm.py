@@ -860,6 +860,38 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
             assert [spoken_by(reader, prompt, most, shape.context) for reader in readers] == [expected] * 2
 
 
+@pytest.mark.whole
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what its quantizer calls of torch
+def test_executorchs_decode_is_quantized_by_all_that_prefill_reads(tmp_path: Path) -> None:
+    """A healthy model was red: its decode reads few places, and cut off what the tokens at others need."""
+    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.decoder import load_decoder, resized
+    from ci.lanes.llm.graphs import outputs_of_rows, samples
+    from ci.lanes.llm.programs import RunnerLayout, in_pytorch, quantized, step_of
+    from ci.lanes.llm.readers import GraphReader
+    from ci.lanes.llm.reference import load_reference, logits_of
+
+    model = write_checkpoint(tmp_path)
+    shape, reference, counts = read_architecture(model), load_reference(model), (32, 1)
+    with torch.no_grad():
+        whole = load_decoder(model, shape, 128, 128)
+        layouts = {str(count): RunnerLayout(resized(whole, count)) for count in counts}
+        outputs = outputs_of_rows(whole, [TOKENS])
+        calls = {
+            str(count): layouts[str(count)].calibration(samples(whole, [TOKENS], outputs, 128, count, [[]]))
+            for count in counts
+        }
+        modules = quantized(layouts, calls, "16a8w", "SM8650")
+        errors = []
+        for count in counts:
+            step = step_of(layouts[str(count)], in_pytorch(modules[str(count)]), {})
+            read = GraphReader(shape, 128, count, step).read(TOKENS)
+            errors.append(np.abs(read - logits_of(reference, TOKENS)).max())
+    prefill, decode = errors
+    assert decode < 2 * prefill
+
+
 def float_text(reference: Any, prompt: Sequence[int], most: int, context: int) -> tuple[list[int], str]:
     from ci.lanes.llm.reference import greedy_text, logits_of
 
