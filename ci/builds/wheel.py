@@ -26,8 +26,13 @@ NAME = "executorch"
 WHEELS = "wheels"
 ENVIRONMENTS = "environments"
 """The folders of wheels and of environments below dist/<target>/."""
-OPTIONS = {"EXECUTORCH_BUILD_QNN": "ON", "EXECUTORCH_BUILD_SHARED": "ON"}
-"""ExecuTorch's setup.py turns the first one on by itself, and its preset for Python the second."""
+OPTIONS = {
+    "EXECUTORCH_BUILD_QNN": "ON",
+    "EXECUTORCH_BUILD_SHARED": "ON",
+    "EXECUTORCH_BUILD_CUDA": "OFF",
+    "EXECUTORCH_BUILD_VULKAN": "OFF",
+}
+"""ExecuTorch's setup.py turns each on by what it finds on PATH, and its preset for Python the second."""
 NEEDED = {
     "the backend for C++ programs": r"executorch/lib/libexecutorch_backend_qnn\.so",
     "the adaptor that compiles": r"executorch/backends/qualcomm/python/PyQnnManagerAdaptor[^/]*\.so",

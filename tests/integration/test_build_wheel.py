@@ -45,6 +45,10 @@ with zipfile.ZipFile(output / f"executorch-{version}-py3-none-any.whl", "w") as 
     wheel.write("adaptor.so", place)
     if "EXECUTORCH_BUILD_SHARED=ON" in arguments and os.environ["QNN_SDK_ROOT"]:
         wheel.writestr("executorch/lib/libexecutorch_backend_qnn.so", "")
+    # As setup.py does where nvcc or glslc is on PATH.
+    for name in ("cuda", "vulkan"):
+        if f"EXECUTORCH_BUILD_{name.upper()}=OFF" not in arguments:
+            wheel.writestr(f"executorch/lib/libexecutorch_backend_{name}.so", "")
     for name in pathlib.Path("more.txt").read_text().split():
         wheel.writestr(name, "")
     wheel.writestr("executorch/__init__.py", "")
@@ -100,7 +104,8 @@ def test_the_wheel_has_the_backend_and_stages_use_the_environment_that_has_it(
     report = build(plan, environments)
     (file,) = (plan.dist / "wheels").glob("*.whl")
     assert file.name == f"executorch-1.5.1+{COMMIT[:7]}-py3-none-any.whl"
-    assert "executorch/lib/libexecutorch_backend_qnn.so" in zipfile.ZipFile(file).namelist()
+    libraries = [name for name in zipfile.ZipFile(file).namelist() if name.startswith("executorch/lib/")]
+    assert libraries == ["executorch/lib/libexecutorch_backend_qnn.so"], "not what PATH happens to have"
     assert [artifact.kind for artifact in report.artifacts] == ["wheel"]
     # The user's tree is only read.
     assert not (plan.tree.root / "written.txt").exists()
