@@ -84,6 +84,8 @@ class FolderState:
     """Differences from the last build that are built incrementally."""
     configured: Mapping[str, str] = field(default_factory=dict)
     """What each project was configured with."""
+    finished: bool = False
+    """Whether all that was built is installed too."""
     worked: bool = True
     """Whether the build that follows had anything to do."""
 
@@ -135,8 +137,9 @@ class Build:
                 configured[project.name] = wanted
                 self._record(configured)
             worked |= self._execute(self.building(project))
-            if project.install:
+            if project.install and (worked or not state.finished):
                 self._execute(self.installing(project))
+        self._record(configured, finished=True)
         return replace(state, worked=worked)
 
     def _execute(self, command: BuildCommand) -> bool:
@@ -183,13 +186,14 @@ class Build:
             record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(record["format"])
-            identity, settings, configured = record["identity"], record["settings"], record["configured"]
+            identity, settings = record["identity"], record["settings"]
+            configured, finished = record["configured"], record["finished"]
         except (OSError, ValueError, KeyError, TypeError):
             return FolderState(("its inputs are not known",))
         reasons = _differences(identity, self._identity())
         if reasons:
             return FolderState(reasons, _differences(settings, self.settings))
-        return FolderState((), _differences(settings, self.settings), configured)
+        return FolderState((), _differences(settings, self.settings), configured, finished)
 
     def empty(self) -> None:
         """Remove what builds put there and nothing else."""
@@ -215,12 +219,13 @@ class Build:
         arguments = [self._definitions(project), project.arguments, self.listing]
         return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
 
-    def _record(self, configured: Mapping[str, str]) -> None:
+    def _record(self, configured: Mapping[str, str], *, finished: bool = False) -> None:
         record = {
             "format": FORMAT,
             "identity": self._identity(),
             "settings": dict(self.settings),
             "configured": dict(configured),
+            "finished": finished,
         }
         replace_text(self.folder / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
