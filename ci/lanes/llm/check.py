@@ -165,12 +165,12 @@ class Check:
         changed = [file for file in names if source.get(file) != self.record.source.get(file)]
         if changed:
             sys.stderr.write(f"{order.model}: changed since it was compiled: {', '.join(changed)}\n")
-        judged = verdicts.Judged.of(order.precision, self._measured(), options.limits)
-        add("llm-accuracy", judged.problems, "compile it again, then check" if changed else judged.fix)
-        if warning := judged.bounds.warning:
+        judgement = verdicts.Judgement.of(order.precision, self._measured(), options.limits)
+        add("llm-accuracy", judgement.problems, "compile it again, then check" if changed else judgement.fix)
+        if warning := judgement.bounds.warning:
             fix = "take a higher precision; calibrating by other text helps where activations are cut off"
             add("llm-rounding", [warning], fix, Severity.WARNING)
-        for line in judged.lines(parts=options.on == "parts"):
+        for line in judgement.lines(parts=options.on == "parts"):
             sys.stdout.write(f"{line}\n")
         if order.through == GENIE and options.on != "both":
             sys.stdout.write(f"Genie was not run: --on {options.on}\n")
@@ -183,7 +183,7 @@ class Check:
             "peak": self.record.peak,
             "cpu_seconds": self.record.cpu_seconds,
         }
-        stage.metrics["programs"] = {name: {**row, **judged.row}}
+        stage.metrics["programs"] = {name: {**row, **judgement.row}}
 
     def _tokenizer_problems(self) -> list[str]:
         """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""

@@ -406,7 +406,7 @@ def culprit(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bou
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """What was measured of a compiled model, beside its limits."""
 
     measured: MeasuredProgram
@@ -415,7 +415,7 @@ class Judged:
     rows: Sequence[PartRow]
 
     @classmethod
-    def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Judged:
+    def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Judgement:
         bounds = Bounds.of(precision, measured, own)
         figures = {name: figures_of(some, bounds.tie) for name, some in measured.readings.read.items()}
         return cls(measured, bounds, figures, part_rows(measured.parts, bounds))
@@ -487,10 +487,10 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
         yield Finding("llm-training", Severity.ERROR, case, message, fix)
 
 
-def judged_program(program: LlmProgram, result: Result) -> Judged:
+def judgement_of(program: LlmProgram, result: Result) -> Judgement:
     """By what rounding alone costs, and the limits of its suite."""
     measured = read(MeasuredProgram, result.facts)
-    return Judged.of(program.run.precision, measured, program.run.own_limits)
+    return Judgement.of(program.run.precision, measured, program.run.own_limits)
 
 
 def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
@@ -498,8 +498,8 @@ def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
     if failure := result.failure:
         yield error(f"llm-{failure.rule}", failure.message, failure.fix)
         return
-    judged = judged_program(program, result)
-    yield from (error("llm-accuracy", message, judged.fix) for message in judged.problems)
+    judgement = judgement_of(program, result)
+    yield from (error("llm-accuracy", message, judgement.fix) for message in judgement.problems)
 
 
 def report_row(program: LlmProgram, result: Result) -> dict[str, Metric]:
@@ -511,4 +511,4 @@ def report_row(program: LlmProgram, result: Result) -> dict[str, Metric]:
     }
     if result.failure:
         return shown
-    return {**shown, "peak": result.facts["peak"], **judged_program(program, result).row}
+    return {**shown, "peak": result.facts["peak"], **judgement_of(program, result).row}
