@@ -78,6 +78,11 @@ def softmax_of_columns() -> tuple[nn.Module, Inputs]:
     return around(Calls(lambda x: torch.softmax(x.transpose(1, -1), -1).transpose(1, -1)))
 
 
+def sort_of_columns() -> tuple[nn.Module, Inputs]:
+    """A sort along another dimension than the last, as one along the last."""
+    return around(Calls(lambda x: torch.sort(x.transpose(1, -1), -1).values.transpose(1, -1)))
+
+
 def roots() -> tuple[nn.Module, Inputs]:
     """A standard deviation and a distance, as roots."""
     return around(Calls(lambda x: torch.sqrt(x * x + 1.0) / torch.sqrt(torch.var(x, -1, keepdim=True))))
