@@ -124,7 +124,7 @@ def build_twice(order: Order, engine: Engine, scratch: Path) -> tuple[list[list[
                 archive = scratch / "image.tar"
                 engine.save(tag, archive)
                 files.append(files_of(archive))
-            differing += differences(*files)
+            differing += [*differences(*files)] or ["the layers, and no file"]
         return layers, differing
     finally:
         for tag in tags:

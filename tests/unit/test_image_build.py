@@ -149,6 +149,18 @@ def test_a_file_that_differs_between_two_builds_is_named(order: Order, tmp_path:
     assert list(engine.images) == ["sha256:base"]
 
 
+def test_two_builds_whose_layers_differ_in_no_file_are_not_the_same(order: Order, tmp_path: Path) -> None:
+    class Ordering(Workshop):
+        """Its layers have the same files, in another order."""
+
+        def save(self, reference: str, path: Path) -> None:
+            saved(path, {entry(FILE): b"same"})
+
+    engine = Ordering([b"one", b"", b"", b"", b"two", b"", b"", b""])
+    (first, second), differing = build_twice(order, engine, tmp_path)
+    assert (first == second, differing) == (False, ["the layers, and no file"])
+
+
 @pytest.mark.parametrize(
     ("one", "other", "named"),
     [
