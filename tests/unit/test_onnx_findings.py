@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,15 @@ class TestCrossCheck:
         self.report(tmp_path, "test_lowering", {NAME: {"costs": {"pte_bytes": 5.0, "ddr_read": 7.0}}})
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}})
         assert self.lane(tmp_path, program) == LaneFigures(None, 40.5, 5, 7, None, "v2.49")
+
+    def test_a_figure_that_is_no_number_hides_no_other_program(
+        self, tmp_path: Path, program: OnnxProgram
+    ) -> None:
+        rows = {NAME: {"figures": {"sqnr_db": 40.5}}, "other": {"figures": {"max_rel": math.inf}}}
+        self.report(tmp_path, "test_emulator", rows)
+        lane = self.lane(tmp_path, program)
+        assert lane is not None
+        assert lane.sqnr_db == 40.5
 
     @pytest.mark.parametrize(
         ("old", "new"),

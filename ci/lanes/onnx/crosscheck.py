@@ -43,7 +43,7 @@ class LaneFigures:
     def of(
         cls,
         costs: Mapping[str, float | None],
-        figures: Mapping[str, float],
+        figures: Mapping[str, float | None],
         build_id: str,
         *,
         agreed: bool = False,
@@ -56,11 +56,12 @@ class LaneFigures:
 
 @dataclass(frozen=True, slots=True)
 class ReportedProgram:
-    """What the other lane's report says of a program, as far as it is compared."""
+    """What the other lane's report says of a program, as far as it is compared. A figure that is no number is
+    None there."""
 
     suite: str = ""
-    costs: Mapping[str, float] = field(default_factory=dict)
-    figures: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, float | None] = field(default_factory=dict)
+    figures: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
