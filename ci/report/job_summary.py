@@ -42,10 +42,12 @@ _PUNCTUATION = re.compile(r"[\\`*_{}\[\]()#+\-.!|~$@:/]")
 def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
     """Verdict, models, a table of stages, then their findings, failed ones first; at most `limit` bytes."""
     lines = list(_lines(reports))
-    sizes = itertools.accumulate(len(line.encode()) + 1 for line in lines)
-    shown = sum(size <= limit - ROOM_FOR_NOTE for size in sizes)
-    if left_out := sum(line.startswith("| ") for line in lines[shown:]):
-        note = f"{plural(left_out, 'row')} left out for lack of room; the report files have them all."
+    sizes = list(itertools.accumulate(len(line.encode()) + 1 for line in lines))
+    if sizes[-1] > limit:
+        shown = sum(size <= limit - ROOM_FOR_NOTE for size in sizes)
+        rows = sum(line.startswith("| ") for line in lines[shown:])
+        left_out = f"{plural(rows, 'row')} left out" if rows else "The rest is left out"
+        note = f"{left_out} for lack of room; the report files have them all."
         lines[shown:] = ["", f"**{note}**"]
     return "\n".join(lines) + "\n"
 

@@ -214,6 +214,12 @@ def test_a_summary_too_long_for_github_is_cut_and_says_by_how_much() -> None:
     assert int(left_out[1].replace(",", "")) + text.count("\n| 🔴 |") == 5000
 
 
+def test_a_summary_is_cut_where_no_row_of_a_table_is_too_long() -> None:
+    text = markdown([replace(_report(BAD), command="c" * 9000)], limit=5000)
+    assert len(text.encode()) < 5000
+    assert "The rest is left out for lack of room" in text
+
+
 def at(subject: str, message: str = "message") -> Report:
     place = Place.read(subject)
     return _report(Finding("parity-missing-in-buck", ERROR, subject, message, "fix", place))
