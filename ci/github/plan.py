@@ -106,8 +106,10 @@ def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[di
     folder = str(caller.source if caller.suites else ROOT)
     done = captured(typed, cwd=ROOT, env={**environ, "QNN_CI_SOC": caller.socs, STARTED_IN: folder})
     if done.returncode:
-        before, _, error = done.stderr.rpartition("error: ")
-        sys.stderr.write(visible(before))
+        # A message may have the same word in it.
+        before, _, error = f"\n{done.stderr}".rpartition("\nerror: ")
+        if before:
+            sys.stderr.write(visible(f"{before[1:]}\n"))
         message, _, fix = error.strip().partition("\n  try: ")
         raise UsageError(message.split("\n")[0], fix=fix or session("matrix", *typed[4:]))
     sys.stderr.write(visible(done.stderr))

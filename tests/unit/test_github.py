@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -128,6 +129,16 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
         *("--target", "x86_64-linux"),
         *("--suite", "ci/my models.toml"),
     ]
+
+
+def test_an_error_of_the_suite_is_whole_though_it_has_the_word_error_in_it(
+    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "a warning\nerror: a.toml: parse error: no comma\n  try: write one\n"
+    monkeypatch.setattr(plan, "captured", lambda *_, **__: CompletedProcess([], 2, "", said))
+    with pytest.raises(UsageError, match=r"^a\.toml: parse error: no comma$") as raised:
+        planned(adopter, plan.matrix_entries)
+    assert (raised.value.fix, capsys.readouterr().err) == ("write one", "a warning\n")
 
 
 @pytest.mark.parametrize("occasion", ["gate", "nightly"])
