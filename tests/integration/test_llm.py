@@ -406,6 +406,8 @@ class TestCompile:
         if precision != "fp16":
             flags += ["--calibrate", text]
         command("compile", model, *flags, "-o", out)
+        # It holds the text, which may be secret.
+        assert ("compiled.json" in (out / "README.md").read_text()) == (precision != "fp16")
         few = ("--text", other, "--tokens", "254", "--prefixes", "6", "--reports", tmp_path / "reports")
         sys.stdout.write(command("check", out, *few))
         # As large models are read.

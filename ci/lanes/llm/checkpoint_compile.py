@@ -15,7 +15,7 @@ from ci.lanes.llm.contexts import compile_context, on_cpu_name
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
-from ci.lanes.llm.orders import KINDS, CompileOrder, Written
+from ci.lanes.llm.orders import KINDS, README_OF_RECORD, CompileOrder, Written
 from ci.lanes.llm.prompts import TEMPLATE, special_places
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.models.arrays import Sample
@@ -58,6 +58,7 @@ def order_compile(order: CompileOrder) -> Written:
         context=order.context,
         prefill=order.prefill,
     )
+    text += README_OF_RECORD if order.quantized else ""
     (out / "README.md").write_text(text, encoding="utf-8")
     return Written(len(binaries), sum(binary.stat().st_size for binary in binaries))
 

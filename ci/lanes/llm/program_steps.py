@@ -14,7 +14,7 @@ from ci.lanes.llm.config import read_architecture, runner_version
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples
-from ci.lanes.llm.orders import CompileOrder, Written
+from ci.lanes.llm.orders import README_OF_RECORD, CompileOrder, Written
 from ci.lanes.llm.programs import (
     DECODE_METHOD,
     PREFILL_METHOD,
@@ -89,6 +89,7 @@ def order_program(order: CompileOrder) -> Written:
         context=order.context,
         prefill=order.prefill,
     )
+    readme += README_OF_RECORD if order.quantized else ""
     (out / "README.md").write_text(readme, encoding="utf-8")
     return Written(1, (out / PROGRAM).stat().st_size)
 
