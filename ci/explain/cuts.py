@@ -76,11 +76,17 @@ class Cuts:
         if (step := self.graph.step(name) if name else 0.0) and _within(ROUNDS * step, pairs):
             self.rounds.add(name)
 
+    @property
+    def _is_large(self) -> bool:
+        """Whether all values at once would take too much memory."""
+        sizes = sum(node.size for node in self.graph.operators.values())
+        return sizes * len(self.graph.samples) > MOST_SHOWN
+
     def show_all(self) -> bool:
         """Know all nodes by one program, if it errs as the whole one does: with more outputs the compiler
         joins fewer operators."""
-        names, samples = [*self.graph.operators], len(self.graph.samples)
-        if sum(node.size for node in self.graph.operators.values()) * samples > MOST_SHOWN:
+        names = [*self.graph.operators]
+        if self._is_large:
             return False
         try:
             if (graph := self.graph.showing(names)) is None:
@@ -126,20 +132,30 @@ class Cuts:
         return self.errors[names]
 
     def growth(self, name: str) -> dict[str, Any] | None:
-        """The operator that makes most of the chip's error at a node, where the CPU computes the rest."""
-        names = [*self.graph.operators]
-        if (shown := self.graph.showing(names)) is None:
+        """The operator that makes most of the chip's error at a node, where the CPU computes the rest. None
+        where that cannot be computed: the node is known without it."""
+        try:
+            after = {} if self._is_large else self._after(name)
+        except Exception:
             return None
-        both = zip(shown.exact, shown.outputs({name: self.chips[name]}), strict=True)
-        samples = [_pairs(*rows)[-len(names) :] for rows in both]
-        after = {row: _sqnr_db(pairs) for row, pairs in zip(names, zip(*samples, strict=True), strict=True)}
+        if not after:
+            return None
 
         def before(row: str) -> float:
             return min((after[operand] for operand in self.graph.operands_of(row)), default=after[row])
 
-        most = max(names, key=lambda row: before(row) - after[row])
+        most = max(after, key=lambda row: before(row) - after[row])
         figures = {"before_db": before(most), "after_db": after[most]}
         return {**self.graph.described(most), "node": most, **figures}
+
+    def _after(self, name: str) -> dict[str, float]:
+        """The SQNR at each operator if the chip differs at this node alone; empty if the model shows none."""
+        names = [*self.graph.operators]
+        if (shown := self.graph.showing(names)) is None:
+            return {}
+        both = zip(shown.exact, shown.outputs({name: self.chips[name]}), strict=True)
+        samples = [_pairs(*rows)[-len(names) :] for rows in both]
+        return {row: _sqnr_db(pairs) for row, pairs in zip(names, zip(*samples, strict=True), strict=True)}
 
     def power(self, sqnr_db: float) -> float:
         """Relative to the output's. What is as bad as the whole is as bad as can be, whatever becomes of it

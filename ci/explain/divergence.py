@@ -66,6 +66,7 @@ class Divergence:
         """The whole program's SQNR, and the operator at fault, or where rounding grows."""
         result = self._searched()
         if (first := result["first"]) and first["rounds"]:
+            self.keep(result)
             first["grows"] = self.cuts.growth(first["node"])
         return result
 
@@ -108,8 +109,8 @@ class Divergence:
         return best
 
     def _alike(self, name: str) -> list[str]:
-        """The other suspects that can have a fault of this one."""
-        faults = {*self.suspects.get(name, ())}
+        """The other suspects that can have a fault of this one. What only rounds has none."""
+        faults = set[str]() if name in self.cuts.rounds else {*self.suspects.get(name, ())}
         return [other for other, theirs in self.suspects.items() if other != name and faults & {*theirs}]
 
     def _is_most(self, worst: Worst) -> bool:

@@ -36,7 +36,7 @@ MOST = 3
 TIMES = 2
 """As long as the program itself took to compile, with what else the machine does."""
 LONGEST = 300.0
-"""Seconds for the trials where that is more than the time of the search leaves."""
+"""Seconds for all of a search where its trials need more than is left of its time."""
 EXACT = {**MORE_EXACT, "fp16": "16a8w"}
 """By precision, the one that is tried in its place."""
 
@@ -73,10 +73,16 @@ class Proofs:
 
 
 def proofs_of(
-    subject: LaneModel, soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
+    subject: LaneModel,
+    soc: str,
+    before: Outcome,
+    cause: Cause | None,
+    seconds: float = SECONDS,
+    longest: float = LONGEST,
 ) -> Proofs:
-    """Also a trial that is at work ends after these seconds, or those that a program of this size needs."""
-    needed = min(TIMES * before.costs.get("cpu_seconds", 0.0), LONGEST)
+    """Also a trial that is at work ends after these seconds, or those that a program of this size needs, at
+    most the `longest`."""
+    needed = min(TIMES * before.costs.get("cpu_seconds", 0.0), longest)
     until = time.monotonic() + max(seconds, needed)
     limited = replace(subject.model, work=replace(subject.model.work, until=until))
     repairing, nearer, others, late = list[str](), list[str](), list[str](), list[str]()
@@ -115,7 +121,7 @@ def outcome_with_cause(
     subject: LaneModel, program: Any, outcome: Outcome, suspects: Sequence[Mapping[str, str]], until: float
 ) -> tuple[Outcome, Cause | None]:
     """The outcome, whose first error then says the cause, as far as it is found by this time of
-    time.monotonic(), and the fixes that were tried."""
+    time.monotonic(), and the fixes that were tried. The time is that of all programs of a command."""
     left = until - time.monotonic()
     # The rest is for fixes.
     search_seconds = left * 2 / 3 if outcome.wrong else left
@@ -123,7 +129,8 @@ def outcome_with_cause(
     if not outcome.wrong:
         return outcome, cause
     first, *others = outcome.wrong
-    proofs = proofs_of(subject, program.soc, outcome, cause, until - time.monotonic())
+    left = until - time.monotonic()
+    proofs = proofs_of(subject, program.soc, outcome, cause, left, left + LONGEST - SECONDS)
     fixes, words, place = [proofs.fix], [first.message], first.place
     if cause:
         words += [cause.in_words()]

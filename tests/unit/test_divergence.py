@@ -313,6 +313,45 @@ def test_a_step_of_rounding_that_decides_a_choice_is_followed_to_it(off: float, 
     assert (first["grows"] or {}).get("node") == ("choice" if rounds else None)
 
 
+class CannotShow(Choosing):
+    def showing(self, names: Sequence[str]) -> Choosing:
+        raise MemoryError
+
+    def ending_at(self, name: str) -> CannotShow:
+        return CannotShow(name)
+
+
+def test_where_rounding_grows_is_an_extra_that_loses_no_operator() -> None:
+    """It computes all of the model again, which may take more memory or time than there is."""
+    known: list[Mapping[str, Any]] = []
+    first = found_in(CannotShow(), lambda name: numpy.array([1.01, 2.0]), 30.0, keep=known.append)["first"]
+    assert (first["node"], first["rounds"], first["grows"]) == ("norm", True, None)
+    assert known[-1]["first"]["node"] == "norm" and not known[-1]["between"]
+
+
+class Stepped(Toy):
+    """Each output is quantized to steps."""
+
+    def step(self, name: str) -> float:
+        return 0.2
+
+    def ending_at(self, name: str) -> Stepped:
+        return Stepped(self.operands, self.computes, name)
+
+
+def test_what_only_rounds_proves_no_fault_of_others() -> None:
+    """Thirty suspects of one fault that each round a little are less than one operator that is wrong."""
+    powers = {"n9": 0.02, "n40": 0.9}
+
+    def gives(name: str) -> Any:
+        noise = [power if int(name[1:]) >= int(node[1:]) else 0.0 for node, power in powers.items()]
+        return 1 + numpy.sqrt(numpy.array([*noise, 0.0, 0.0]))
+
+    suspects = {f"n{place}": ["bias"] for place in range(9, 39)}
+    first = found_in(Stepped(chain(64)), gives, 30.0, whole=6.0, suspects=suspects)["first"]
+    assert (first["node"], first["rounds"]) == ("n40", False)
+
+
 def test_what_reads_a_ruined_value_is_not_the_cause() -> None:
     """Two values that are lost make any quotient of them."""
     model = Toy({"cast": [], "sum": ["cast"], "div": ["cast", "sum"]}, {"div": lambda x, y: x / y})
