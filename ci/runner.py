@@ -18,7 +18,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.base.stage_run import require_stage
 from provisioning.dist import LIBRARIES, MANIFEST, runner_of
-from provisioning.overlay import FOLDER, require_current
+from provisioning.overlay import FOLDER, description_of, require_current
 
 DIST = dist_path() / DEFAULT_TARGET
 VARIABLE = "QNN_EXECUTOR_RUNNER"
@@ -226,7 +226,10 @@ def find_runner(environ: Mapping[str, str]) -> Runner:
             f"{VARIABLE}={named} is not a file" if named else "qnn_executor_runner is not built yet",
             fix=Fix("unset {}, then {}", VARIABLE, ("build_runner",)) if named else session("build_runner"),
         )
-    require_current(path.parents[1] / FOLDER)
+    overlay = path.parents[1] / FOLDER
+    # Of a tree that is elsewhere, as a build that was copied here has it, there is no newer state here.
+    if (built := description_of(overlay)) is not None and built.tree.is_dir():
+        require_current(overlay)
     return Runner.at(path)
 
 

@@ -113,6 +113,8 @@ def test_the_runner_of_a_build_is_refused_too(tree: Path, overlay: Path) -> None
     write(tree / SOURCE, "int b;")
     with pytest.raises(EnvironmentLacking, match=r"QnnManager\.cpp"):
         find_runner({VARIABLE: str(runner)})
+    shutil.rmtree(tree)
+    assert find_runner({VARIABLE: str(runner)}).path == runner, "a build that was copied from elsewhere"
 
 
 def test_an_edit_that_was_built_is_current_until_it_is_taken_back(tree: Path, overlay: Path) -> None:
