@@ -120,7 +120,7 @@ def of_divergence(result: Mapping[str, Any], goes_on: str) -> Cause:
         words = late or "; ".join(filter(None, [f"{MANY_ROUND}: at most {share} comes from {place}", faint]))
         return Cause(words, of_chip=True, goes_on=goes_on if between else "")
     if first["rounds"]:
-        words = "; ".join(filter(None, [rounding_in_words(first), late]))
+        words = "; ".join(filter(None, [rounding_in_words(result), late]))
         grows = first["grows"] or {}
         return Cause(words, grows, of_chip=True, goes_on=goes_on if between else "")
     operands = operands_in_words(first)

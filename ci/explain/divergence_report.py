@@ -72,11 +72,12 @@ def alike_in_words(first: Mapping[str, Any]) -> str:
     return f", and {plural(first['alike'], 'other place')} can have its fault" if first["alike"] else ""
 
 
-def rounding_in_words(first: Mapping[str, Any]) -> str:
+def rounding_in_words(result: Mapping[str, Any]) -> str:
     """Of an operator that is right, and of what makes much of its rounding: a choice between values that are
-    nearly equal, or their difference."""
-    words = f"no operator is wrong: rounding {operator_place(first)} alone "
-    words += f"({in_decibels(first['sqnr_db'])}) gives {first['share']:.0%} of the error"
+    nearly equal, or their difference. Others may be wrong where not all were searched."""
+    first, words = result["first"], "" if result["between"] else "no operator is wrong: "
+    words += f"rounding {operator_place(first)} alone ({in_decibels(first['sqnr_db'])})"
+    words += f" gives {first['share']:.0%} of the error"
     if grows := first["grows"]:
         decibels = f"{in_decibels(grows['before_db'])} before it, {in_decibels(grows['after_db'])} after it"
         words += f", and grows most at {operator_place(grows)}: {decibels}"
@@ -105,7 +106,7 @@ def _of_operator(result: Mapping[str, Any], first: Mapping[str, Any]) -> Iterato
     if faint := faint_in_words(result):
         yield f"  {faint}"
     if first["rounds"]:
-        yield f"  {rounding_in_words(first)}"
+        yield f"  {rounding_in_words(result)}"
     alone = "" if stands_out(first) else f"; {MANY_ROUND}"
     alike = alike_in_words(first)
     yield f"  {first['share']:.0%} of the whole program's error is its own{alone}{alike}"

@@ -84,6 +84,13 @@ def test_an_operator_that_only_rounds_is_not_the_cause_and_what_makes_much_of_it
     assert "aten.where.self at net.py:9" in found.words and "85.2 dB before it, 3.1 dB after" in found.words
 
 
+def test_that_no_operator_is_wrong_is_said_of_a_whole_search_alone() -> None:
+    whole = of_divergence(cuts(0.4, rounds=True), "divergence")
+    ended = of_divergence(cuts(0.4, ["relu", "add"], rounds=True), "divergence")
+    assert whole.words.startswith("no operator is wrong") and not whole.goes_on
+    assert "is wrong" not in ended.words and "40% of the error" in ended.words and ended.goes_on
+
+
 def test_an_operator_whose_fault_others_can_have_is_the_cause_with_a_part_of_the_error() -> None:
     found = of_divergence(cuts(0.2, alike=3), "divergence")
     assert "cause is aten.pow.Scalar" in found.words and "3 other places" in found.words
