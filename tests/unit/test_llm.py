@@ -330,6 +330,10 @@ class TestCheckpoint:
     def test_a_head_is_tied_by_the_familys_default(self, tmp_path: Path, kind: str, tied: bool) -> None:
         assert read_architecture(checkpoint(tmp_path, model_type=kind, rope_scaling=None)).tied is tied
 
+    def test_a_key_of_another_family_changes_nothing(self, tmp_path: Path) -> None:
+        shape = read_architecture(checkpoint(tmp_path, query_pre_attn_scalar=1024))
+        assert shape.score_scale == shape.head_dim**-0.5
+
     @pytest.mark.parametrize(
         ("kind", "removes"),
         [("dynamic", "remove"), ("yarn", "if you added it"), ("linear", ""), ("longrope", ""), ("other", "")],

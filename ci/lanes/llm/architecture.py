@@ -218,7 +218,9 @@ class Architecture(BaseModel):
 
     @property
     def score_scale(self) -> float:
-        return math.pow(self.query_pre_attn_scalar or self.head_dim, -0.5)
+        # Other families have no such key, and transformers passes it over.
+        scalar = self.query_pre_attn_scalar if self.family.gemma else None
+        return math.pow(scalar or self.head_dim, -0.5)
 
     @property
     def local(self) -> frozenset[int]:
