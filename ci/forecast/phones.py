@@ -1,6 +1,4 @@
-"""Which phones forecasts are for, and by which models they are fitted (manifests/forecast.toml).
-
-It is apart from the forecasts themselves so that a change of those compiles no model again."""
+"""Which phones forecasts are for, and by which models they are fitted (manifests/forecast.toml)."""
 
 from __future__ import annotations
 

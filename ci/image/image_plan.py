@@ -175,12 +175,6 @@ def pin_base(system: System, path: Path = MANIFEST) -> None:
         document["system"].update(system.model_dump(include={"image", "digest", "epoch"}))
 
 
-def record_published(references: Mapping[str, str]) -> None:
-    """Name the images of a release, by digest."""
-    with edited() as document:
-        document["published"] = dict(references)
-
-
 def plan_of(name: str) -> ImagePlan:
     """The plan of an image that the manifest names."""
     images = load_images()
