@@ -32,6 +32,15 @@ class ProgramStep(CachedStep):
         return f"{suite} {folder_digest(suite.parent)}" if suite.name != NO_SUITE else ""
 
 
+def export_log(plan: Plan, program: Program) -> Path:
+    """Cases of equal names in two suites have logs of their own."""
+    alike = [row.suite for row in plan.programs if row.case_name == program.case_name]
+    earlier = [*dict.fromkeys([*alike, program.suite])].index(program.suite)
+    # No case name contains a space.
+    number = f" {earlier + 1}" if earlier else ""
+    return (plan.logs / f"{program.case_name}{number}.export.log").absolute()
+
+
 def run_cached_step(step: ProgramStep, programs: Iterable[Program]) -> dict[str, Result]:
     """The result of each program by name."""
     chosen, results = list(programs), dict[str, Result]()

@@ -15,6 +15,7 @@ import pytest
 
 from ci import trouble
 from ci.__main__ import VERBS
+from ci.jobs import WorkOptions
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx.records import Contexts, NotCompiled, QuantizedModel
 from ci.lanes.onnx.suite import programs_of
@@ -25,6 +26,7 @@ from provisioning.accepted_file import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.settings import Selection
 from tests.support import onnx_worker
 from tests.support.onnx_suites import PREPARED, SUITE, contexts, near, write_suite
 
@@ -44,6 +46,18 @@ class TestSuite:
         with pytest.raises(ManifestError) as caught:
             programs_of(write_suite(tmp_path, SUITE.replace(old, new)))
         assert words.lower() in caught.value.message.lower()
+
+
+def test_cases_of_one_name_in_two_suites_have_logs_of_their_own(tmp_path: Path) -> None:
+    suites = [tmp_path / name for name in ("one", "two")]
+    for suite in suites:
+        suite.mkdir()
+    programs = [program for suite in suites for program in programs_of(write_suite(suite))]
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path / "store", tmp_path)
+    plan = onnx_compile.plan_of(programs, selection, WorkOptions())
+    step = onnx_compile.CompileOnnx(plan)
+    models = {(program.suite, program.case_name) for program in programs}
+    assert len({step.export(program).request["log"] for program in programs}) == len(models) > 1
 
 
 class TestStage:

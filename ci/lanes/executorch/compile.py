@@ -28,7 +28,7 @@ from ci.recheck import Repeats
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import in_words
 from ci.suite.installed import host_libraries, ready_environment
-from ci.suite.program_steps import ProgramStep, run_cached_step
+from ci.suite.program_steps import ProgramStep, export_log, run_cached_step
 from ci.suite.stage import (
     Plan,
     baselines_of,
@@ -210,8 +210,7 @@ class Lower(ProgramStep):
         alike = [row for row in self.plan.programs if _model_of(row) == _model_of(program)]
         request = {**program.order, "runs": {row.run.name: row.request["run"] for row in alike}}
         name = f"{program.suite}:{program.case_name}"
-        log = self.plan.logs / f"{program.case_name}.export.log"
-        request["log"] = str(log.absolute())
+        request["log"] = str(export_log(self.plan, program))
         return ChildTask(name, EXPORT, request, self.timeout, self.flag)
 
     def export_key(self, program: ExecutorchProgram, reply: Mapping[str, Any]) -> Key:

@@ -32,7 +32,7 @@ from ci.suite.accepted import Baseline, load_tolerances
 from ci.suite.accuracy import in_words, with_samples
 from ci.suite.findings import verdict
 from ci.suite.installed import require_packages
-from ci.suite.program_steps import ProgramStep, run_cached_step, scores_of
+from ci.suite.program_steps import ProgramStep, export_log, run_cached_step, scores_of
 from ci.suite.stage import Plan, baselines_of
 from ci.work import ChildTask, Home
 from provisioning.base.command_line import Parser
@@ -144,8 +144,8 @@ class OnnxStep(ProgramStep):
         }
 
     def export(self, program: OnnxProgram) -> ChildTask:
-        log = str((self.plan.logs / f"{program.case_name}.export.log").absolute())
-        request = {**request_of(program, self.preparing(program)), "log": log}
+        log = export_log(self.plan, program)
+        request = {**request_of(program, self.preparing(program)), "log": str(log)}
         return ChildTask(model_of(program), f"{WORKER}:export", request, self.timeout, self.flag)
 
     def export_key(self, program: OnnxProgram, reply: Mapping[str, Any]) -> Key:
