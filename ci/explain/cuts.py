@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from ci.explain.graph import Arrays, Graph, Trial
@@ -82,9 +83,10 @@ class Cuts:
         sizes = sum(node.size for node in self.graph.operators.values())
         return sizes * len(self.graph.samples) > MOST_SHOWN
 
-    def show_all(self) -> bool:
-        """Know all nodes by one program, if it errs as the whole one does: with more outputs the compiler
-        joins fewer operators."""
+    @cached_property
+    def shows_all(self) -> bool:
+        """Whether all nodes are known by one program, which errs as the whole one does: with more outputs the
+        compiler joins fewer operators."""
         names = [*self.graph.operators]
         if self._is_large:
             return False
