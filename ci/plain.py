@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ def read(kind: type[T], document: object) -> T:
     """What `as_json` wrote, with every field checked; names that the record does not have are passed over."""
     record: T = _adapter(cast(Any, kind)).validate_python(document)
     return record
+
+
+def reader(kind: type[T]) -> Callable[[object], T]:
+    """As `read`, made ready here: once a user's package has one of our names, annotations are not found."""
+    _adapter(cast(Any, kind))
+    return partial(read, kind)
 
 
 @cache

@@ -30,7 +30,7 @@ from ci.lanes.executorch.records import (
     ScriptRequest,
     WrapRequest,
 )
-from ci.plain import as_json, read
+from ci.plain import as_json, read, reader
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
@@ -88,10 +88,11 @@ def _warm_up() -> None:
 
 def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance | Mapping[str, Any]]) -> Answer:
     """Work on a case's model. Relative paths of the user's code begin in its suite's folder."""
+    request_of = reader(kind)
 
     def answer(order: dict[str, Any]) -> dict[str, Any]:
         os.chdir(order["working_folder"])
-        reply = work(ChipModel.of(order), read(kind, order))
+        reply = work(ChipModel.of(order), request_of(order))
         return dict(reply) if isinstance(reply, Mapping) else as_json(reply)
 
     return reporting(answer, error_of)
