@@ -87,8 +87,8 @@ def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> N
 
 
 def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
-    from ci.lanes.llm.config import read_architecture
-    from ci.lanes.llm.reference import load_reference, require_ends
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.rounding import load_reference, require_ends
 
     model = write_checkpoint(tmp_path)
     shape, reference = read_architecture(model), load_reference(model)
@@ -122,10 +122,10 @@ def test_what_genie_refuses_is_explained_by_the_key_to_change(
 def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
     speaker: Speaker, tmp_path: Path
 ) -> None:
-    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.genie import forced_logits, generate
     from ci.lanes.llm.measure import genie_windows
-    from ci.lanes.llm.reference import logits_of
+    from ci.lanes.llm.rounding import logits_of
     from ci.lanes.llm.verdicts import LIMITS, figures_of, misses
 
     shape = read_architecture(speaker.model)
@@ -437,10 +437,10 @@ LLAMA_1B: dict[str, Any] = {
 @pytest.mark.timeout(7200)
 def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     """QNN_CI_LAYERS=16 gives it all layers: 7 GB of memory, 13 of disk."""
+    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.commands import limited
-    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.genie import generate
-    from ci.lanes.llm.reference import load_reference
+    from ci.lanes.llm.rounding import load_reference
     from ci.lanes.llm.verdicts import LIMITS, figures_of, misses
 
     layers = int(os.environ.get("QNN_CI_LAYERS", "2"))
@@ -541,7 +541,7 @@ class TestCommand:
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.decoder import load_decoder, require_halves
     from ci.lanes.llm.weights import require_tensors
 
@@ -567,10 +567,9 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At all places of a whole context, before any logits are read."""
-    from ci.lanes.llm.architecture import Llama3Rope
-    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.architecture import Llama3Rope, read_architecture
     from ci.lanes.llm.measure import order_figures
-    from ci.lanes.llm.reference import load_reference, require_rope
+    from ci.lanes.llm.rounding import load_reference, require_rope
 
     model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
     shape = read_architecture(model)
@@ -587,7 +586,7 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
 
 def our_logits(model: Path, tokens: Sequence[int], adapter: str | Path = "") -> Any:
 
-    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.graphs import call
 
@@ -605,8 +604,8 @@ TOKENS = np.random.default_rng(5).integers(0, 256, 128).tolist()
 
 def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_path: Path) -> None:
     """By the reference too, which transformers 4 reads: its own default of the rope would be wrong alike."""
-    from ci.lanes.llm.config import read_architecture
-    from ci.lanes.llm.reference import load_reference, logits_of, require_ends
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.rounding import load_reference, logits_of, require_ends
 
     expected = logits_of(load_reference(write_checkpoint(tmp_path)), TOKENS)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -639,7 +638,7 @@ def test_a_tokenizer_without_settings_is_read_as_transformers_reads_it(tmp_path:
 
 
 def test_an_index_without_metadata_is_read_by_the_reference_too(tmp_path: Path) -> None:
-    from ci.lanes.llm.reference import load_reference, logits_of
+    from ci.lanes.llm.rounding import load_reference, logits_of
 
     model = write_checkpoint(tmp_path)
     expected = logits_of(load_reference(model), TOKENS)
@@ -651,8 +650,7 @@ def test_an_index_without_metadata_is_read_by_the_reference_too(tmp_path: Path) 
 @pytest.mark.whole
 def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_path: Path) -> None:
     """Random weights find two of many words equally good at every tenth place."""
-    from ci.lanes.llm.reference import load_reference, logits_of
-    from ci.lanes.llm.rounding import SCHEMES, rounded_model
+    from ci.lanes.llm.rounding import SCHEMES, load_reference, logits_of, rounded_model
     from ci.lanes.llm.verdicts import figures_of, tie_of, window_of
 
     model = write_checkpoint(tmp_path, vocab_size=4096)
@@ -693,8 +691,7 @@ def test_weights_are_rounded_as_onnxruntime_rounds_them_for_qnn(largest: float) 
 @pytest.mark.whole
 def test_rounding_costs_more_where_calibration_saw_less(tmp_path: Path) -> None:
     """What is rounded has the ranges that quantizing had, and those cut off what it did not see."""
-    from ci.lanes.llm.reference import load_reference
-    from ci.lanes.llm.rounding import SCHEMES, rounded_model
+    from ci.lanes.llm.rounding import SCHEMES, load_reference, rounded_model
     from ci.lanes.llm.verdicts import figures_of, window_of
 
     model = write_checkpoint(tmp_path)
@@ -733,8 +730,8 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.whole
 @pytest.mark.parametrize(("kind", "changes"), FAMILIES)
 def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    from ci.lanes.llm.config import read_architecture
-    from ci.lanes.llm.reference import load_reference, logits_of
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.rounding import load_reference, logits_of
     from ci.lanes.llm.weights import require_tensors
 
     model = write_checkpoint(tmp_path, model_type=kind, **changes)
@@ -756,7 +753,7 @@ def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
     import onnx
     from onnx import TensorProto, numpy_helper
 
-    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.graphs import export, outputs_of_rows, quantize, samples, shared_encodings
 
@@ -818,9 +815,9 @@ def test_an_adapter_is_merged_as_it_is_by_hand(
     tmp_path: Path, kind: str, targets: list[str], settings: dict[str, Any], scale: float
 ) -> None:
     """Into our reader's weights, and into the reference's, which judge each other."""
-    from ci.lanes.llm.adapters import require_adapter
-    from ci.lanes.llm.config import read_architecture
-    from ci.lanes.llm.reference import load_reference, logits_of
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.rounding import load_reference, logits_of
+    from ci.lanes.llm.weights import require_adapter
 
     model = write_checkpoint(
         tmp_path / "model", model_type=kind, pad_token_id=1, head_dim=16, rope_scaling=None
@@ -838,11 +835,11 @@ def test_an_adapter_is_merged_as_it_is_by_hand(
 def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     """As PyTorch computes them: prefill hands its cache to decode."""
 
-    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.programs import RunnerLayout, in_pytorch, step_of
     from ci.lanes.llm.readers import GraphReader, HandedOver
-    from ci.lanes.llm.reference import load_reference
+    from ci.lanes.llm.rounding import load_reference
 
     model = write_checkpoint(tmp_path, num_hidden_layers=2)
     shape, reference = read_architecture(model), load_reference(model)
@@ -867,12 +864,12 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of what its quantizer calls of torch
 def test_executorchs_decode_is_quantized_by_all_that_prefill_reads(tmp_path: Path) -> None:
     """A healthy model was red: its decode reads few places, and cut off what the tokens at others need."""
-    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.decoder import load_decoder, resized
     from ci.lanes.llm.graphs import outputs_of_rows, samples
     from ci.lanes.llm.programs import RunnerLayout, in_pytorch, quantized, step_of
     from ci.lanes.llm.readers import GraphReader
-    from ci.lanes.llm.reference import load_reference, logits_of
+    from ci.lanes.llm.rounding import load_reference, logits_of
 
     model = write_checkpoint(tmp_path)
     shape, reference, counts = read_architecture(model), load_reference(model), (32, 1)
@@ -895,7 +892,7 @@ def test_executorchs_decode_is_quantized_by_all_that_prefill_reads(tmp_path: Pat
 
 
 def float_text(reference: Any, prompt: Sequence[int], most: int, context: int) -> tuple[list[int], str]:
-    from ci.lanes.llm.reference import greedy_text, logits_of
+    from ci.lanes.llm.rounding import greedy_text, logits_of
 
     before: list[int] = []
 
@@ -907,7 +904,7 @@ def float_text(reference: Any, prompt: Sequence[int], most: int, context: int) -
 
 
 def spoken_by(reader: Any, prompt: Sequence[int], most: int, context: int) -> tuple[list[int], str]:
-    from ci.lanes.llm.reference import greedy_text
+    from ci.lanes.llm.rounding import greedy_text
 
     reader.restart()
     return greedy_text(lambda some: reader.read(some)[-1], prompt, most, [255], context)

@@ -18,7 +18,7 @@ import torch
 
 import qnn_ci
 from ci.explain.operator_script import JUDGE
-from ci.lanes.llm.config import read_architecture
+from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.measure import genie_windows
 from ci.lanes.llm.prompts import prefix_lengths, prefixes_of
 from ci.lanes.llm.verdicts import figures_of

@@ -156,7 +156,7 @@ def compile_with(fault: str, order: CompileOrder) -> None:
             patch.setattr(compiling, "load_decoder", planted)
             compiling.order_compile(order)
         else:
-            from ci.lanes.llm import program_steps as lowering
+            from ci.lanes.llm import programs as lowering
 
             patch.setattr(lowering, "load_decoder", planted)
             patch.setattr(lowering, "resized", functools.partial(planted_copy, fault))

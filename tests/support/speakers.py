@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.config import read_architecture
+from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.genie import GeneratedText
 from tests.support.checkpoints import write_checkpoint
 
@@ -32,7 +31,7 @@ class Speaker:
 
     @cached_property
     def reference(self) -> Any:
-        from ci.lanes.llm.reference import load_reference
+        from ci.lanes.llm.rounding import load_reference
 
         return load_reference(self.model)
 
@@ -50,7 +49,7 @@ class Speaker:
 
 def lost_by(reference: Any, shape: Architecture, prompt: Sequence[int], text: GeneratedText) -> list[float]:
     """By each token of a text; infinite where it ends and float would not."""
-    from ci.lanes.llm.reference import logits_of
+    from ci.lanes.llm.rounding import logits_of
 
     tokens = [*text.tokens, *([shape.eos[0]] if text.stopped == "eos" else [])]
     rows = logits_of(reference, [*shape.beginning, *prompt, *tokens], len(tokens) + 1)

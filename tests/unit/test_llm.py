@@ -23,10 +23,10 @@ from ci.__main__ import VERBS
 from ci.child import reporting
 from ci.lanes.llm import check_verb, verb
 from ci.lanes.llm import worker as llm_worker
+from ci.lanes.llm.architecture import beginning_warning, read_architecture
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.check import longer_windows, read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
-from ci.lanes.llm.config import beginning_warning, read_architecture
 from ci.lanes.llm.genie import (
     GeneratedText,
     contradictions,

@@ -10,10 +10,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ci.lanes.llm import commands, prompts, verdicts
-from ci.lanes.llm.adapters import require_adapter
-from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.beginning import encoder_of, load_tokenizer, tokenizer_decides
-from ci.lanes.llm.config import read_architecture
 from ci.lanes.llm.genie import NONE, contradictions, setting
 from ci.lanes.llm.orders import (
     GENIE,
@@ -28,6 +26,7 @@ from ci.lanes.llm.orders import (
     Record,
     record_of,
 )
+from ci.lanes.llm.weights import require_adapter
 from ci.lanes.llm.work import changed_files, source_of
 from ci.plain import as_json, read
 from ci.suite.findings import verdict

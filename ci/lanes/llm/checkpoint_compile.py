@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.child import doing
-from ci.lanes.llm.architecture import HIDDEN, Architecture
-from ci.lanes.llm.config import read_architecture
+from ci.lanes.llm.architecture import HIDDEN, Architecture, read_architecture
 from ci.lanes.llm.contexts import compile_context, on_cpu_name
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config

@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.adapters import require_adapter
-from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.architecture import Architecture, beginning_warning, read_architecture, read_object
 from ci.lanes.llm.beginning import load_tokenizer
-from ci.lanes.llm.config import beginning_warning, read_architecture, read_object
 from ci.lanes.llm.genie import (
     CONFIG,
     NONE,
@@ -39,7 +37,7 @@ from ci.lanes.llm.orders import (
 )
 from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_beginning, words_after
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
-from ci.lanes.llm.weights import require_tensors
+from ci.lanes.llm.weights import require_adapter, require_tensors
 from ci.lanes.llm.work import WORKER, environment, home_of, measured_rounding
 from ci.plain import as_json, read
 from ci.suite.installed import ready_environment

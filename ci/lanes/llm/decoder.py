@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ci.lanes.llm.adapters import changes
 from ci.lanes.llm.architecture import HIDDEN, Architecture
-from ci.lanes.llm.weights import tensors_of
+from ci.lanes.llm.weights import changes, tensors_of
 from provisioning.base.errors import CheckFailed
 
 LARGEST_HALF = 65504.0

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from ci.diagnose.explain import nearest
-from ci.lanes.llm.architecture import Architecture, Llama3Rope
-from ci.lanes.llm.config import read_object
+from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_object
 from ci.lanes.llm.orders import ForcedText
 from ci.models.arrays import Array
 from ci.plain import as_json

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.config import read_architecture
+from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import CONFIG, forced_logits
 from ci.lanes.llm.graphs import blocks, outputs_of, place_axis, starts
@@ -39,8 +38,15 @@ from ci.lanes.llm.orders import (
 )
 from ci.lanes.llm.prompts import judged_text, special_places, windows
 from ci.lanes.llm.readers import Step, readers, steps
-from ci.lanes.llm.reference import greedy_text, load_reference, logits_of, require_ends, require_rope
-from ci.lanes.llm.rounding import SCHEMES, rounded_model
+from ci.lanes.llm.rounding import (
+    SCHEMES,
+    greedy_text,
+    load_reference,
+    logits_of,
+    require_ends,
+    require_rope,
+    rounded_model,
+)
 from ci.lanes.llm.verdicts import tie_of, window_of
 from ci.models.arrays import Array, Sample
 from ci.suite.accuracy import Pair, Unusable, compare
@@ -49,7 +55,7 @@ from provisioning.base.units import EXACT_DB
 TINY = 1e-30
 COMPILERS = {
     GENIE: ("ci.lanes.llm.checkpoint_compile", "order_compile"),
-    EXECUTORCH: ("ci.lanes.llm.program_steps", "order_program"),
+    EXECUTORCH: ("ci.lanes.llm.programs", "order_program"),
 }
 """Imported when needed, as each loads another QNN."""
 SUITE_TOKENS, SUITE_PREFIXES = 1016, 100

@@ -16,7 +16,7 @@ from ci.models.arrays import Array, Sample
 
 Step = Callable[[Sample], Sample]
 """One call of a graph: floats by the names of its inputs and of its outputs, as Genie has them."""
-STEPS = {GENIE: "ci.lanes.llm.contexts", EXECUTORCH: "ci.lanes.llm.program_steps"}
+STEPS = {GENIE: "ci.lanes.llm.contexts", EXECUTORCH: "ci.lanes.llm.programs"}
 """Modules with a `steps`, imported when needed, as each loads another QNN."""
 HANDED_OVER = 4
 """Tokens of a text that prefill reads before decode."""

@@ -23,7 +23,7 @@ ORDERS = {
     "figures": ("ci.lanes.llm.measure", "order_figures"),
     "parts": ("ci.lanes.llm.measure", "order_parts"),
     "compile": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
-    "lower": ("ci.lanes.llm.program_steps", "order_program"),
+    "lower": ("ci.lanes.llm.programs", "order_program"),
 }
 """By what an order is to do: a function from its dataclass to the reply's."""
 
