@@ -102,7 +102,7 @@ def _parts(row: Row) -> Iterator[Bar]:
         text += "" if cpu is None else f", {cpu:.1f} on the CPU"
         good = least is None or value >= least
         if typical is not None:
-            text += f"; at most places {typical:.1f}" + (
+            text += f"; at the median position {typical:.1f}" + (
                 "" if expected is None else f" (at least {expected:.1f})"
             )
             good = good and (expected is None or typical >= expected)

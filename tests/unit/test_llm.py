@@ -1206,7 +1206,7 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, precision="fp16", parts=parts[:1]) == 0
         assert "prefill_0" not in capsys.readouterr().out
         assert self.check(tmp_path, monkeypatch, "--on", "parts", precision="fp16", parts=parts[:1]) == 0
-        assert "prefill_0, layers 0 to 0: hidden_1 40.0 dB" in capsys.readouterr().out
+        assert "prefill_0, layers 0 to 0: SQNR of hidden_1 against float: 40.0 dB" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("cause", "flags", "measured"),

@@ -130,7 +130,7 @@ def longer_windows(text: JudgedText, context: int, beginning: int) -> str:
     needed = count * (context - beginning)
     longer = f" --text FILE, of {needed} tokens or more," if text.count < needed else ""
     return (
-        f"windows end at place {length} of {context}: --tokens {count * (context - 1)}{longer}"
+        f"windows end at position {length} of {context}: --tokens {count * (context - 1)}{longer}"
         " reads them to the end"
     )
 
@@ -238,7 +238,7 @@ def read_by_genie(checkpoint: Path, genies: Sequence[list[int]], texts: Sequence
             place = next(at for at, pair in enumerate(zip_longest(seen, expected)) if pair[0] != pair[1])
             here = slice(max(0, place - 1), place + 3)
             problems.append(
-                f"of a {'chat' if chat else 'text'} Genie reads {seen[here]} from place {here.start}, and"
+                f"of a {'chat' if chat else 'text'} Genie reads {seen[here]} from position {here.start}, and"
                 f" transformers' tokenizer gives {expected[here]}"
             )
     return problems

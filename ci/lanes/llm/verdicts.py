@@ -267,8 +267,8 @@ class Bounds:
         if swapped.value >= least:
             return ""
         return (
-            f"rounding alone changes {1 - swapped.value:.0%} ± {swapped.error:.1%} of the first choices: more"
-            f" than the {1 - least:.0%} that this precision usually does"
+            f"rounding alone changes the top token at {1 - swapped.value:.0%} ± {swapped.error:.1%} of the"
+            f" positions: more than the {1 - least:.0%} that this precision usually does"
         )
 
 
@@ -313,8 +313,8 @@ class PartRow:
     def as_text(self) -> str:
         on_cpu = "" if self.cpu_db is None else f", {in_decibels(self.cpu_db)} on the CPU"
         return (
-            f"{self.name}: {self.output} {in_decibels(self.db)} from float, most places"
-            f" {in_decibels(self.typical_db)}{on_cpu}"
+            f"{self.name}: SQNR of {self.output} against float: {in_decibels(self.db)},"
+            f" at the median position {in_decibels(self.typical_db)}{on_cpu}"
         )
 
     def as_metric(self) -> dict[str, Metric]:
@@ -344,7 +344,8 @@ def _part_row(part: PartDistances, bounds: Bounds) -> PartRow:
     if not htp.db >= least:
         wrong = f"{htp.output} has an SQNR of {in_decibels(htp.db)}, expected {least:.1f}{on_cpu}"
     elif not typical >= typical_least:
-        wrong = f"{output} has an SQNR of {in_decibels(typical)} at most places, expected {typical_least:.1f}"
+        found = f"{output} has an SQNR of {in_decibels(typical)} at the median position"
+        wrong = f"{found}, expected {typical_least:.1f}"
     return PartRow(
         f"{part.kind}_{part.number}, layers {first} to {last}",
         htp.output,
