@@ -10,6 +10,7 @@ from provisioning.base.command_line import Verb, main, parsed
 VERBS = {
     "lint": Verb("lab.lint", "check style, types, generated files and the tree's hygiene", "lint"),
     "generate": Verb("lab.generate", "regenerate the committed schemas and catalogues", "lint"),
+    "lock": Verb("lab.lock", "fill in hashes that manifests lack and regenerate every lock file", "lint"),
     "bench": Verb(
         "lab.bench", "measure performance claims as ratios, side by side; --list names them", "executorch"
     ),
@@ -30,7 +31,7 @@ VERBS = {
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }
 
-SESSIONS = ("lint", "generate", "bench")
+SESSIONS = ("lint", "generate", "lock", "bench")
 """They have a session of their own name, which people and workflows type."""
 
 

@@ -82,7 +82,7 @@ TOOLS = {
         [PYTHON, "-m", "lab", "generate"],
     ),
     "site": Linter([PYTHON, "-m", "lab", "site"], "correct the link in the page that is named above"),
-    "locks": Linter([PYTHON, "-m", "provisioning", "lock", "--check"], session("lock")),
+    "locks": Linter([PYTHON, "-m", "lab", "lock", "--check"], session("lock")),
     # The strictest persona; a comment beside a line answers a false alarm.
     "zizmor": Linter(
         ["zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor", ".github"],

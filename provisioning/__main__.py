@@ -28,9 +28,6 @@ VERBS = {
         "provisioning.verbs.chips",
         "list the chips, by QNN's name and by what people call them",
     ),
-    "lock": Verb(
-        "provisioning.verbs.lock", "fill in hashes that manifests lack and regenerate every lock file", "lint"
-    ),
 }
 
 if __name__ == "__main__":

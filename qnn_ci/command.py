@@ -26,15 +26,13 @@ from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
 from provisioning.base.command_line import Verb  # noqa: E402
+from provisioning.base.commands import OF_CLONE  # noqa: E402
 from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
 from provisioning.base.selection import known_chips, selection_of  # noqa: E402
 from provisioning.base.settings import CLONE, profile_names  # noqa: E402
 from provisioning.base.units import aligned, columns  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
-SESSIONS_ALONE = ("github", "image", "lock")
-"""They work on our own sources, git history or images: sessions of a clone, and no verbs of `qnn-ci`."""
-
 MAP = {
     "one model": ("example", "compile", "audit", "run", "divergence", "tune", "repair", "forecast"),
     "a gate": ("gate", "report", "diagnose"),
@@ -124,7 +122,7 @@ def _complete(verbs: Mapping[str, Verb]) -> None:
 
 def main() -> int:
     argv = sys.argv[1:]
-    verbs = {name: verb for name, verb in VERBS.items() if name not in SESSIONS_ALONE}
+    verbs = {name: verb for name, verb in VERBS.items() if name not in OF_CLONE}
     if "_ARGCOMPLETE" in os.environ:
         _complete(verbs)
     if argv in (["version"], ["--version"]):

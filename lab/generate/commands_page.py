@@ -50,7 +50,6 @@ TASKS = {
         "env": "environments.md",
         "shell": "environments.md",
         "image": "environments.md",
-        "lock": "environments.md#what-is-pinned",
     },
     "ExecuTorch from source": {
         "build_runner": "building.md",

@@ -106,6 +106,9 @@ class Fix(str):
         return Fix.read([part if isinstance(part, str) else change(part) for part in self.parts])
 
 
+OF_CLONE = ("github", "image", "lock")
+"""They work on our own sources, images or manifests: sessions of a clone, and no verbs of `qnn-ci`."""
+
 OF_PROVISIONING = ("provision", "validate", "env")
 
 
@@ -118,7 +121,8 @@ def _typed(command: Command, clone: bool) -> str:
     if verb.startswith("-"):
         return quoted(*command)
     dashes = ["--"] if arguments else []
-    return quoted("nox", "-s", verb, *dashes, *arguments) if clone else quoted("qnn-ci", *command)
+    in_clone = clone or verb in OF_CLONE
+    return quoted("nox", "-s", verb, *dashes, *arguments) if in_clone else quoted("qnn-ci", *command)
 
 
 def _is_placeholder(word: str) -> bool:

@@ -72,7 +72,3 @@ class FileSource(Model):
         from provisioning.archive import extract
 
         return extract(fetched, into, place, progress=progress, name=self.name)
-
-    def recordable(self, digest: str, size: int) -> dict[str, str | int]:
-        """The manifest's keys for what was received."""
-        return {"sha256": digest, "size": size}

@@ -70,9 +70,6 @@ class Git(Model):
                 entries.append(Entry(destination, "file", size, hash_file(target), mode))
         return entries
 
-    def recordable(self, digest: str, size: int) -> dict[str, str | int]:
-        return {"commit": digest}
-
 
 class _Stuck(UpstreamError):
     """git failed, but not because of the network or the disk."""

@@ -7,10 +7,7 @@ each file in the profiles' wheels; `nox -s lock` writes it.
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +20,6 @@ from provisioning.base.settings import MANIFESTS
 from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, Part
 from provisioning.sources import Sha256
-from provisioning.sources.wheel import Wheel
 from provisioning.store.inventory import Inventory, Item, Origin
 from provisioning.store.tree_plan import (
     GENERATED,
@@ -39,9 +35,6 @@ from provisioning.store.tree_plan import (
 )
 
 LISTS = MANIFESTS / "wheels.json"
-
-MOST_FILES = 200
-"""Wheels with more are proved by the download itself."""
 
 
 class Listed(Model):
@@ -104,43 +97,3 @@ def _items(part: Part, files: Mapping[str, Listed], want: FileSelection) -> list
 @cache
 def load_lists(path: Path) -> Lists:
     return Lists.model_validate_json(path.read_text(encoding="utf-8") if path.is_file() else '{"wheels": {}}')
-
-
-def recorded(components: Iterable[Component], downloads: Path, before: Lists) -> tuple[Lists, list[str]]:
-    """The lists of these components' wheels, read from what was fetched; and the wheels that never were."""
-    lists: dict[str, dict[str, Listed]] = {}
-    absent = []
-    for source in {part.source for component in components for part in component.parts}:
-        if not isinstance(source, Wheel) or source.pin is None:
-            continue
-        if source.pin in before.wheels:
-            lists[source.pin] = before.wheels[source.pin]
-        elif (wheel := source.landing_place(downloads)).is_file():
-            folder = Path(tempfile.mkdtemp(dir=downloads))
-            try:
-                source.fetch(downloads)
-                entries = source.unpack(wheel, folder, lambda member: member if member[-1] != "/" else None)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            if len(entries) <= MOST_FILES:
-                lists[source.pin] = {
-                    entry.path: Listed(
-                        sha256=entry.sha256, size=entry.size, executable=bool(entry.mode & 0o111)
-                    )
-                    for entry in entries
-                }
-        else:
-            absent.append(source.name)
-    return Lists(wheels=lists), sorted(absent)
-
-
-def strangers(path: Path, components: Iterable[Component]) -> list[str]:
-    """Lists of wheels that no profile names any more."""
-    known = {part.source.pin for component in components for part in component.parts}
-    strange = sorted(load_lists(path).wheels.keys() - known)
-    return [f"{path.name}: no profile has a wheel of sha256 {pin}" for pin in strange]
-
-
-def as_text(lists: Lists) -> str:
-    data = lists.model_dump(mode="json", exclude_defaults=True)
-    return json.dumps({"schema": 1, **data}, indent=1, sort_keys=True) + "\n"

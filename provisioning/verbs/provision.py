@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from provisioning import licences
 from provisioning.base import answer
 from provisioning.base.command_line import confirmed, repeatable, switch
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UnknownName
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Report, Severity
@@ -248,7 +248,8 @@ def _warn_unlocked(name: str, tree: Tree, stage: StageRun, progress: Progress) -
                 f"{name} {tree.version} is not locked: {origin.name} was taken on trust, with sha256"
                 f" {origin.sha256}; every library in it is of build {tree.inventory.build_id or tree.version}"
             )
-            fix = session("lock", "--profile", stage.profile, "--component", name)
+            pins = ("lock", "--profile", stage.profile, "--component", name)
+            fix = Fix("compare it with another download; then, in a clone, {} pins it", pins)
             progress.note(f"warning: {message}\n  try: {fix}")
             stage.add("unlocked-component", Severity.WARNING, name, message, fix)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from lab import lock
 from provisioning import lock_files, python_environments
 from provisioning.base import toml
 from provisioning.base.errors import EnvironmentLacking
@@ -177,7 +178,7 @@ class TestTorch:
         self.record(torch, self.PLAIN, "0" * 64)
         self.offer(torch, self.WHEEL, recorded=False)
         pin = "torch==2.13.0"
-        assert lock_files.record_torch(pin, torch) and lock_files.torch_problems(pin, torch) == []
+        assert lock.record_torch(pin, torch) and lock.torch_problems(pin, torch) == []
         assert self.install(torch) == "torch-2.13.0+cpu.dist-info"
 
 

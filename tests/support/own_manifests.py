@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import tomlkit
 
+from lab import lock
 from provisioning import compat, lock_files, manifest
 from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
 from provisioning.store import pinned
-from provisioning.verbs import lock
 
 
 @contextmanager
@@ -36,9 +36,10 @@ def own_manifests(folder: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (manifest, lock):
             patch.setattr(module, "MANIFESTS", folder)
-        for module in (manifest, settings):
+        for module in (manifest, settings, lock):
             patch.setattr(module, "profile_names", profiles)
-        patch.setattr(lock_files, "LOCKS", folder / "locks")
+        for module in (lock_files, lock):
+            patch.setattr(module, "LOCKS", folder / "locks")
         patch.setattr(pinned, "LISTS", folder / "wheels.json")
         patch.setattr(compat, "MANIFEST", folder / "compat.toml")
         for cache in caches:

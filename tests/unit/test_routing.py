@@ -13,9 +13,10 @@ import pytest
 
 from ci.__main__ import VERBS
 from provisioning.base.command_line import main
+from provisioning.base.commands import OF_CLONE
 from provisioning.base.settings import ROOT
 from provisioning.python_environments import LOCKS
-from qnn_ci.command import MAP, SESSIONS_ALONE, program_of
+from qnn_ci.command import MAP, program_of
 from qnn_ci.command import VERBS as ALL
 from tests.support.onnx_models import conv_model, write
 
@@ -129,7 +130,7 @@ def test_the_command_alone_is_a_map_of_few_verbs_and_completes_words() -> None:
     assert (shown.returncode, everything.returncode) == (2, 0)
     verbs = {name for names in MAP.values() for name in names}
     assert len(verbs) <= 16 and verbs <= set(re.findall(r"^  (\w+)", shown.stdout, re.MULTILINE))
-    assert set(re.findall(r"^  (\w+)", everything.stdout, re.MULTILINE)) == {*ALL} - {*SESSIONS_ALONE}
+    assert set(re.findall(r"^  (\w+)", everything.stdout, re.MULTILINE)) == {*ALL} - {*OF_CLONE}
     assert type_words("help", "chips").stdout == type_words("chips", "--help").stdout
     assert type_words("version").stdout == type_words("--version").stdout
     assert "qnn-ci" in type_words("completion", "bash").stdout

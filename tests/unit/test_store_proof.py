@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
@@ -211,7 +212,7 @@ class TestWheels:
             yield house
 
     def types(self, *argv: str) -> int:
-        return main("python -m provisioning", "", VERBS, argv)
+        return main("python -m provisioning", "", VERBS | LAB, argv)
 
     def test_a_whole_tree_is_proved_without_its_wheel(self, house: House) -> None:
         house.without_downloads()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.__main__ import VERBS as LAB
+from lab.lock import with_source_keys
 from provisioning import manifest
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.settings import MANIFESTS
-from provisioning.verbs.lock import with_source_keys
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests
 from tests.support.sdk_archives import PLACE, STRIP, sdk_zip
@@ -28,7 +29,7 @@ class User:
 
     def types(self, *argv: str) -> int:
         manifest.load_profile.cache_clear()
-        code = main("python -m provisioning", "", VERBS, argv)
+        code = main("python -m provisioning", "", VERBS | LAB, argv)
         self.out, self.err = self.capture.readouterr()
         return code
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from lab import lock
 from provisioning import lock_files
 from provisioning.manifest import load_environments
 
@@ -18,31 +19,31 @@ TOOLS = "rich==15.0 \\\n    --hash=sha256:aa\nfilelock==4.1 \\\n    --hash=sha25
 def path(tmp_path: Path) -> Path:
     """A fresh lock file of INPUTS."""
     path = tmp_path / "tools.txt"
-    path.write_text("\n".join([*lock_files.header(INPUTS), TOOLS]))
+    path.write_text("\n".join([*lock.header(INPUTS), TOOLS]))
     return path
 
 
 class TestStaleness:
     def test_a_fresh_lock_has_no_errors(self, path: Path) -> None:
-        assert lock_files.problems(path, INPUTS) == []
+        assert lock.problems(path, INPUTS) == []
 
     def test_an_added_requirement_is_named(self, path: Path) -> None:
-        assert "isal>=1.7" in "".join(lock_files.problems(path, (*INPUTS, "isal>=1.7")))
+        assert "isal>=1.7" in "".join(lock.problems(path, (*INPUTS, "isal>=1.7")))
 
     def test_a_removed_requirement_is_named(self, path: Path) -> None:
-        assert "input: filelock" in "".join(lock_files.problems(path, ("rich>=13",)))
+        assert "input: filelock" in "".join(lock.problems(path, ("rich>=13",)))
 
     def test_other_room_for_the_packages_is_named(self, path: Path) -> None:
-        assert "room: 600 MB" in "".join(lock_files.problems(path, INPUTS, 600))
+        assert "room: 600 MB" in "".join(lock.problems(path, INPUTS, 600))
 
     def test_a_pin_changed_by_hand_is_named(self, path: Path) -> None:
         path.write_text(path.read_text().replace("rich==15.0", "rich==12.0"))
-        (problem,) = lock_files.problems(path, INPUTS)
+        (problem,) = lock.problems(path, INPUTS)
         assert "rich>=13" in problem
 
     def test_a_lost_hash_is_named(self, path: Path) -> None:
         path.write_text(path.read_text().replace(" \\\n    --hash=sha256:bb", ""))
-        (problem,) = lock_files.problems(path, INPUTS)
+        (problem,) = lock.problems(path, INPUTS)
         assert "filelock==4.1" in problem
 
     @pytest.mark.parametrize(
@@ -56,22 +57,22 @@ class TestStaleness:
     )
     def test_what_uv_does_not_write_is_named(self, path: Path, line: str) -> None:
         path.write_text(f"{path.read_text()}{line}\n")
-        assert line in "".join(lock_files.problems(path, INPUTS))
+        assert line in "".join(lock.problems(path, INPUTS))
 
 
 class TestCommittedLocks:
     def test_they_are_fresh(self) -> None:
         for name, environment in load_environments().items():
             if not environment.abstract:
-                inputs = lock_files.inputs_of(name)
-                assert lock_files.problems(lock_files.lock_path(name), inputs, environment.megabytes) == []
+                inputs = lock.inputs_of(name)
+                assert lock.problems(lock_files.lock_path(name), inputs, environment.megabytes) == []
 
-    @pytest.mark.parametrize("name", lock_files.lockable())
+    @pytest.mark.parametrize("name", lock.lockable())
     def test_nothing_of_cuda_is_in_them(self, name: str) -> None:
         names = {entry.name for entry in lock_files.parse(lock_files.lock_path(name).read_text())}
         assert [name for name in names if lock_files.CUDA_ONLY.fullmatch(name) or name == "torch"] == []
 
-    @pytest.mark.parametrize("name", lock_files.lockable())
+    @pytest.mark.parametrize("name", lock.lockable())
     @pytest.mark.parametrize("python", ["3.10", "3.13"])
     def test_each_package_is_pinned_once_for_each_python(self, name: str, python: str) -> None:
         environment = {
