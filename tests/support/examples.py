@@ -6,9 +6,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from provisioning.base.settings import ROOT
-from tests.support.workflows.machine import OWNER, git
-
 
 def example(page: Path, begins: str) -> str:
     """The example of a page that begins so."""
@@ -18,6 +15,5 @@ def example(page: Path, begins: str) -> str:
 
 
 def filled(text: str) -> str:
-    head = git(ROOT, "rev-parse", "HEAD").strip()
-    values: Mapping[str, str] = {"OWNER/": f"{OWNER}/", "@COMMIT": f"@{head}", "# VERSION": "# v0.1.0"}
+    values: Mapping[str, str] = {"OWNER/": "somebody/", "@COMMIT": f"@{'7' * 40}", "# VERSION": "# v0.1.0"}
     return re.sub("|".join(values), lambda match: values[match[0]], text)

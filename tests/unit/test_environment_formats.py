@@ -22,7 +22,7 @@ from provisioning.environment_formats import dotenv as as_dotenv
 from provisioning.verbs import env
 from tests.support.readers import HARD, read_docker
 from tests.support.typed import run_here
-from tests.support.workflows.commands import pairs_in
+from tests.support.workflows import pairs_in
 
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
 

@@ -10,26 +10,27 @@ import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import yaml
 
 from ci import github as verb
+from ci.gate import verb as gate_verb
 from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup, stage
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Outcome, Severity
+from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
 from tests.support import engine, needs
 from tests.support.environments import write_sdk
+from tests.support.examples import example
 from tests.support.scripts import script
-from tests.support.typed import run_here
-from tests.support.workflows.commands import pairs
-from tests.support.workflows.files import read_action, read_workflow
+from tests.support.typed import parsed, run_here
+from tests.support.workflows import filled_in, pairs, read_action, read_workflow
 
 ROWS = {
     "always": CiJob(stage="lint", minutes=5),
@@ -131,16 +132,6 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
     ]
 
 
-def test_an_error_of_the_suite_is_whole_though_it_has_the_word_error_in_it(
-    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = "a warning\nerror: a.toml: parse error: no comma\n  try: write one\n"
-    monkeypatch.setattr(plan, "captured", lambda *_, **__: CompletedProcess([], 2, "", said))
-    with pytest.raises(UsageError, match=r"^a\.toml: parse error: no comma$") as raised:
-        planned(adopter, plan.matrix_entries)
-    assert (raised.value.fix, capsys.readouterr().err) == ("write one", "a warning\n")
-
-
 @pytest.mark.parametrize("occasion", ["gate", "nightly"])
 @pytest.mark.parametrize("suite", ["ci/my models.toml", "ci/onnx.toml", ""])
 def test_the_plan_of_another_repository_names_no_job_about_the_toolkit(
@@ -157,12 +148,26 @@ def test_the_plan_of_another_repository_names_no_job_about_the_toolkit(
     assert rows == known and jobs and {job["name"] for job in jobs} <= known
 
 
-def test_requirements_of_the_calling_repository_are_not_looked_for_in_the_toolkit(
-    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_takes_it(
+    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QNN_CI_REQUIREMENTS", "ci/requirements.txt")
-    (job,) = planned({**adopter, "QNN_CI_REQUIREMENTS": "ci/requirements.txt"}, plan.matrix_entries)
-    assert job["name"] == "programs"
+    suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml")
+    suite.rename(suite.with_name("models.toml"))
+    (caller,) = yaml.safe_load(example(ROOT / "README.md", "name: QNN\n"))["jobs"].values()
+    gate = read_workflow(ROOT, caller["uses"].partition("@")[0].removeprefix("somebody/qnn-ci/"))
+    inputs = {**{name: row.default for name, row in gate.call.inputs.items()}, **caller["with"]}
+    (step,) = [step for step in gate.jobs["plan"].steps if step.id == "plan"]
+    beside = {"SOURCE": "source"}
+    env = {name: filled_in(value, inputs=inputs, env=beside) for name, value in step.env.items()}
+    (job,) = planned({**adopter, **env}, plan.matrix_entries)
+    (run,) = [step for step in gate.jobs["stage"].steps if step.inputs.get("stage") == "${{ matrix.stage }}"]
+    passed = {name: filled_in(value, matrix=job) for name, value in run.inputs.items()}
+    report = report_of(tmp_path, Outcome.PASS).replace("reports/validate.json", "reports/gate.json")
+    typed = {"QNN_CI_STAGE": passed["stage"], "QNN_CI_ARGUMENTS": passed["arguments"]}
+    assert run_stage(tmp_path, monkeypatch, report, **typed) == 0
+    args = parsed(gate_verb, *(tmp_path / "argv").read_text().splitlines()[5:])
+    assert [file.name for file in args.suite] == ["models.toml"]
 
 
 def test_an_onnx_suite_of_another_repository_goes_to_the_job_that_runs_onnx_models(
@@ -320,20 +325,6 @@ def test_a_named_job_that_cannot_run_is_an_error_and_no_job_less(
         plan.plan({**adopter, "QNN_CI_STAGES": stages})
 
 
-@pytest.mark.parametrize(
-    ("caller", "flags"),
-    [
-        ({}, ["--tag", "pr"]),
-        ({"suites": ("my.toml",)}, ["--suite", "my.toml"]),
-        ({"suites": ("my.toml",), "tags": ("a",)}, ["--suite", "my.toml", "--tag", "a"]),
-    ],
-)
-def test_of_our_suite_a_pull_request_has_the_quick_programs_and_of_others_all_that_they_name(
-    caller: dict[str, tuple[str, ...]], flags: list[str]
-) -> None:
-    assert plan.suite_flags("gate", plan.Caller("wheels", **caller)) == flags  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("base", ["", "0" * 40, "feedfacefeedfacefeedfacefeedfacefeedface"])
 def test_what_changed_since_an_unknown_commit_is_not_known(base: str) -> None:
     assert plan.changed_files(base) is None
@@ -489,17 +480,6 @@ def test_another_repository_is_told_what_to_type_where_only_qnn_ci_is(
     assert session("validate").startswith("qnn-ci ") == installed
 
 
-def test_a_job_shows_paths_as_its_repository_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = StageRun("validate", "wheels", "x86_64-linux", "")
-    run.add("a-rule", Severity.ERROR, "net", f"{tmp_path}/source/ci/net.py is wrong")
-    report = run.finish().write(tmp_path)
-    copy = f"mkdir -p {tmp_path}/reports; cp {report} {tmp_path}/reports/validate.json; exit 1"
-    assert run_stage(tmp_path, monkeypatch, copy, QNN_CI_FOLDER="source") == 1
-    assert "net: ci/net.py is wrong" in capfd.readouterr().out
-
-
 def test_what_a_stage_says_of_a_line_of_the_suite_is_annotated_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -566,13 +546,3 @@ def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
     assert list(plan.named_only(ROWS, "tests, always")) == ["always", "some"]
     with pytest.raises(UsageError, match="nonsense"):
         plan.named_only(ROWS, "nonsense")
-
-
-def test_inputs_become_flags_whatever_separates_them() -> None:
-    wanted = setup.SetupInputs.of(
-        {"QNN_CI_TARGETS": "x86_64-linux, aarch64-android", "QNN_CI_COMPONENTS": "qnn-sdk"}
-    )
-    assert wanted.flags() == [
-        *("--component", "qnn-sdk"),
-        *("--target", "x86_64-linux", "--target", "aarch64-android"),
-    ]

@@ -17,7 +17,7 @@ from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import Values, accept
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 from provisioning.base.settings import ROOT
-from tests.support.workflows.files import read_workflow
+from tests.support.workflows import read_workflow
 
 RUN = {"precision": "16a8w", "cpu_nodes": ["x"], "delegates": None}
 AUTHORS = """\

@@ -35,7 +35,6 @@ REASONS = {
     "unit/test_cause.py": "a lane without a compiler answers",
     "unit/test_diagnose.py": "what is searched is counted on its way",
     "unit/test_distributions.py": "which folders an interpreter installs to is known to the process alone",
-    "unit/test_github.py": PROCESS,
     "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",
     "unit/test_llm.py": PROCESS,
     "unit/test_logs.py": SHORTER,

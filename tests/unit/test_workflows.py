@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,12 +26,12 @@ from provisioning.base.settings import ROOT
 from qnn_ci.command import VERBS
 from tests.support.examples import example as filled_example
 from tests.support.typed import parsed
-from tests.support.workflows.expression import Scope, Value, condition, status_functions, texts
-from tests.support.workflows.files import (
+from tests.support.workflows import (
     Action,
     Job,
     Step,
     Workflow,
+    filled_in,
     read_action,
     read_workflow,
 )
@@ -224,6 +225,37 @@ def test_an_expression_names_no_step_but_an_earlier_one(name: str) -> None:
     assert len(set(ids)) == len(ids)
 
 
+OF_OTHERS = {
+    "actions/cache/restore": {"cache-hit", "cache-primary-key", "cache-matched-key"},
+    "actions/upload-artifact": {"artifact-id", "artifact-url", "artifact-digest"},
+}
+"""The outputs that others' actions document."""
+
+
+def outputs_set(step: Step) -> set[str]:
+    """The outputs that a step sets; of `github -- PART`, tests/unit/test_github.py runs the part."""
+    if step.uses:
+        ours = step.uses.startswith("$/")
+        return {*read_action(ROOT, step.uses[2:]).outputs} if ours else OF_OTHERS[step.uses.partition("@")[0]]
+    loops = dict(re.findall(r"for (\w+) in ([\w ]+);", step.run))
+    names = re.findall(r'echo "([$\w-]+)=.*>> "\$GITHUB_OUTPUT"', step.run)
+    return {
+        name.replace(f"${variable}", word)
+        for name in names
+        for variable, words in (loops or {"": ""}).items()
+        for word in (words.split() if variable and f"${variable}" in name else [""])
+    }
+
+
+@pytest.mark.parametrize("name", STEPS_OF)
+def test_each_output_that_is_read_is_set_by_its_step(name: str) -> None:
+    """GitHub takes any other for empty."""
+    steps, outputs = STEPS_OF[name]
+    by_id = {step.id: step for step in steps if step.id}
+    for step, output in set(re.findall(r"\bsteps\.([\w-]+)\.outputs\.([\w-]+)", str((steps, outputs)))):
+        assert " github -- " in by_id[step].run or output in outputs_set(by_id[step]), (step, output)
+
+
 @pytest.mark.parametrize("name", actions())
 def test_an_action_uses_inputs_and_contexts_that_it_has(name: str) -> None:
     action = actions()[name]
@@ -266,8 +298,8 @@ def test_the_verdict_needs_every_other_job_of_the_gate_and_always_runs() -> None
 @pytest.mark.parametrize("stage", ["success", "failure", "cancelled", "skipped", ""])
 def test_only_success_is_success(plan: str, stage: str) -> None:
     (step,) = workflows()["gate.yml"].jobs["verdict"].steps
-    needs: dict[str, Value] = {"plan": {"result": plan}, "stage": {"result": stage}}
-    env = texts(step.env, Scope({"needs": needs}))
+    results = {"plan.result": plan, "stage.result": stage}
+    env = {name: filled_in(value, needs=results) for name, value in step.env.items()}
     done = subprocess.run(["bash", "-e", "-c", step.run], env=env, stdout=subprocess.DEVNULL, check=False)
     assert (done.returncode == 0) == (plan == stage == "success")
 
@@ -330,43 +362,22 @@ def test_what_is_restored_is_verified_before_it_is_used() -> None:
     assert steps[restore].inputs["key"].startswith("${{ steps.place.outputs.key }}-")
 
 
-@pytest.mark.parametrize(
-    ("event", "ref", "saved"),
-    [
-        ("push", "refs/heads/main", True),
-        ("schedule", "refs/heads/main", True),
-        ("pull_request", "refs/pull/1/merge", False),
-        ("pull_request_target", "refs/heads/main", False),
-        ("push", "refs/heads/topic", False),
-        ("push", "refs/tags/main", False),
-        ("merge_group", "refs/heads/gh-readonly-queue/main/pr-1", False),
-    ],
+ON_THE_DEFAULT_BRANCH = (
+    """contains(fromJSON('["push", "schedule", "workflow_dispatch"]'), github.event_name) """
+    "&& github.ref == format('refs/heads/{0}', github.event.repository.default_branch)"
 )
-def test_a_cache_is_saved_from_the_default_branch_only(event: str, ref: str, saved: bool) -> None:
+
+
+def test_a_cache_is_saved_from_the_default_branch_only() -> None:
+    """No pull request, tag or merge queue saves what later runs trust."""
     gate = workflows()["gate.yml"]
-    github: dict[str, Value] = {
-        "event_name": event,
-        "ref": ref,
-        "event": {"repository": {"default_branch": "main"}},
-    }
-    contexts: dict[str, Value] = {
-        "github": github,
-        "inputs": {"cache": "true"},
-        "matrix": {"remembers": True},
-        "steps": {
-            "place": {"outputs": {"cacheable": "true"}},
-            "restore": {"outputs": {}},
-            "wheels": {"outputs": {}},
-            "download": {"outputs": {"new": "true"}},
-        },
-    }
-    contexts["env"] = dict(texts({"SAVES": gate.env["SAVES"]}, Scope(contexts)))
-    scope = Scope(contexts, status_functions(failed=False))
-    steps = [*actions()["setup-qnn"].steps, *gate.jobs["stage"].steps]
-    saving = [step for step in steps if "save@" in step.uses or step.id == "download"]
-    assert len(saving) == 4
+    assert gate.env["SAVES"] == f"${{{{ {ON_THE_DEFAULT_BRANCH} }}}}"
+    saving = [row.step for row in ALL_STEPS if "save@" in row.step.uses or row.step.id == "download"]
+    assert len(saving) == 5
     for step in saving:
-        assert condition(step.condition, scope) is saved, step.title
+        required = re.sub(r"\([^()]*\|\|[^()]*\)", "either", " ".join(step.condition.split()))
+        assert "env.SAVES == 'true'" in required or ON_THE_DEFAULT_BRANCH in required, step.title
+        assert "||" not in required, step.title
 
 
 def test_no_installer_s_own_cache_travels_between_runs() -> None:
@@ -404,6 +415,18 @@ def test_the_matrix_is_given_what_the_plan_makes() -> None:
     used = set(re.findall(r"matrix\.(\w+)", (GITHUB / "workflows" / "gate.yml").read_text(encoding="utf-8")))
     (job,) = jobs_of("x", CiJob(stage="lint", minutes=1), "gate")
     assert used == set(job)
+
+
+@pytest.mark.parametrize("stage", ["test_emulator", "test_lowering", "test_onnx", "test_llm"])
+def test_the_five_line_action_gives_a_stage_the_suite_and_arguments_that_it_takes(stage: str) -> None:
+    action = read_action(ROOT, ".")
+    (run,) = [step for step in action.steps if step.uses == "$/.github/actions/run-stage"]
+    inputs = {name: row.default for name, row in action.inputs.items()}
+    typed = {**inputs, "stage": stage, "suite": "my models.toml", "arguments": "--soc SM8750"}
+    step = {name: filled_in(value, inputs=typed) for name, value in run.inputs.items()}
+    args = parsed(importlib.import_module(COMMANDS[step["stage"]].module), *shlex.split(step["arguments"]))
+    assert ([Path(suite).name for suite in args.suite], args.profile) == (["my models.toml"], "wheels")
+    assert args.soc and step["reports"].endswith("my models.toml")
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/github.md"])

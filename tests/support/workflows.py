@@ -1,7 +1,9 @@
-"""Workflow and action files as typed objects."""
+"""Workflow and action files as typed objects, and the files that their steps write outputs to."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -123,3 +125,33 @@ def _read(file: Path) -> dict[str, Any]:
     data: dict[Any, Any] = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     # YAML 1.1 takes `on` for a boolean.
     return {("on" if key is True else key): value for key, value in data.items()}
+
+
+def pairs(path: Path) -> dict[str, str]:
+    """The names and values of a GITHUB_ENV or GITHUB_OUTPUT file."""
+    return pairs_in(path.read_text(encoding="utf-8"))
+
+
+def pairs_in(text: str) -> dict[str, str]:
+    """Of lines NAME=value, or NAME<<DELIMITER and lines up to one that is only the delimiter."""
+    values: dict[str, str] = {}
+    lines = iter(text.split("\n"))
+    for line in filter(None, lines):
+        match = re.fullmatch(r"(.+?)(=|<<)(.*)", line)
+        assert match is not None, f"expected NAME=value or NAME<<DELIMITER, found {line!r}"
+        name, separator, value = match.groups()
+        if separator == "<<":
+            value = "\n".join(itertools.takewhile(lambda inner, end=value: inner != end, lines))  # type: ignore[misc]
+        values[name] = value
+    return values
+
+
+def filled_in(value: object, **contexts: Mapping[str, object]) -> str:
+    """A value of a step with each plain name of these contexts in it; any other expression is empty here."""
+
+    def known(match: re.Match[str]) -> str:
+        context, _, name = match[1].partition(".")
+        member = contexts.get(context, {}).get(name, "")
+        return str(member).lower() if isinstance(member, bool) else str(member)
+
+    return re.sub(r"\$\{\{ (.*?) \}\}", known, str(value))
