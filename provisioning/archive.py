@@ -1,6 +1,5 @@
-"""Unpack zip archives (also .whl, .aar, .jar) on every core.
+"""Unpack zip archives (also .whl, .aar, .jar) on every core: zlib releases the interpreter's lock.
 
-zipfile reads the directory, and isal's inflater the members, in threads: it releases the interpreter's lock.
 An archive's own hash is checked before it comes here; names, sizes and checksums are checked all the same.
 """
 
@@ -11,18 +10,16 @@ import hashlib
 import os
 import re
 import stat
-import struct
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipInfo
-
-from isal import igzip_lib, isal_zlib
 
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import ArchiveError, EnvironmentLacking
@@ -34,12 +31,11 @@ MOST_MEMBERS = 200_000
 MOST_WORKERS = 8
 LONGEST_NAME, LONGEST_TARGET = 255, 1024
 BLOCK = 256 << 10
-LOCAL_HEADER = struct.Struct("<4s22x2H")
 ENCRYPTED, NAME_IN_UTF8 = 0x1, 0x800
 UNIX_SYSTEMS = (3, 19)
 
-# The stubs declare an instance.
-DAMAGE = cast("type[Exception]", igzip_lib.IsalError)
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError)
+"""What zipfile raises for an archive that contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +105,7 @@ def extract(
 
 
 class _Source:
-    """An open archive. Threads share its descriptor, and read by offset."""
+    """An open archive, which threads may read at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,10 +116,11 @@ class _Source:
                 f"{path}: expected an archive, found {error.strerror}", fix=session("provision")
             ) from error
         try:
-            self.members = zipfile.ZipFile(self._file).infolist()
+            self._zip = zipfile.ZipFile(self._file)
+            self.members = self._zip.infolist()
             for member in self.members:
                 member.filename = _whole_name(member)
-        except (zipfile.BadZipFile, RuntimeError, ValueError, OverflowError, OSError) as error:
+        except (*DAMAGE, OSError) as error:
             self._file.close()
             raise self.error("", "a zip archive", str(error)) from error
 
@@ -140,53 +137,18 @@ class _Source:
         return ArchiveError(f"{where}: expected {expected}, found {found}", fix=fix)
 
     def blocks(self, member: ZipInfo) -> Iterator[bytes]:
-        """The member's content; ends well only if its size and checksum are the declared ones.
+        """The member's content; ends well only if its name, size and checksum are the declared ones.
 
         No block reaches beyond the declared size."""
-        checksum, left = 0, member.file_size
-        for block in self._inflated(member) if member.compress_type == ZIP_DEFLATED else self._packed(member):
-            left -= len(block)
-            if left < 0:
-                raise self.error(member.filename, f"{member.file_size} bytes as declared", "more")
-            checksum = isal_zlib.crc32(block, checksum)
-            yield block
-        if left:
-            found = member.file_size - left
-            raise self.error(member.filename, f"{member.file_size} bytes as declared", f"{found}")
-        if checksum != member.CRC:
-            raise self.error(member.filename, f"checksum {member.CRC:08x}", f"{checksum:08x}")
-
-    def _inflated(self, member: ZipInfo) -> Iterator[bytes]:
-        inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_DEFLATE)
-        packed = self._packed(member)
-        while not inflater.eof:
-            data = next(packed, b"") if inflater.needs_input else b""
-            if inflater.needs_input and not data:
-                raise self.error(member.filename, "a whole deflate stream", "one that is cut off")
-            try:
-                yield inflater.decompress(data, BLOCK)
-            except DAMAGE as error:
-                raise self.error(member.filename, "deflated data", f"damage ({error})") from error
-        if inflater.unused_data or next(packed, b""):
-            raise self.error(member.filename, "one deflate stream", "bytes behind it")
-
-    def _packed(self, member: ZipInfo) -> Iterator[bytes]:
-        header = os.pread(self._file.fileno(), LOCAL_HEADER.size, member.header_offset)
-        if len(header) < LOCAL_HEADER.size or not header.startswith(b"PK\3\4"):
-            raise self.error(member.filename, "a local header", repr(header[:4]))
-        _, name_length, extra_length = LOCAL_HEADER.unpack(header)
-        at = member.header_offset + LOCAL_HEADER.size
-        name = os.pread(self._file.fileno(), name_length, at)
-        if name != member.filename.encode():
-            raise self.error(member.filename, "the same name in its local header", repr(name))
-        at += name_length + extra_length
-        end = at + member.compress_size
-        while at < end:
-            block = os.pread(self._file.fileno(), min(BLOCK, end - at), at)
-            if not block:
-                raise self.error(member.filename, f"data up to offset {end}", f"the end of the file at {at}")
-            at += len(block)
-            yield block
+        try:
+            with self._zip.open(member) as stream:
+                while block := stream.read(BLOCK):
+                    yield block
+                if stream.tell() != member.file_size:
+                    found = str(stream.tell())
+                    raise self.error(member.filename, f"{member.file_size} bytes as declared", found)
+        except DAMAGE as error:
+            raise self.error(member.filename, "what is declared of it", str(error)) from error
 
 
 def _whole_name(member: ZipInfo) -> str:
