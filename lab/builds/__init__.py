@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.builds import releases
-from provisioning import compat
+from lab.builds.table import ONNX_PACKAGES, Builds, QnnBuild, load_builds
 from provisioning.base import progress
 from provisioning.base.errors import IntegrityError, UnknownName, UsageError
 from provisioning.base.findings import Metric, Report
 from provisioning.base.settings import Selection
 from provisioning.build_id import build_ids
-from provisioning.compat import ONNX_PACKAGES, Build, Builds
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile
@@ -21,15 +20,15 @@ from provisioning.store import FileSelection, Store
 HOST = FileSelection(targets=frozenset({"x86_64-linux"}))
 
 
-def own_build(table: Builds) -> Build:
+def own_build(table: Builds) -> QnnBuild:
     """The one that the profile pins."""
     pinned = load_profile(table.profile).components[QNN_SDK]
     return next(build for build in table.builds if build.build_id == pinned.build_id)
 
 
-def builds_named(names: Sequence[str], least: int = 2) -> list[Build]:
+def builds_named(names: Sequence[str], least: int = 2) -> list[QnnBuild]:
     """These by their QNN versions, all without one; the newest first."""
-    builds = {build.qnn: build for build in reversed(compat.load_builds().builds)}
+    builds = {build.qnn: build for build in reversed(load_builds().builds)}
     if unknown := [name for name in names if name not in builds]:
         raise UnknownName(f"--qnn {unknown[0]}: manifests/compat.toml has no such build", unknown[0], builds)
     selected_builds = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
@@ -45,7 +44,7 @@ def with_sdk(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
     return {**others, "QNN_SDK_ROOT": str(sdk), "LD_LIBRARY_PATH": str(sdk / "lib" / HOST_LIBRARIES)}
 
 
-def provision(build: Build, pinned: Component, store: Store) -> Path:
+def provision(build: QnnBuild, pinned: Component, store: Store) -> Path:
     """The root of this build's tree. The profile's own build is the tree that everything else uses too."""
     component = build.component(pinned)
     tree = store.provision(QNN_SDK, component, HOST, progress=progress.for_stream())
@@ -60,7 +59,7 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
 
 
 def environment_of(
-    build: Build, selection: Selection, lane: str, environ: Mapping[str, str]
+    build: QnnBuild, selection: Selection, lane: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of a process that uses only this build."""
     store = Store(selection.store)
@@ -70,7 +69,7 @@ def environment_of(
         packages, shown = build.packages(), progress.for_stream()
         tree = store.provision(ONNX_PACKAGES, packages, HOST, progress=shown)
         return releases.first_on_path(tree.root, build.package, build.version, others)
-    pinned = load_profile(compat.load_builds().profile).components[QNN_SDK]
+    pinned = load_profile(load_builds().profile).components[QNN_SDK]
     return with_sdk(environ, provision(build, pinned, store))
 
 

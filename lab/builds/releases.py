@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from lab.builds.table import EXECUTORCH_PACKAGE, Builds, Release
 from provisioning.base import progress
 from provisioning.base.errors import EnvironmentLacking, UnknownName
-from provisioning.compat import EXECUTORCH_PACKAGE, Builds, Release
 from provisioning.manifest import load_profile
 from provisioning.store import FileSelection, Store
 

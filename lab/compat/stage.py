@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -15,21 +15,22 @@ from packaging.version import Version
 from ci.diagnose.explain import causes
 from ci.outcome import tail
 from lab.builds import provision, releases, with_sdk
+from lab.builds.table import QnnBuild, Release, load_builds
 from lab.generate.shared_tables import with_table
 from lab.stage import stage_run
-from provisioning import compat
+from provisioning.accepted_file import accept
 from provisioning.base.commands import Fix, logged
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.compat import PASSED, STEPS, Build, Pair
 from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.store import Store
 from provisioning.validation import probe
 from provisioning.validation.probe import Answer
+from provisioning.validation.tables import MEASURED, PASSED, STEPS, Pair, load_measured
 
 PAGE = ROOT / "docs" / "upgrades.md"
 
@@ -48,17 +49,17 @@ class PairMeasure:
     flags: Sequence[str]
     """For the stages that lower and run."""
     environ: Mapping[str, str]
-    accepted: Path = field(default_factory=compat.path)
+    accepted: Path = MEASURED
     page: Path = PAGE
 
     def installed(self, package: str) -> str:
         return _installed(package)
 
-    def executorch(self, release: compat.Release | None) -> dict[str, str]:
+    def executorch(self, release: Release | None) -> dict[str, str]:
         """The variables of a process that imports this version."""
         return releases.variables_of(release, Store(self.selection.store), self.environ)
 
-    def sdk(self, build: Build, pinned: Component) -> Path:
+    def sdk(self, build: QnnBuild, pinned: Component) -> Path:
         return provision(build, pinned, Store(self.selection.store))
 
     def device(self, soc: str, variables: Mapping[str, str]) -> Answer:
@@ -70,19 +71,17 @@ def measure_all(tools: PairMeasure, only: Sequence[str], executorch: Sequence[st
     selection = tools.selection
     stage = stage_run("compat", selection)
     with stage.reported(selection.reports, "compat-not-measured"):
-        table = compat.load_builds()
+        table = load_builds()
         for version in dict.fromkeys(executorch or releases.versions(table)):
             report_builds(stage, tools, only, releases.release_named(version, table))
     return stage.close(selection.reports)
 
 
-def report_builds(
-    stage: StageRun, tools: PairMeasure, only: Sequence[str], release: compat.Release | None
-) -> None:
+def report_builds(stage: StageRun, tools: PairMeasure, only: Sequence[str], release: Release | None) -> None:
     """Measure the builds, all of them if `only` is empty; `release` is another executorch than the installed
     one."""
     selection, environ = tools.selection, tools.executorch(release)
-    table = compat.load_builds()
+    table = load_builds()
     profile = load_profile(table.profile)
     versions = [build.qnn for build in table.builds]
     if unknown := sorted(set(only) - {*versions}):
@@ -108,7 +107,7 @@ def report_builds(
         pair = Pair(executorch, build.qnn, build.build_id, soc, values)
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
         # Written after each build, so that an interrupted run keeps what it measured.
-        compat.accept_pair(pair, tools.accepted)
+        _accept_pair(pair, tools.accepted)
         stage.metrics[f"{beside}{build.qnn}"] = "works" if pair.works else "broken"
         if not pair.works:
             log = folder / f"{log_of(steps)}.log"
@@ -125,6 +124,11 @@ def report_builds(
         stage.metrics["onnx lane"] = f"onnxruntime-qnn {lane}, by a pin of its own"
     replace_text(tools.page, page(tools.page, tools.accepted))
     stage.artifacts.append(Artifact.of("compat", tools.accepted))
+
+
+def _accept_pair(pair: Pair, file: Path) -> None:
+    """In place of its earlier measurement."""
+    accept(file, lambda before: before.updated({pair.subject: {**dict.fromkeys(STEPS), **pair.values}}))
 
 
 def log_of(steps: Mapping[str, str]) -> str:
@@ -195,9 +199,9 @@ def first_line(message: str) -> str:
     return re.sub(r"(?<![\w.])/\S+/", "…/", line)[:200]
 
 
-def page(path: Path = PAGE, accepted: Path | None = None) -> str:
+def page(path: Path = PAGE, accepted: Path = MEASURED) -> str:
     """docs/upgrades.md, with the table of pairs."""
-    return with_table(path, "measured pairs", table_of(compat.load_measured(accepted)))
+    return with_table(path, "measured pairs", table_of(load_measured(accepted)))
 
 
 def table_of(measured: Sequence[Pair]) -> str:

@@ -15,6 +15,7 @@ from ci.artifacts.program import CompiledProgram, TensorInfo, read
 from ci.runner import VARIABLE, Runner
 from ci.trouble import of_ending
 from lab.builds import environment_of, own_build, releases, rows_of
+from lab.builds.table import Release, load_builds
 from lab.compat.stage import SUITE, first_line
 from lab.golden.contexts import (
     Golden,
@@ -26,7 +27,6 @@ from lab.golden.contexts import (
     sqnr,
     take,
 )
-from provisioning import compat
 from provisioning.base.commands import Fix, logged
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
@@ -57,13 +57,13 @@ class Toolkit:
 
     def qnn(self) -> dict[str, str]:
         """The variables of a process that uses the profile's QNN."""
-        return environment_of(own_build(compat.load_builds()), self.selection, "executorch", self.environ)
+        return environment_of(own_build(load_builds()), self.selection, "executorch", self.environ)
 
-    def executorch(self, release: compat.Release | None, variables: Mapping[str, str]) -> dict[str, str]:
+    def executorch(self, release: Release | None, variables: Mapping[str, str]) -> dict[str, str]:
         """The variables of a process that imports this version."""
         return releases.variables_of(release, self.store, variables)
 
-    def runner(self, version: str, release: compat.Release | None) -> Runner | None:
+    def runner(self, version: str, release: Release | None) -> Runner | None:
         """The runner that links this version's runtime, built for it; None if its wheel has none."""
         reports = self.folder / version
         reports.mkdir(parents=True)
@@ -107,7 +107,7 @@ def measure(
     golden: Golden, versions: Sequence[str], tools: Toolkit, kept: Path | None = None
 ) -> dict[str, dict[str, MakerResult]]:
     """Each version's result with the programs of all. Programs that are in `kept` are not compiled again."""
-    table, folder, timeout = compat.load_builds(), tools.folder, tools.timeout
+    table, folder, timeout = load_builds(), tools.folder, tools.timeout
     chosen = list(dict.fromkeys(versions)) or releases.versions(table)
     makers = {name: releases.release_named(name, table) for name in sorted(chosen, key=Version)}
     variables = tools.qnn()

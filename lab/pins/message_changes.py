@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from ci.diagnose.tables import failure_rules
 from ci.inspect.messages import PrintedMessage, Printer, messages_of
 from lab.builds import provision
+from lab.builds.table import load_builds
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import store_path
-from provisioning.compat import load_builds
 from provisioning.components import QNN_SDK
 from provisioning.manifest import load_profile
 from provisioning.store import Store

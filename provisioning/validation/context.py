@@ -20,9 +20,9 @@ from provisioning.pe import Pe
 from provisioning.validation import tables
 
 if TYPE_CHECKING:
-    from provisioning.compat import Pair
     from provisioning.manifest import Profile, Soc
     from provisioning.validation.probe import Answer
+    from provisioning.validation.tables import Pair
 
 
 class Need(enum.Enum):

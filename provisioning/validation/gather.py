@@ -18,7 +18,6 @@ from pathlib import Path
 from provisioning import loader_search as loader
 from provisioning.base.commands import captured
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, Selection
-from provisioning.compat import load_measured
 from provisioning.components import (
     ANDROID_NDK,
     KINDS,
@@ -37,6 +36,7 @@ from provisioning.python_environments import STAMP
 from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, Tool
 from provisioning.validation.probe import ask
 from provisioning.validation.scan import libraries, read
+from provisioning.validation.tables import load_measured
 
 _TOOLS = {
     "cmake": ["--version"],

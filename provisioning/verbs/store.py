@@ -18,7 +18,7 @@ from provisioning.base.progress import for_stream
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import MANIFESTS, store_path
 from provisioning.base.units import size
-from provisioning.components import KINDS, QNN_SDK
+from provisioning.components import KINDS
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component
@@ -155,23 +155,19 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
 
 
 def _referenced() -> Callable[[Tree], bool]:
-    """Whether a manifest names a tree: by its definition, or one of data by the hash of what it came from."""
-    from provisioning import compat
-    from provisioning.store.tree_plan import definition_of
+    """Whether a manifest names a tree: a profile by its definition, any other by the hash of its origin."""
+    from provisioning.manifest import every_component
 
-    builds = compat.load_builds()
-    defined = {*_of_profiles()}
-    defined |= {definition_of(QNN_SDK, component) for component in builds.components()}
-    defined |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
-    defined |= {definition_of(compat.EXECUTORCH_PACKAGE, build.package()) for build in builds.executorch}
-    ours = {*KINDS, compat.ONNX_PACKAGES, compat.EXECUTORCH_PACKAGE}
+    defined = _of_profiles()
+    pins = {part.source.pin for _, component in every_component() for part in component.parts}
     named = {
         digest for file in MANIFESTS.rglob("*.toml") for digest in _SHA256.findall(file.read_text("utf-8"))
     }
 
     def referenced(tree: Tree) -> bool:
         hashes = {origin.sha256 for origin in tree.inventory.origins}
-        return tree.inventory.definition in defined or (tree.component not in ours and hashes <= named)
+        of_profile = tree.component in KINDS and hashes & pins
+        return tree.inventory.definition in defined or (not of_profile and hashes <= named)
 
     return referenced
 

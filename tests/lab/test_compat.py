@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lab.builds import with_sdk
+from lab.builds.table import QnnBuild, Release, load_builds
 from lab.compat import stage
 from provisioning.accepted_file import accept
 from provisioning.base.command_line import guarded
@@ -18,10 +19,10 @@ from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Metric, Outcome, Report, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.compat import PASSED, STEPS, Build, Pair, Release, load_builds, load_measured
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
 from provisioning.validation.probe import Answer
+from provisioning.validation.tables import PASSED, STEPS, Pair, load_measured
 
 LANE = (stage.LOWER, stage.RUN)
 
@@ -111,7 +112,7 @@ class MeasuredHere(stage.PairMeasure):
     def executorch(self, release: Release | None) -> dict[str, str]:
         return {"PYTHONPATH": release.version if release else ""}
 
-    def sdk(self, build: Build, pinned: object) -> Path:
+    def sdk(self, build: QnnBuild, pinned: object) -> Path:
         return Path("sdk") / build.qnn
 
     def device(self, soc: str, variables: Mapping[str, str]) -> Answer:

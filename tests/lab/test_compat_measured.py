@@ -13,9 +13,9 @@ from lab.builds import with_sdk
 from lab.compat import stage
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
 from provisioning.build_id import build_ids
-from provisioning.compat import STEPS, load_measured
 from provisioning.dist import OURS, RUNNER
 from provisioning.environment import HOST_LIBRARIES
+from provisioning.validation.tables import STEPS, load_measured
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
 

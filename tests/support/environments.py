@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from provisioning.base.settings import TARGETS
-from provisioning.compat import PASSED, STEPS, Pair
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
@@ -17,6 +16,7 @@ from provisioning.validation.context import Library as Found
 from provisioning.validation.gather import looked_at
 from provisioning.validation.probe import Answer
 from provisioning.validation.scan import libraries, read
+from provisioning.validation.tables import PASSED, STEPS, Pair
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.scripts import script
 from tests.support.windows import dll

@@ -15,7 +15,7 @@ import pytest
 import tomlkit
 
 from lab import lock
-from provisioning import compat, lock_files, manifest
+from provisioning import lock_files, manifest
 from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
@@ -41,7 +41,6 @@ def own_manifests(folder: Path) -> Iterator[Path]:
         for module in (lock_files, lock):
             patch.setattr(module, "LOCKS", folder / "locks")
         patch.setattr(pinned, "LISTS", folder / "wheels.json")
-        patch.setattr(compat, "MANIFEST", folder / "compat.toml")
         for cache in caches:
             cache.cache_clear()
         try:

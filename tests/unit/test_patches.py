@@ -44,7 +44,6 @@ REASONS = {
     "unit/test_onnx_stage.py": PROCESS,
     "unit/test_printed_commands.py": "whether this is a clone is known to the process alone",
     "unit/test_proofs.py": "a lane without a compiler answers",
-    "unit/test_provision.py": PROCESS,
     "unit/test_results.py": "a disk without room, and a time long ago",
     "unit/test_upstream_verdicts.py": PROCESS,
     "unit/test_work.py": SHORTER,

@@ -7,13 +7,12 @@ import io
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from provisioning import compat
 from provisioning.__main__ import VERBS
 from provisioning.base import toml
 from provisioning.base.command_line import main
@@ -205,20 +204,20 @@ class TestStoreVerb:
         assert "no manifest names it" in user.out and user.types("store", "list") == 0
         assert user.out.startswith("no trees")
 
-    def test_gc_keeps_what_compat_measures(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-        measured = user.components["qnn-sdk"]
-        monkeypatch.setattr(compat.Builds, "components", lambda self: [measured])
-        user.types("provision")
-        user.components.clear()
-        assert user.types("store", "gc") == 0
-        assert "0 things removed" in user.out
-
-    def test_gc_keeps_what_the_manifest_of_forecasts_names(self, user: User) -> None:
+    @pytest.mark.parametrize(
+        ("component", "wheel"),
+        [
+            ("ai-hub-models", toml.loads((MANIFESTS / "forecast.toml").read_text())["wheel"]),
+            ("qnn-sdk", toml.loads((MANIFESTS / "compat.toml").read_text())["builds"][0]),
+        ],
+    )
+    def test_gc_keeps_what_another_manifest_than_a_profile_names(
+        self, user: User, component: str, wheel: Mapping[str, str]
+    ) -> None:
         user.types("provision")
         (inventory,) = user.store.glob("trees/*.json")
         facts = json.loads(inventory.read_text())
-        wheel = toml.loads((MANIFESTS / "forecast.toml").read_text())["wheel"]
-        facts |= {"component": "ai-hub-models", "definition": "of the laboratory"}
+        facts |= {"component": component, "definition": "of the laboratory"}
         facts["origins"] = [{**origin, "sha256": wheel["sha256"]} for origin in facts["origins"]]
         inventory.write_text(json.dumps(facts))
         user.components.clear()
