@@ -13,29 +13,25 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.operators.onnx import shipped
 from ci.operators.table import IN_CHAIN, PLAIN, Case, Cell, read
 from ci.suite.lost_parts import WRONG_DB
-from lab.onnx_operators.node_tests import node_tests
 from lab.operators.cells import ALONE
 from lab.operators.tried import LAYERS_LOSE
 from lab.operators.value_cases import CHAIN, ValueCase, cases, chains
 from provisioning.base.settings import ROOT
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.manifest import soc_named
 from tests.support.sdk import sdk_root
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
 
-ATEN, ONNX = "tests.support.plain_cell", "tests.support.plain_onnx_cell"
+SCRIPT = "tests.support.plain_cell"
 
-CELLS = {"alone": 10, "chain": 8, "onnx": 6}
+CELLS = {"alone": 10, "chain": 8}
 """How many are drawn of each kind."""
 
 BELOW_DB = 3.0
@@ -62,7 +58,6 @@ class DrawnCell:
     """What the script may say."""
     least_db: float
     """The least that the script's figure may be; infinite if the table gives none."""
-    script: str
     asked: Mapping[str, Any]
 
     def unlike(self, word: str, figures: list[float]) -> bool:
@@ -89,23 +84,6 @@ def candidates() -> Iterator[DrawnCell]:
                 said = _in_chain(cell, scheme) if case.chain else _alone(cell)
                 if said and not (case.weights and "block" in scheme):
                     yield _of_executorch(case, soc, scheme, *said)
-    for operator, chosen in node_tests().operators.items():
-        for soc, cells in shipped().cells.get(operator, {}).items():
-            for precision, cell in cells.items():
-                if cell.result not in ("float", "part"):
-                    yield DrawnCell(
-                        "onnx",
-                        f"{operator}/{precision}/{soc}",
-                        frozenset(cell.results),
-                        _least(cell.db, precision),
-                        ONNX,
-                        {
-                            **chosen.model_dump(),
-                            "precision": precision,
-                            "chip": soc_named(soc).id,
-                            "arch": soc_named(soc).arch,
-                        },
-                    )
 
 
 UNTOLD = {"float", "bad_test", "no_kernel"}
@@ -146,7 +124,6 @@ def _of_executorch(
         f"{case.operator}/{scheme}/{soc}",
         frozenset(words),
         _least(figure, scheme, CHAIN_BELOW_DB if case.chain else BELOW_DB),
-        ATEN,
         {**asked, "scheme": scheme, "soc": soc},
     )
 
@@ -174,27 +151,24 @@ def answers(
     """What the scripts say, with values of their own: a word and figures."""
     root = sdk_root()
     variables = {"QNN_SDK_ROOT": str(root), "LD_LIBRARY_PATH": str(root / "lib" / HOST_LIBRARIES)}
-    for script, cells in groupby(drawn, lambda cell: cell.script):
-        asked = [*cells]
-        done = subprocess.run(
-            [sys.executable, "-m", script, json.dumps([{**cell.asked, "seed": seed} for cell in asked])],
-            capture_output=True,
-            text=True,
-            # ONNX Runtime's provider brings its own QNN.
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(variables if script == ATEN else {})},
-            cwd=folder,
-            check=True,
-        )
-        # QNN may print beside it.
-        said = re.findall(r'\["[a-z]+", \[.*?\]\]', done.stdout)
-        for cell, line in zip(asked, said, strict=True):
-            word, figures = json.loads(line)
-            yield cell, word, figures
+    done = subprocess.run(
+        [sys.executable, "-m", SCRIPT, json.dumps([{**cell.asked, "seed": seed} for cell in drawn])],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        cwd=folder,
+        check=True,
+    )
+    # QNN may print beside it.
+    said = re.findall(r'\["[a-z]+", \[.*?\]\]', done.stdout)
+    for cell, line in zip(drawn, said, strict=True):
+        word, figures = json.loads(line)
+        yield cell, word, figures
 
 
 @pytest.mark.parametrize(("median", "unlike"), [(46.9, True), (47.1, False), (81, False)])
 def test_a_figure_below_that_of_a_cell_is_told(median: float, unlike: bool) -> None:
-    cell = DrawnCell("alone", "exp/fp16/SM8650", frozenset({"whole"}), _least(50, "fp16"), ATEN, {})
+    cell = DrawnCell("alone", "exp/fp16/SM8650", frozenset({"whole"}), _least(50, "fp16"), {})
     assert cell.unlike("whole", [0, 0, median, 200, 200]) is unlike
     assert cell.unlike("part", [72])
 

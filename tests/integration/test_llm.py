@@ -24,15 +24,13 @@ from ci.lanes.llm.orders import (
     KINDS,
     RECORD,
     CompileOrder,
-    ForcedText,
     JudgedText,
     MeasureOrder,
-    Readings,
     record_of,
 )
 from ci.lanes.llm.suite import SUITES
 from ci.lanes.llm.work import WORKER, environment, home_of
-from ci.plain import as_json, read
+from ci.plain import as_json
 from ci.suite.installed import ready_environment
 from ci.work import asking
 from provisioning.base.command_line import main
@@ -47,7 +45,6 @@ from tests.support.speakers import (
     TIMEOUT,
     Speaker,
     changed,
-    lost_by,
     make_speaker,
 )
 from tests.support.typed import typed
@@ -58,44 +55,6 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
     return make_speaker(tmp_path_factory.mktemp("speaker"))
-
-
-@pytest.mark.whole
-def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path) -> None:
-    from ci.lanes.llm.genie import generate
-
-    config = changed(speaker, tmp_path, "max-num-tokens", 500)
-    longer = replace(speaker, folder=config.parent, config=config)
-    endless = changed(longer, tmp_path / "endless", "context/eos-token", 255)
-    [text] = generate(endless, [[65, 66]], timeout=TIMEOUT)
-    assert text.stopped == "context" and len(text.tokens) == 128 - 3
-
-
-@pytest.mark.whole
-def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> None:
-    from ci.lanes.llm.genie import generate
-
-    def generated(folder: str, ends: Any) -> tuple[int, ...]:
-        config = changed(speaker, tmp_path / folder, "context/eos-token", ends)
-        return generate(config, [[60, 70, 80]], timeout=TIMEOUT)[0].tokens
-
-    whole = generated("whole", 255)
-    place = 3
-    assert whole[place] not in whole[:place]
-    for folder, ends in (("last", [255, whole[place]]), ("first", [whole[place], 255])):
-        assert generated(folder, ends) == whole[:place]
-
-
-def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
-    from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.rounding import load_reference, require_ends
-
-    model = write_checkpoint(tmp_path)
-    shape, reference = read_architecture(model), load_reference(model)
-    require_ends(reference, shape)
-    reference.generation_config.eos_token_id = [*shape.eos, 9]
-    with pytest.raises(CheckFailed, match="9"):
-        require_ends(reference, shape)
 
 
 @pytest.mark.whole
@@ -116,46 +75,6 @@ def test_what_genie_refuses_is_explained_by_the_key_to_change(
     with pytest.raises(CheckFailed) as error:
         generate(changed(speaker, tmp_path, where, value), [[65]], timeout=TIMEOUT)
     assert key in error.value.fix
-
-
-@pytest.mark.whole
-def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
-    speaker: Speaker, tmp_path: Path
-) -> None:
-    from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.genie import forced_logits, generate
-    from ci.lanes.llm.measure import genie_windows
-    from ci.lanes.llm.rounding import logits_of
-    from ci.lanes.llm.verdicts import LIMITS, figures_of, misses
-
-    shape = read_architecture(speaker.model)
-    stream = np.random.default_rng(6).integers(2, 255, 127).tolist()
-    # The second one fills the context.
-    texts = [ForcedText(stream[:40], [shape.eos[0], *stream[40:43]]), ForcedText(stream[:20], stream[20:])]
-    shipped = speaker.config.read_text()
-
-    def figures(config: Path) -> dict[str, Any]:
-        logits = forced_logits(config, texts, shape.vocab_size, timeout=TIMEOUT)
-        found = genie_windows(shape, speaker.reference, texts, logits)
-        assert set(found) == {"prefill_genie", "decode_genie"}
-        return figures_of(found["decode_genie"])
-
-    logits = forced_logits(speaker.config, texts, shape.vocab_size, timeout=TIMEOUT)
-    assert speaker.config.read_text() == shipped
-    for text, rows in zip(texts, logits, strict=True):
-        before = 1 + len(text.prompt)
-        expected = logits_of(speaker.reference, [0, *text.prompt, *text.tokens])[before - 1 : -1]
-        assert np.abs(rows - expected).max() < 0.06
-    right = figures(speaker.config)
-    wrong = changed(speaker, tmp_path, "engine/model/positional-encoding/rope-theta", 350000)
-    prompts = [text.prompt for text in texts]
-    said = [
-        generate(config, prompts[:1], timeout=TIMEOUT)[0].tokens[:1] for config in (speaker.config, wrong)
-    ]
-    assert said[0] == said[1]
-    limits = LIMITS["fp16"]
-    assert not misses(right, limits)
-    assert misses(figures(wrong), limits)
 
 
 LLAMA_3 = (
@@ -420,56 +339,6 @@ class TestCompile:
         assert family not in OF_PAGE or f"| {family} |" in page
 
 
-LLAMA_1B: dict[str, Any] = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": True,
-    "rope_scaling": LLAMA_3_2,
-}
-
-
-@pytest.mark.whole
-@pytest.mark.timeout(7200)
-def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
-    """QNN_CI_LAYERS=16 gives it all layers: 7 GB of memory, 13 of disk."""
-    from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.commands import limited
-    from ci.lanes.llm.genie import generate
-    from ci.lanes.llm.rounding import load_reference
-    from ci.lanes.llm.verdicts import LIMITS, figures_of, misses
-
-    layers = int(os.environ.get("QNN_CI_LAYERS", "2"))
-    model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
-    order = ("compile", model, "--soc", "SM8650", "--store", tmp_path / "store", "-o", out)
-    sys.stdout.write(command(*order, seconds=6000))
-    shape, reference = read_architecture(model), load_reference(model)
-    for prompt in ([60, 70, 80], list(range(60, 95))):
-        with limited(out / "genie_config.json", 4) as config:
-            [said] = generate(config, [prompt], timeout=1800)
-        assert max(lost_by(reference, shape, prompt, said)) < NEAR_TIE
-    del reference
-    # Prefill reads two blocks, and all verdicts are given on some tokens.
-    text = tmp_path / "text.txt"
-    text.write_text((ROOT / "README.md").read_text())
-    row = [0, *range(60, 124)]
-    compiled = replace(record_of(out).order, into=str(out))
-    judged = JudgedText([row], len(row), row, [], "", len(row))
-    reading = MeasureOrder(compiled=compiled, text=judged, kind="prefill")
-    log = tmp_path / "figures.log"
-    with asking(home_of("generate", tmp_path), f"{WORKER}:answer", log, 3600) as ask:
-        readings = read(Readings, ask(do="figures", **as_json(reading)))
-    # Of 64 tokens one in float's near ties is 1.6 %.
-    limits = {**LIMITS["fp16"], "first_choice": 0.95, "tied_choice": 0.95}
-    assert not misses(figures_of(readings.read["prefill_htp"]), limits)
-    few = ("--tokens", "8", "--prefixes", "2")
-    sys.stdout.write(command("check", out, "--text", text, *few, seconds=3600))
-
-
 @pytest.mark.whole
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
@@ -620,56 +489,6 @@ def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_pat
     assert set(shape.eos) == {1, 7, 9}
 
 
-def test_a_tokenizer_without_settings_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    from ci.lanes.llm.beginning import encoder_of
-
-    model = write_checkpoint(tmp_path)
-    file = model / "tokenizer.json"
-    limited = {"max_length": 3, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncation": limited}))
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    for special in (True, False):
-        expected = theirs("a text", add_special_tokens=special, return_special_tokens_mask=True)
-        found = encoder_of(model)("a text", special)
-        assert found == (expected["input_ids"], expected["special_tokens_mask"])
-        assert len(found[0]) == 6 + special
-
-
-def test_an_index_without_metadata_is_read_by_the_reference_too(tmp_path: Path) -> None:
-    from ci.lanes.llm.rounding import load_reference, logits_of
-
-    model = write_checkpoint(tmp_path)
-    expected = logits_of(load_reference(model), TOKENS)
-    in_shards(model, {})
-    assert np.abs(our_logits(model, TOKENS) - expected).max() < 1e-3
-    assert np.array_equal(logits_of(load_reference(model), TOKENS), expected)
-
-
-@pytest.mark.whole
-def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_path: Path) -> None:
-    """Random weights find two of many words equally good at every tenth place."""
-    from ci.lanes.llm.rounding import SCHEMES, load_reference, logits_of, rounded_model
-    from ci.lanes.llm.verdicts import figures_of, tie_of, window_of
-
-    model = write_checkpoint(tmp_path, vocab_size=4096)
-    rows = np.random.default_rng(9).integers(0, 4096, (2, 128)).tolist()
-    right = rounded_model(load_reference(model), rows, rows[0], SCHEMES[GENIE, "16a8w"])
-    tie = tie_of(right.exact, right.rounded)
-    other = load_reference(model)
-    other.model.layers[0].self_attn.scaling *= 1.5
-    wrong = [logits_of(other, row) for row in rows]
-
-    def first_choice(found: Sequence[Any], tie: float = 0.0) -> float:
-        readings = zip(found, right.exact, rows, strict=True)
-        windows = [window_of(some[:-1], exact[:-1], row[1:]) for some, exact, row in readings]
-        return figures_of(windows, tie)["tied_choice"].value
-
-    assert first_choice(right.rounded) < 0.97 < 0.99 < first_choice(right.rounded, tie)
-    assert first_choice(wrong, tie) < 0.9
-
-
 @pytest.mark.parametrize("largest", [0.1, 1e-6])
 def test_weights_are_rounded_as_onnxruntime_rounds_them_for_qnn(largest: float) -> None:
     """It gives no range less than MinimumRealRange, so that a healthy model with tiny weights loses bits."""
@@ -686,27 +505,6 @@ def test_weights_are_rounded_as_onnxruntime_rounds_them_for_qnn(largest: float) 
     expected = (integers.astype(np.float32) - zero) * scale
     found = rounded_weight("a", torch.from_numpy(values), SCHEMES[GENIE, "16a8w"])
     assert np.abs(found.numpy() - expected).max() < 1e-3 * scale
-
-
-@pytest.mark.whole
-def test_rounding_costs_more_where_calibration_saw_less(tmp_path: Path) -> None:
-    """What is rounded has the ranges that quantizing had, and those cut off what it did not see."""
-    from ci.lanes.llm.rounding import SCHEMES, load_reference, rounded_model
-    from ci.lanes.llm.verdicts import figures_of, window_of
-
-    model = write_checkpoint(tmp_path)
-    generator = np.random.default_rng(9)
-    rows, others = (generator.integers(0, 256, (2, 128)).tolist() for _ in range(2))
-
-    def cost(**seen: Any) -> float:
-        found = rounded_model(load_reference(model), rows, rows[0], SCHEMES[GENIE, "16a8w"], **seen)
-        readings = zip(found.rounded, found.exact, rows, strict=True)
-        nats = figures_of([window_of(some[:-1], exact[:-1], row[1:]) for some, exact, row in readings])
-        return nats["divergence"].value
-
-    itself, by_others = cost(), cost(calibration=[(row, range(128)) for row in others])
-    by_few = cost(calibration=[(rows[0], range(3))])
-    assert itself < 1.5 * by_others < by_few / 3
 
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
@@ -737,57 +535,6 @@ def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes:
     model = write_checkpoint(tmp_path, model_type=kind, **changes)
     require_tensors(model, read_architecture(model))
     assert np.abs(our_logits(model, TOKENS) - logits_of(load_reference(model), TOKENS)).max() < 1e-3
-
-
-def test_prefill_is_quantized_by_all_that_decode_is_quantized_by() -> None:
-    """Healthy models were red: values of the last block were cut off, and rounding alone kept them."""
-    from ci.lanes.llm.graphs import starts
-
-    seen = {start + place for start in starts(128, 32, ()) for place in range(32)}
-    assert seen == set(range(128)) > set(starts(128, 1, [97]))
-
-
-@pytest.mark.whole
-def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
-    """ONNX Runtime's quantizer would give a cache's bits to all that meets it."""
-    import onnx
-    from onnx import TensorProto, numpy_helper
-
-    from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.decoder import load_decoder
-    from ci.lanes.llm.graphs import export, outputs_of_rows, quantize, samples, shared_encodings
-
-    model = write_checkpoint(tmp_path / "model", model_type="qwen2", **PLAIN)
-    shape, rows = read_architecture(model), [TOKENS]
-    decoder, whole = (load_decoder(model, shape, count, 128) for count in (32, 128))
-    outputs = outputs_of_rows(whole, rows)
-    export(decoder, tmp_path / "float.onnx")
-    moved = ("Concat", "Transpose", "Reshape", "Unsqueeze", "DequantizeLinear")
-    for four_bits in (False, True):
-        quantize(
-            tmp_path / "float.onnx",
-            samples(decoder, rows, outputs, 128, 32, [[]]),
-            tmp_path / "quantized.onnx",
-            shared_encodings(outputs),
-            four_bits=four_bits,
-        )
-        graph = onnx.load(tmp_path / "quantized.onnx").graph
-        constants = {tensor.name: tensor for tensor in graph.initializer}
-        makers = {output: node.op_type for node in graph.node for output in node.output}
-        bits = {
-            (makers.get(node.input[0], ""), str(numpy_helper.to_array(constants[node.input[2]]).dtype))
-            for node in graph.node
-            if node.op_type == "QuantizeLinear"
-        }
-        computed = {bit for bit in bits if bit[0] not in moved}
-        assert {(kind, "uint16") for kind in ("MatMul", "Softmax", "Add", "Mul")} <= computed
-        assert {kind for _, kind in computed} == {"uint16"}
-        caches = {tensor.type.tensor_type.elem_type for tensor in graph.input if "past" in tensor.name}
-        assert caches == {TensorProto.UINT8}
-        matrices = [tensor.data_type for tensor in graph.initializer if len(tensor.dims) == 2]
-        # Of a layer, and the head.
-        assert matrices.count(TensorProto.INT4) == (7 if four_bits else 0)
-        assert matrices.count(TensorProto.UINT8) == (1 if four_bits else 8)
 
 
 def merged(model: Path, adapter: Path, folder: Path, scale: float) -> Path:
@@ -830,86 +577,6 @@ def test_an_adapter_is_merged_as_it_is_by_hand(
     assert np.abs(logits_of(load_reference(model, adapter), TOKENS) - expected).max() < 1e-3
 
 
-@pytest.mark.whole
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
-def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
-    """As PyTorch computes them: prefill hands its cache to decode."""
-
-    from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.decoder import load_decoder
-    from ci.lanes.llm.programs import RunnerLayout, in_pytorch, step_of
-    from ci.lanes.llm.readers import GraphReader, HandedOver
-    from ci.lanes.llm.rounding import load_reference
-
-    model = write_checkpoint(tmp_path, num_hidden_layers=2)
-    shape, reference = read_architecture(model), load_reference(model)
-    layouts = {
-        count: RunnerLayout(load_decoder(model, shape, count, shape.context)).eval() for count in (32, 1)
-    }
-    prefill, decode = (
-        GraphReader(shape, shape.context, count, step_of(layout, in_pytorch(layout), {}))
-        for count, layout in layouts.items()
-    )
-    readers = [HandedOver(prefill, decode, most) for most in (96, 32)]
-    generator = np.random.default_rng(8)
-    with torch.no_grad():
-        for length, most in ((1, 3), (32, 2), (33, 2), (122, 99)):
-            prompt = [0, *generator.integers(2, 256, length).tolist()]
-            expected = float_text(reference, prompt, most, shape.context)
-            assert [spoken_by(reader, prompt, most, shape.context) for reader in readers] == [expected] * 2
-
-
-@pytest.mark.whole
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what its quantizer calls of torch
-def test_executorchs_decode_is_quantized_by_all_that_prefill_reads(tmp_path: Path) -> None:
-    """A healthy model was red: its decode reads few places, and cut off what the tokens at others need."""
-    from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.decoder import load_decoder, resized
-    from ci.lanes.llm.graphs import outputs_of_rows, samples
-    from ci.lanes.llm.programs import RunnerLayout, in_pytorch, quantized, step_of
-    from ci.lanes.llm.readers import GraphReader
-    from ci.lanes.llm.rounding import load_reference, logits_of
-
-    model = write_checkpoint(tmp_path)
-    shape, reference, counts = read_architecture(model), load_reference(model), (32, 1)
-    with torch.no_grad():
-        whole = load_decoder(model, shape, 128, 128)
-        layouts = {str(count): RunnerLayout(resized(whole, count)) for count in counts}
-        outputs = outputs_of_rows(whole, [TOKENS])
-        calls = {
-            str(count): layouts[str(count)].calibration(samples(whole, [TOKENS], outputs, 128, count, [[]]))
-            for count in counts
-        }
-        modules = quantized(layouts, calls, "16a8w", "SM8650")
-        errors = []
-        for count in counts:
-            step = step_of(layouts[str(count)], in_pytorch(modules[str(count)]), {})
-            read = GraphReader(shape, 128, count, step).read(TOKENS)
-            errors.append(np.abs(read - logits_of(reference, TOKENS)).max())
-    prefill, decode = errors
-    assert decode < 2 * prefill
-
-
-def float_text(reference: Any, prompt: Sequence[int], most: int, context: int) -> tuple[list[int], str]:
-    from ci.lanes.llm.rounding import greedy_text, logits_of
-
-    before: list[int] = []
-
-    def read_by_float(tokens: Sequence[int]) -> Any:
-        before.extend(tokens)
-        return logits_of(reference, before)[-1]
-
-    return greedy_text(read_by_float, prompt, most, [255], context)
-
-
-def spoken_by(reader: Any, prompt: Sequence[int], most: int, context: int) -> tuple[list[int], str]:
-    from ci.lanes.llm.rounding import greedy_text
-
-    reader.restart()
-    return greedy_text(lambda some: reader.read(some)[-1], prompt, most, [255], context)
-
-
 def train(folder: Path) -> Path:
     """The tiny model of the suite, from nothing, in a process of its own."""
     with asking(home_of("train", folder), f"{WORKER}:answer", folder / "train.log", 900) as ask:
@@ -928,23 +595,3 @@ def test_training_again_gives_the_same_bytes(trained: Path, tmp_path: Path) -> N
     again = train(tmp_path)
     for file in trained.iterdir():
         assert file.read_bytes() == (again / file.name).read_bytes(), file.name
-
-
-@pytest.mark.whole
-@pytest.mark.timeout(900)
-@pytest.mark.needs("qemu-x86_64")
-def test_another_kind_of_processor_trains_the_same_bytes(tmp_path: Path) -> None:
-    """Ours, and one with other instructions, of which an emulator computes a few steps."""
-    script = (
-        "import sys, pathlib; from ci.lanes.llm.tiny import train; train(pathlib.Path(sys.argv[1]), steps=3)"
-    )
-    home = home_of("train", tmp_path)
-    for folder, command in (("ours", []), ("other", ["qemu-x86_64", "-cpu", "Haswell"])):
-        subprocess.run(
-            [*command, sys.executable, "-c", script, str(tmp_path / folder)],
-            cwd=ROOT,
-            env=dict(home.environment),
-            check=True,
-        )
-    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("ours", "other")]
-    assert weights[0] == weights[1]

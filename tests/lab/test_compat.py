@@ -13,18 +13,14 @@ import pytest
 from lab.builds import with_sdk
 from lab.builds.table import QnnBuild, Release, load_builds
 from lab.compat import stage
-from provisioning.accepted_file import accept
 from provisioning.base.command_line import guarded
-from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Metric, Outcome, Report, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
 from provisioning.validation.probe import Answer
-from provisioning.validation.tables import PASSED, STEPS, Pair, load_measured
-
-LANE = (stage.LOWER, stage.RUN)
+from provisioning.validation.tables import STEPS, Pair, load_measured
 
 
 def test_the_table_in_the_docs_is_of_the_committed_measurement() -> None:
@@ -144,42 +140,11 @@ def test_the_stage_fails_when_the_profiles_build_does_not_work(lane: Lane) -> No
     assert log.is_file() and finding.fix.endswith(f"read {log}")
 
 
-def test_a_model_that_does_not_lower_is_not_run_and_the_other_is(lane: Lane) -> None:
-    error = ("lowering-compile", "no /a/b.pte at 0x7f0012345678\nmore")
-    lane.errors = {(name, "fp16"): error for name in LANE}
-    assert lane.steps() == {
-        "device": "passed",
-        # Without what differs from run to run.
-        "lower_fp16": "no …/b.pte at 0x…",
-        "lower_8a8w": "passed",
-        "run_8a8w": "passed",
-    }
-    (pair,) = load_measured(lane.root / "compat.json")
-    assert pair.error == "lower_fp16: no …/b.pte at 0x…"
-
-
-def test_a_program_without_a_verdict_did_not_pass(lane: Lane) -> None:
-    lane.lost = {stage.RUN}
-    steps = lane.steps()
-    assert {step for step in STEPS if steps[step] == PASSED} == {"device", "lower_fp16", "lower_8a8w"}
-    assert "no verdict" in str(steps["run_fp16"]) and "no verdict" in str(steps["run_8a8w"])
-
-
 @pytest.mark.parametrize("rule", ["lowering-timeout", "lowering-machine"])
 def test_what_this_machine_lacks_says_nothing_of_the_pair(lane: Lane, rule: str) -> None:
     lane.errors = {(stage.LOWER, "fp16"): (rule, "no result after 600 s")}
     assert lane.measure("2.49.40") == (3, ())
     assert lane.report().outcome is Outcome.ERROR
-
-
-def test_another_executorch_is_a_pair_of_its_own_and_does_not_fail_the_stage(lane: Lane) -> None:
-    lane.measure("2.49.40")
-    lane.working = "none"
-    code, measured = lane.measure("2.49.40", executorch="1.4.1")
-    assert code == 0
-    assert [(row.executorch, row.works) for row in measured] == [("1.4.1", False), ("1.5.1", True)]
-    (finding,) = lane.report().findings
-    assert finding.subject == "executorch 1.4.1 with QNN 2.49.40"
 
 
 def test_the_lane_gets_this_build_and_not_the_profiles_own(lane: Lane) -> None:
@@ -192,19 +157,3 @@ def test_the_lane_gets_this_build_and_not_the_profiles_own(lane: Lane) -> None:
     lane.measure("2.49.40", socs=("SM8750",))
     assert len(lane.commands) == 2
     assert all({"SM8750", str(lane.root / "store")} <= set(command) for command in lane.commands)
-
-
-def test_a_step_that_is_not_reached_any_more_is_not_said_to_have_passed(lane: Lane) -> None:
-    lane.measure("2.49.40")
-    lane.working = "none"
-    _, measured = lane.measure("2.49.40")
-    (pair,) = measured
-    assert {*pair.values} & {*STEPS} == {"device"} and not pair.works
-
-
-def test_a_subject_that_names_no_pair_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "compat.json"
-    accept(path, lambda before: before.updated({"executorch of today": {"device": PASSED}}))
-    with pytest.raises(ManifestError) as caught:
-        load_measured(path)
-    assert caught.value.key == "executorch of today"

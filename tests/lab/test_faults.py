@@ -12,18 +12,12 @@ import pytest
 from lab.faults.stage import (
     FaultRun,
     HowToRun,
-    alike,
     check_all,
-    chosen,
-    closing,
     judge,
     said,
-    table,
-    with_versions,
 )
 from provisioning.accepted_file import Accepted, load_accepted
 from provisioning.base.documents import load
-from provisioning.base.errors import UnknownName
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import FIGURE, FIGURES, MANIFEST, SCRIPTS, Fault, Faults, load_faults
@@ -102,21 +96,6 @@ def test_what_is_not_as_its_entry_says_is_an_error() -> None:
     assert rules_of(FaultRun("still", "7 dB", "2.51.0"), old) == ["fault-wider"]
 
 
-def test_the_versions_of_a_fault_end_before_the_one_that_has_it_no_more(tmp_path: Path) -> None:
-    gone = FaultRun("gone", "44 dB", "2.51.0")
-    ended = closing({FAULT: gone, FAULT.model_copy(update={"id": "y"}): FaultRun("still", "7 dB", "2.51.0")})
-    assert ended == {"x": ">=2.49.40,<2.51.0"}
-    one = FAULT.model_copy(update={"versions": "==2.51.0"})
-    assert closing({one: gone}) == {}
-    text = MANIFEST.read_text(encoding="utf-8")
-    new = with_versions(text, {"fp16-on-v68": ">=2.47,<2.60"})
-    changed = [pair for pair in zip(text.splitlines(), new.splitlines(), strict=True) if pair[0] != pair[1]]
-    assert changed == [('versions = ">=2.47"', 'versions = ">=2.47,<2.60"')]
-    (tmp_path / "faults.toml").write_text(new, encoding="utf-8")
-    assert load(tmp_path / "faults.toml", Faults).fault
-    assert "| x | gone | 44 dB | 2.51.0 | >=2.49.40,<2.51.0 |" in table({FAULT: gone}, ended)
-
-
 def test_what_a_script_prints_is_an_error_until_it_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,15 +124,6 @@ def test_what_a_script_prints_is_an_error_until_it_is_accepted(
     assert run("a", "b", accepts=True) == 1
 
 
-@pytest.mark.parametrize(
-    ("printed", "same"),
-    [("0.2 dB, 85.0 dB", True), ("0.9 dB, 80.0 dB", True), ("9.0 dB, 85.0 dB", False), ("crash", False)],
-)
-def test_a_figure_that_another_machine_may_print_is_no_change(printed: str, same: bool) -> None:
-    assert alike(printed, "0.2 dB, 85.0 dB") is same
-    assert not alike(printed, None)
-
-
 def test_each_effect_has_what_its_script_printed() -> None:
     accepted = load_accepted(FIGURES)
     for fault in load(MANIFEST, Faults).fault:
@@ -161,9 +131,3 @@ def test_each_effect_has_what_its_script_printed() -> None:
     assert all(
         str(accepted.of(fault.id)["figure"]) in fault.effect for fault in load_faults() if fault.script
     )
-
-
-def test_a_fault_without_a_script_is_no_choice() -> None:
-    assert [fault.id for fault in chosen(["ceil-16-bit"], load_faults())] == ["ceil-16-bit"]
-    with pytest.raises(UnknownName):
-        chosen(["lm-vtcm-backup"], load_faults())

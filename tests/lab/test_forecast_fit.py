@@ -10,9 +10,8 @@ import pytest
 
 from ci.forecast.forecasts import ACCEPTED
 from ci.forecast.phones import load_forecasts
-from lab.__main__ import run
 from lab.forecast.fit import accepted_of
-from lab.forecast.fitting import FittedProgram, fitted, judge, quantile, ratio
+from lab.forecast.fitting import FittedProgram, judge, quantile
 from lab.forecast.hub import measurements
 from provisioning.accepted_file import load_accepted
 
@@ -54,16 +53,6 @@ def test_the_constants_that_made_the_rows_are_found_whatever_one_strange_model_s
     assert found.constants[0] == pytest.approx(0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_one_model_alone_is_compiled_and_not_judged(count: int) -> None:
-    known = programs()[:count]
-    assert judge(known, measured_of(known), TABLE) == []
-
-
-def test_a_constant_is_not_negative() -> None:
-    assert fitted([(100, 1), (200, 1), (300, 1)], [40, 90, 140]).min() == 0
-
-
 def test_a_model_is_judged_by_constants_that_never_saw_it() -> None:
     known = programs()
     slow = replace(known[0], model="slow")
@@ -71,29 +60,6 @@ def test_a_model_is_judged_by_constants_that_never_saw_it() -> None:
     errors = dict(zip([row.program.model for row in found.rows], found.errors(), strict=True))
     assert errors.pop("slow") == pytest.approx(2, abs=0.05)
     assert quantile([*errors.values()], 0.8) < 0.05
-
-
-def test_the_limits_are_chosen_without_the_model_too() -> None:
-    known = programs()
-    far = replace(known[0], model="far", estimates={TABLE.chip: 90_000, TABLE.newer: 45_000})
-    odd = replace(known[0], model="odd", operators={"Mod": 9})
-    every = [*known, far, odd]
-    (found,) = judge(every, measured_of(every), TABLE)
-    assert {row.program.model for row in found.rows if not row.guesses} == {"far", "odd"}
-
-
-def test_of_few_models_nothing_is_fitted() -> None:
-    few = programs(9)
-    assert judge(few, measured_of(few), TABLE) == []
-
-
-def test_twice_too_long_is_as_far_off_as_twice_too_short() -> None:
-    assert ratio(2, 1) == ratio(1, 2) == 1
-
-
-def test_the_80th_percentile_holds_80_of_100() -> None:
-    assert quantile([number / 100 for number in range(1, 101)], 0.8) == 0.8
-    assert quantile([0.3], 0.8) == 0.3
 
 
 @pytest.mark.long("fits the constants without each model once")
@@ -117,11 +83,6 @@ def test_what_is_shipped_is_what_the_shipped_programs_and_measurements_give() ->
             measured[names[0], names[1], names[2]] = float(str(values["measured_us"]))
     again = accepted_of(str(accepted["fit"]["qnn"]), found, judge(found, measured, TABLE), TABLE)
     assert again == accepted
-
-
-def test_some_programs_are_not_accepted_in_place_of_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["forecast", "-k", "vit", "--accept"]) == 2
-    assert "-k" in capsys.readouterr().err
 
 
 PERF = """\

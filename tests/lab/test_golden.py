@@ -8,24 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from ci.runner import Runner
-from ci.suite.ran import Ran, write
-from lab.golden import contexts, programs
+from lab.golden import programs
 from lab.golden.contexts import (
     SUMS,
     Golden,
     MakerResult,
     Result,
-    Runtime,
     RuntimeResult,
     judge,
     keep,
     rows_of,
-    sqnr,
-    table_of,
     take,
 )
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -74,66 +69,6 @@ def test_what_a_runtime_loses_is_an_error(
     judge(ran, "onnx", now, rows_of("onnx", before))
     assert [finding.rule for finding in ran.findings] == rules
     assert ran.close(tmp_path) == (0 if rules in ([], ["golden-gained"]) else 1)
-
-
-def test_the_page_says_the_worst_of_each_lanes_programs() -> None:
-    rows = rows_of("onnx", makers("same") | {"other/fp16/SM8650": makers("refused", KNOWN)[PROGRAM]})
-    assert table_of("onnx", rows).splitlines()[-1] == "| 2.49.40 | refused |"
-    assert table_of("onnx", rows_of("onnx", makers("same"))).splitlines()[-1] == "| 2.49.40 | runs |"
-    assert "refused" not in table_of("executorch", rows)
-
-
-def test_other_numbers_are_told_from_the_same() -> None:
-    values = np.linspace(-1, 1, 50, dtype=np.float32)
-    own = {"y": values}
-    assert sqnr(own, {"y": values + 1e-6}) > 60 > sqnr(own, {"y": -values})
-    assert max(sqnr(own, wrong) for wrong in ({"y": values * np.nan}, {"y": values[:9]}, {"z": values})) < 0
-    classes = {"y": np.array([3, 20_000])}
-    assert sqnr(classes, classes) > 60 and sqnr(classes, {"y": np.array([3, 20_001])}) < 0
-    assert sqnr({**own, "z": np.array([1])}, {**own, "z": np.array([2])}) < 0
-
-
-class Builds:
-    """Answers as two builds would. No two contexts have the same bytes."""
-
-    def __init__(self) -> None:
-        self.compiled = 0
-        self.wrong = ""
-        """The build whose runtime computes something else."""
-
-    def run(self, command: list[str], *, env: dict[str, str], **options: object) -> SimpleNamespace:
-        if "test_onnx" in command:
-            self.compiled += 1
-            reports = Path(command[command.index("--reports") + 1])
-            folder = reports / "onnx" / PROGRAM / "beside"
-            folder.mkdir(parents=True)
-            (folder / "model_ctx.onnx").write_text("")
-            (folder / "model_ctx_qnn.bin").write_text(f"{env['QNN']}, number {self.compiled}")
-        else:
-            outputs = {"y": np.full(4, 2.0 if env["QNN"] == self.wrong else 1)}
-            write(Ran({}, outputs, [1.0], ""), Path(command[command.index("-o") + 1]), "model_ctx.onnx")
-        return SimpleNamespace(returncode=0)
-
-
-def test_contexts_that_were_kept_are_given_to_the_runtimes_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builds = Builds()
-    monkeypatch.setattr(subprocess, "run", builds.run)
-    monkeypatch.setattr(contexts, "read_model", lambda path: SimpleNamespace(inputs=[]))
-    golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
-    runtimes = [Runtime(qnn, {"QNN": qnn}) for qnn in ("2.50.40", "2.51.0")]
-
-    def measured(name: str, kept: Path | None) -> dict[str, MakerResult]:
-        return contexts.measure(PROGRAM, runtimes, tmp_path / name, golden, 1, kept)
-
-    first = measured("first", tmp_path / "kept")
-    assert builds.compiled == 2
-    assert measured("second", tmp_path / "kept") == first and builds.compiled == 2
-    assert measured("anew", None) != first and builds.compiled == 4
-    builds.wrong = "2.51.0"
-    later = measured("wrong", tmp_path / "kept")["2.50.40"].runtimes
-    assert {qnn: result.result for qnn, result in later.items()} == {"2.50.40": "same", "2.51.0": "differs"}
 
 
 @pytest.mark.parametrize("damage", ["changed", "gone", "new", "unlisted"])

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx.defs
-import pytest
 
-from ci.lanes.onnx.samples import resembling
 from ci.lanes.onnx.suite import programs_of
 from ci.models.shipped.onnx_nodes import node
 from ci.operators.table import OperatorTable
-from ci.suite.accepted import Recorded, load_baseline
-from lab.onnx_operators.cells import cell_of, onnx_of
+from ci.suite.accepted import Recorded
+from lab.onnx_operators.cells import onnx_of
 from lab.onnx_operators.node_tests import SUITE, Chosen, NodeTests, node_tests
 from lab.operators.pages import markdown
-from lab.operators.value_cases import DRAWS
 
 
 def test_every_operator_of_the_installed_opset_is_measured_or_left_out_with_a_reason() -> None:
@@ -41,33 +38,6 @@ def test_a_node_test_becomes_a_model_with_its_settings_as_weights() -> None:
     assert [weight.name for weight in model.graph.initializer] == ["k"]
     assert sample["x"].dtype == np.float32 and model.opset_import[0].version == 20
     onnx.checker.check_model(model, full_check=True)
-
-
-def test_floats_stand_for_the_doubles_of_a_node_test() -> None:
-    model, sample = node("test_cumsum_1d", "cumsum", 20, "axis")
-    assert sample["x"].dtype == np.float32
-    onnx.checker.check_model(model, full_check=True)
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        np.array([0.5, 2.0, np.inf], np.float32),
-        np.array([[-3, 4]], np.int64),
-        np.array([False, True]),
-        np.array([7], np.int32),
-    ],
-)
-def test_other_samples_stay_within_the_values_of_the_first(own: np.ndarray) -> None:
-    first = resembling({"x": own}, 0)["x"]
-    assert first is own
-    finite = own[np.isfinite(own)]
-    for number in range(1, 20):
-        drawn = resembling({"x": own}, number)["x"]
-        assert (drawn.dtype, drawn.shape) == (own.dtype, own.shape)
-        assert finite.min() <= drawn.min() and drawn.max() <= finite.max()
-    again = resembling({"x": own}, 19)["x"]
-    assert (again == drawn).all()
 
 
 BUILD = "v2.51.0"
@@ -127,33 +97,6 @@ def test_each_result_of_the_baseline_is_a_cell() -> None:
         "Equal 8a8w": "LOST",
         "Equal 16a8w": "whole exact",
     }
-
-
-def test_a_cell_has_the_least_of_its_draws_and_says_which_are_otherwise() -> None:
-    figures = [(60.0, 80.0), (61.0, 70.0), (11.0, 90.0)]
-    draws = tuple({"sqnr_db": floats, "reference_sqnr_db": quantized} for floats, quantized in figures)
-    lost = Recorded(build_id=BUILD, accuracy={"sqnr_db": 11.0, "reference_sqnr_db": 70.0}, draws=draws)
-    assert str(cell_of(lost)) == "whole 70 dB; LOST 11 dB to float: other draws"
-    equal, other = ({"agreement": 1.0, "reference_agreement": share} for share in (1.0, 0.5))
-    wrong = cell_of(Recorded(build_id=BUILD, accuracy=other, draws=(equal, other)))
-    assert (wrong.result, wrong.good) == ("wrong", False)
-
-
-def test_all_that_was_compiled_has_a_figure_of_each_draw() -> None:
-    programs = load_baseline(SUITE, "wheels", "onnx").programs.values()
-    compiled = [recorded for recorded in programs if recorded.accuracy]
-    assert compiled and {len(recorded.draws) for recorded in compiled} == {DRAWS}
-
-
-def test_only_what_is_quantized_and_near_the_float_model_is_good() -> None:
-    cells = onnx_cells().cells
-    good = [
-        f"{operator} {precision}"
-        for operator, chips in cells.items()
-        for precision, cell in chips["SM8650"].items()
-        if cell.good
-    ]
-    assert good == ["Abs fp16", "Abs 8a8w", "Equal 16a8w"]
 
 
 def test_the_page_names_what_fails_and_what_is_left_out() -> None:

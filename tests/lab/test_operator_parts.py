@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.verdict import Part, UpstreamVerdict
+from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators.table import EXACT
 from ci.plain import as_json, read
-from ci.suite.choice import matcher
 from lab.operators.adapters import TriedModel, part_of
-from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart, load_record
-from lab.operators.tests_verb import in_flows
+from lab.operators.records import Draw, PartsRecord, load_record
 
 
 def summary(
@@ -77,66 +75,3 @@ def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_flo
     (kept,) = load_record(path).tests["a"].parts
     assert (kept.sqnr_db, kept.cpu, kept.in_float) == (60.0, ("aten::erf",), ("aten.mul.Tensor",))
     assert (kept.float_db, kept.quantized_db) == (52.3, 97.7)
-
-
-def test_records_of_parts_of_a_suite_add_up() -> None:
-    first = UpstreamVerdict("a", "passed", parts=(Part("whole", 70),), cpu_seconds=2, peak=5 << 20)
-    both = PartsRecord().with_verdicts([first], "x").with_verdicts([UpstreamVerdict("b", "passed")], "y")
-    assert both.tests["a"] == MeasuredTest((RecordedPart("whole", 70),), "x")
-    assert both.tests.keys() == {"a", "b"}
-    assert both.versions() == "y; 1 of 2 tests with x"
-
-
-def drawn(*figures: float, to_float: float = 60.0, cpu: tuple[str, ...] = ()) -> RecordedPart:
-    """A case with a figure of each draw."""
-    draws = tuple(Draw(figure, to_float, to_float) for figure in figures)
-    middle = sorted(figures)[len(figures) // 2]
-    result = "wrong" if middle < 20 else "part" if cpu else "whole"
-    return RecordedPart(
-        result, middle, cpu, in_float=(), float_db=to_float, quantized_db=to_float, draws=draws
-    )
-
-
-def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    for part_of_a_test in (
-        drawn(70, 4, 68),
-        RecordedPart("whole", 60, draws=(Draw(60), Draw(61))),
-        RecordedPart("wrong", EXACT, draws=(Draw(EXACT, EXACT, 40.0), Draw(31.0, 31.0, EXACT, refused=True))),
-    ):
-        record = PartsRecord("x", {"a": MeasuredTest((part_of_a_test,))})
-        path.write_text(record.as_json())
-        (kept,) = load_record(path).tests["a"].parts
-        assert (kept, kept.draws) == (part_of_a_test, part_of_a_test.draws)
-
-
-FLOWN = (
-    "test_values[qnn-log-plain]",
-    "test_values[qnn_8a8w-log-plain]",
-    "test_values[qnn_16a4w-log-plain]",
-    "test_values[qnn_16a4w_block-log-plain]",
-    "test_abs.test_abs_shapes[qnn]",
-    "test_abs.test_abs_shapes[qnn_8a8w]",
-)
-
-
-@pytest.mark.parametrize(
-    ("words", "flows", "chosen"),
-    [
-        (["*-log-*"], ["8a8w"], {"test_values[qnn_8a8w-log-plain]"}),
-        (["test_abs"], ["fp16"], {"test_abs.test_abs_shapes[qnn]"}),
-        (["test_abs"], ["16a4w", "8a8w"], {"test_abs.test_abs_shapes[qnn_8a8w]"}),
-        (
-            ["test_abs"],
-            ["fp16", "8a8w"],
-            {"test_abs.test_abs_shapes[qnn]", "test_abs.test_abs_shapes[qnn_8a8w]"},
-        ),
-        ([], ["16a4w"], {"test_values[qnn_16a4w-log-plain]"}),
-        (["*-log-*"], [], {name for name in FLOWN if "log" in name}),
-    ],
-)
-def test_a_precision_chooses_its_tests_and_not_those_of_a_longer_name(
-    words: list[str], flows: list[str], chosen: set[str]
-) -> None:
-    matches = matcher(in_flows(words, flows), whole=True)
-    assert {name for name in FLOWN if matches(name)} == chosen

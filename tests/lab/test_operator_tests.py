@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from ci.operators.names import key_of, names_of
-from ci.operators.table import shipped
 from lab.operators.records import MeasuredTest, load_record
 from lab.operators.suites import SUITES
 from lab.operators.tests_verb import NAMES
-from lab.operators.value_cases import DRAWS, cases, chains
+from lab.operators.value_cases import cases, chains
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from tests.support.runner import dist, runner_reports
@@ -74,23 +73,6 @@ def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> N
     assert all((part.sqnr_db or 0) > 40 for part in measured.parts)
 
 
-@pytest.mark.whole
-def test_an_operator_on_the_cpu_alone_is_whole_in_a_chain_with_a_figure_of_each_draw(tmp_path: Path) -> None:
-    words = ["chains", "-k", "*-clone-chain] or *-erf-chain]", "--flow", "8a8w", "--no-cache"]
-    done = typed(tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    clone, erf = (
-        recorded(tmp_path, "chains")[f"test_chains[qnn_8a8w-{name}-chain]"].parts[0]
-        for name in ("clone", "erf")
-    )
-    figures = [draw.sqnr_db or 0 for draw in clone.draws]
-    assert clone.result == "whole" and len(figures) == DRAWS and 30 < min(figures) < max(figures)
-    # HTP has no erf, and takes the layers around it.
-    assert (erf.result, erf.cpu) == ("cpu", ("aten::erf",))
-    # The table says the same, or it would be an error.
-    assert shipped().cells["erf"]["SM8650"]["8a8w"].result == "cpu"
-
-
 @pytest.mark.long("imports ExecuTorch's partitioner")
 def test_every_operator_that_the_partitioner_names_has_a_row_and_a_chain() -> None:
     """By the wheel's own lists. Quantizing adds the rest to any model."""
@@ -106,19 +88,6 @@ def test_every_operator_that_the_partitioner_names_has_a_row_and_a_chain() -> No
     }
     assert len(named) > 100 and missing == set()
     assert {case.operator for case in chains()} >= {case.operator for case in cases()}
-
-
-@pytest.mark.whole
-def test_an_operator_is_compared_with_the_float_model_and_with_the_quantized_one(tmp_path: Path) -> None:
-    words = ["values", "-k", "*-softmax-plain* or *-logsigmoid-plain*", "--flow", "16a8w", "--no-cache"]
-    done = typed(tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    tests = recorded(tmp_path, "values")
-    softmax, logsigmoid = (
-        tests[f"test_values[qnn_16a8w-{name}-plain]"].parts[0] for name in ("softmax", "logsigmoid")
-    )
-    assert softmax.result == "whole" and (softmax.quantized_db or 0) - (softmax.float_db or 0) > 40
-    assert logsigmoid.result == "float"
 
 
 def test_the_command_line_names_every_suite() -> None:

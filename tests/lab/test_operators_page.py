@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,14 @@ from ci.lanes.upstream.accepted import AcceptedTests
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
 from ci.suite.precision import MEASURED_SCHEMES
-from lab.operators.cells import result_of_form, table_of
+from lab.operators.cells import table_of
 from lab.operators.pages import accept_table, markdown
 from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart
-from lab.operators.table_file import as_json, updated
+from lab.operators.table_file import as_json
 from lab.operators.table_judge import TableJudge, by_key
 from lab.operators.value_cases import CHAIN, chains
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import load_socs
 from tests.support.own_manifests import own_accepted_tests
-from tests.support.schemas import validator
 
 Parts = RecordedPart | tuple[RecordedPart, ...]
 WHOLE, ON_CPU = RecordedPart("whole", 50), RecordedPart("cpu")
@@ -73,14 +69,6 @@ def test_the_figure_of_a_cell_is_the_least_that_gave_its_word_with_its_form() ->
     assert str(cell_of("exp", plain=drawn(EXACT, EXACT))) == "whole exact"
 
 
-def test_one_draw_that_goes_wrong_is_no_good_cell() -> None:
-    found = cell_of("log", plain=drawn(70, 4, 68, 66, 71))
-    assert str(found) == "whole 66 dB; WRONG 4 dB: plain [0.01, 1.0]" and not found.good
-    refused = (*(Draw(EXACT, EXACT, EXACT),) * 4, Draw(31.0, 31.0, EXACT, refused=True))
-    part = RecordedPart("wrong", EXACT, in_float=(), float_db=EXACT, quantized_db=EXACT, draws=refused)
-    assert not cell_of("argmax", plain=part).good
-
-
 def test_most_tests_decide_and_the_others_are_named() -> None:
     more: dict[str, Parts]
     wrong, more = (
@@ -120,18 +108,6 @@ def test_a_word_is_of_htp_beside_the_quantized_model_and_of_that_beside_the_floa
     assert str(found) == text and found.good is (text == "whole 136 dB")
 
 
-def test_a_cell_is_cpu_only_if_it_stays_there_in_the_chain() -> None:
-    found = cell_of("clone", plain=ON_CPU, chain=drawn(80, 81, 82))
-    worst = result_of_form(found, "plain [-1.0, 1.0]")
-    assert (str(found), found.good, worst) == ("whole 80 dB", True, "cpu")
-    assert str(cell_of("erf", plain=ON_CPU, chain=ON_CPU)) == "CPU"
-    assert str(cell_of("layer_norm", plain=ON_CPU, chain=RecordedPart("dies"))) == "DIES"
-    # Where it is whole alone, the chain is a form of it.
-    found = cell_of("add", plain=WHOLE, chain=drawn(90, 91, 92), chain__scalar=drawn(3, 4, 5))
-    assert (str(found), found.others["in a chain, scalar"].result) == ("whole 50 dB", "wrong")
-    assert not found.good and not cell_of("add", plain=WHOLE, chain=ON_CPU).good
-
-
 def test_a_chain_whose_layers_do_not_compile_says_nothing_of_an_operator() -> None:
     dies = RecordedPart("dies")
     tests = {
@@ -142,14 +118,6 @@ def test_a_chain_whose_layers_do_not_compile_says_nothing_of_an_operator() -> No
     cells = table(tests, soc="SM8350").cells
     assert [str(cells[name]["SM8350"]["16a8w"]) for name in ("clone", "erf")] == ["CPU", "CPU"]
     assert "rand" not in cells
-
-
-@pytest.mark.parametrize(
-    ("scheme", "result"), [("8a8w", "lost"), ("16a4w_block", "whole"), ("16a16w", "lost")]
-)
-def test_what_the_layers_of_a_chain_lose_is_not_lost_by_the_operator(scheme: str, result: str) -> None:
-    found = table({f"test_chains[qnn_{scheme}-relu6-chain]": drawn(70, 71, 72, to_float=8)})
-    assert [cell.result for cell in found.cells["relu6"]["SM8650"].values()] == [result]
 
 
 def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_are_none() -> None:
@@ -170,49 +138,6 @@ def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_ar
     row = table(tests).cells["log"]["SM8650"]
     found = {scheme: [*cell.others] for scheme, cell in row.items() if cell.others}
     assert found == {"16a8w": ["small [0.0001, 0.01]"], "16a4w": ["small [0.0001, 0.01]"]}
-
-
-NEWER = {"test_gather[8a]": RecordedPart("passed", 48.0), "test_gather[fp]": RecordedPart("passed", 72.0)}
-
-
-def test_newer_tests_count_only_where_the_others_measure_nothing() -> None:
-    found = table({}, {**NEWER, "test_gather[16a]": RecordedPart("wrong", 4.0)}).cells["gather"]["SM8650"]
-    assert [str(found[scheme]) for scheme in ("fp16", "8a8w", "16a8w")] == [
-        "whole 72 dB: test_gather",
-        "whole",
-        "WRONG",
-    ]
-    assert found["8a8w"].good and found["8a8w"].newer == ["test_gather"]
-    ours = "test_gather.test_gather_a[qnn_8a8w]"
-    skipped = table({ours: RecordedPart("bad_test")}, NEWER).cells["gather"]["SM8650"]["8a8w"]
-    assert (skipped.result, result_of_form(skipped, "a")) == ("whole", "bad_test")
-    assert table({ours: RecordedPart("part", 31)}, NEWER).cells["gather"]["SM8650"]["8a8w"].result == "part"
-    far = RecordedPart("passed", 0.3)
-    assert str(table({}, {"test_gather[8a]": far}).cells["gather"]["SM8650"]["8a8w"]) == "no test"
-
-
-@pytest.mark.parametrize(
-    ("test", "part"),
-    [
-        ("test_any[8a]", RecordedPart("passed")),  # it expects an exception
-        ("test_fold_unsupported_parameters[8a]", RecordedPart("passed", 40)),
-        ("test_layer_norm[8a]", RecordedPart("failed")),
-        ("test_linear_general[16a2w_pcq]", RecordedPart("passed", 40)),
-    ],
-)
-def test_what_newer_tests_do_not_show_is_no_row(test: str, part: RecordedPart) -> None:
-    assert table({}, {test: part}).cells == {}
-
-
-def test_operators_of_like_names_are_two_and_copies_of_views_one() -> None:
-    names = ("index", "index_copy", "slice_copy", "slice")
-    tests = {f"test_{name}[8a]": RecordedPart("passed", 40) for name in names}
-    assert [*table({}, tests).cells] == ["index", "index_copy", "slice_copy"]
-
-
-def test_a_chip_without_fp16_has_no_cells_at_fp16() -> None:
-    ours = {"test_abs[fp]": RecordedPart("passed", 150), "test_abs[8a]": RecordedPart("passed", 47)}
-    assert [*table({}, ours, "SM8350").cells["abs"]["SM8350"]] == ["8a8w"]
 
 
 def judged(committed: OperatorTable, test: str, *parts: RecordedPart) -> list[bool]:
@@ -257,32 +182,6 @@ def test_what_is_worse_than_the_table_is_a_surprise(
     assert judged(committed, f"test_values[qnn_16a8w-abs-{case}]", part) == changes
 
 
-def test_a_chain_is_held_to_the_figure_only_where_it_decides() -> None:
-    chain = {"test_chains[qnn_16a8w-clone-chain]": drawn(90, 91, 92)}
-    clone = table({**own("clone", plain=ON_CPU), **chain})
-    (test,) = chain
-    assert judged(clone, test, drawn(80, 91, 92)) == [True]
-    alone = table({**own("clone", plain=drawn(99, 99)), **chain})
-    assert judged(alone, test, drawn(80, 91, 92)) == []
-
-
-def test_what_the_table_has_not_is_not_compared_and_is_counted() -> None:
-    test = "test_values[qnn_16a8w-abs-plain]"
-    assert judged(OperatorTable(), test, RecordedPart("dies")) == []
-    judge = TableJudge(AcceptedTests("values", "wheels", "SM8650"), Path(), cells={})
-    assert judge.unmeasured([test]) == 1
-
-
-def test_cells_with_more_cases_stay_and_both_builds_are_named() -> None:
-    old = table(own("log", plain=WHOLE, small=WHOLE) | own("abs", plain=WHOLE))
-    new = table(own("log", plain=RecordedPart("dies")) | own("abs", plain=RecordedPart("dies")))
-    joined, fewer = updated(old, new.model_copy(update={"measured": {"SM8650": "y"}}))
-    words = {name: chips["SM8650"]["16a8w"].result for name, chips in joined.cells.items()}
-    assert (words, fewer, joined.measured) == ({"log": "whole", "abs": "dies"}, 1, {"SM8650": "y; x"})
-    replaced, fewer = updated(new, old.model_copy(update={"measured": {"SM8650": "y"}}))
-    assert (fewer, replaced.measured) == (0, {"SM8650": "y"})
-
-
 def test_a_table_is_made_of_the_records_of_several_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,28 +219,3 @@ def test_the_page_counts_results_and_names_what_fails_or_leaves_htp() -> None:
     counts = {cells[0]: cells[1:] for line in lines if len(cells := line.strip("| ").split(" | ")) > 3}
     place = MEASURED_SCHEMES.index("16a8w")
     assert [counts[word][place] for word in ("whole", "CPU", "DIES")] == ["1", "1", "1"]
-
-
-def test_the_table_has_what_only_newer_tests_measure() -> None:
-    newer = {"gather", "index", "sort", "lt", "unbind", "upsample_bicubic2d", "scatter"}
-    assert newer <= shipped().cells.keys()
-
-
-def schema_takes(document: Any) -> bool:
-    return bool(validator(MANIFESTS / "schema" / "operators.json").is_valid(document))
-
-
-def test_the_schema_takes_tables_and_nothing_else() -> None:
-    good = json.loads(as_json(table(own("abs", plain=WHOLE, small=RecordedPart("dies")))))
-    row = good["cells"]["abs"]["SM8650"]
-    every = dict.fromkeys(load_socs(), dict.fromkeys(MEASURED_SCHEMES, row["16a8w"]))
-    assert schema_takes(good) and schema_takes({**good, "cells": {"abs": every}})
-    assert schema_takes(json.loads(TABLE.read_text(encoding="utf-8")))
-    bad: list[Any] = [
-        {**good, "cells": {"abs": {"no such chip": row}}},
-        {**good, "cells": {"abs": {"SM8650": {"8a8w": ["fine", 3]}}}},
-        {**good, "measured": {"no such chip": "x"}},
-        {**good, "onnx": {}},
-        {**good, "schema": 2},
-    ]
-    assert [broken for broken in bad if schema_takes(broken)] == []

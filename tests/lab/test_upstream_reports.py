@@ -6,7 +6,7 @@ import pytest
 
 from ci.lanes.upstream.accepted import accepted_file
 from lab.upstream_reports import reports as upstream_reports
-from lab.upstream_reports.reports import REPORTS, AcceptedFailure, Reports, UpstreamReport, failures_in
+from lab.upstream_reports.reports import REPORTS, Reports, failures_in
 from provisioning.accepted_file import load_accepted
 from provisioning.base.documents import load
 
@@ -38,26 +38,6 @@ def test_each_accepted_failure_that_is_no_choice_of_upstream_has_a_report(suite:
     assert lacking == [], "write a report of them: lab/upstream_reports/reports.toml"
 
 
-def test_a_report_can_name_several_patterns_and_outcomes() -> None:
-    report = UpstreamReport(
-        suite="zoo", test=("a*[x]", "b.*"), outcome=("crash", "wrong"), title="", text="", command=""
-    )
-    rows = [("a1[x]", "wrong"), ("a2[x]", "dies"), ("b.c", "crash"), ("c", "wrong")]
-    failures = [AcceptedFailure(name, outcome, frozenset()) for name, outcome in rows]
-    assert upstream_reports.tests_of(report, failures) == ["a1[x]", "b.c"]
-
-
-@pytest.mark.parametrize(
-    ("socs", "shown"), [({"SM8350"}, True), ({"SM8350", "SM8650"}, False), ({"SM8650"}, False)]
-)
-def test_a_report_of_a_chip_is_of_what_fails_there_alone(socs: set[str], shown: bool) -> None:
-    report = UpstreamReport(
-        suite="rework-op", test="*[fp]", outcome="dies", socs=("SM8350",), title="", text="", command=""
-    )
-    failure = AcceptedFailure("test_atan[fp]", "dies", frozenset(socs))
-    assert upstream_reports.shows(failure, report) is shown
-
-
 def test_a_report_is_printed_with_its_tests_and_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     upstream_reports.print_reports("wheels", ["operators"])
     issues = capsys.readouterr().out.split("\n# ")
@@ -65,9 +45,3 @@ def test_a_report_is_printed_with_its_tests_and_its_command(capsys: pytest.Captu
     # The table of operators has no row for each test.
     assert "Tests:" not in prelu
     assert prelu.splitlines()[-1].startswith("    nox -s lab -- operator_tests operators -k ")
-
-
-def test_suites_without_a_report_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    upstream_reports.print_reports("wheels", ["genai", "imports"])
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.partition(":")[0]) == ("", "genai, imports")

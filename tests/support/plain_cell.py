@@ -6,8 +6,11 @@ prints a word of the operator table, and each draw's SQNR in dB against the quan
 `part` is also what stays on the CPU alone.
 """
 
+import json
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,8 +21,6 @@ from executorch.backends.qualcomm.utils import utils as qnn
 from executorch.runtime import Runtime
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-from tests.support.plain_answers import answer_each
 
 DRAWS, LEAST_DB = 5, 20
 
@@ -147,6 +148,24 @@ def measured(
     if sorted(row[1] for row in found)[DRAWS // 2] < LEAST_DB:
         return "lost", figures
     return "part" if cpu else "whole", figures
+
+
+def answer_each(measured: Callable[..., tuple[str, list[float]]]) -> None:
+    """Each question of the script's argument in a process of its own, a line of JSON each."""
+    for asked in json.loads(sys.argv[1]):
+        # It may end by a signal.
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            if os.WIFSIGNALED(status):
+                print(json.dumps(["crash", []]), flush=True)
+            continue
+        try:
+            answer = measured(**asked)
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}"[:500], file=sys.stderr)
+            answer = "dies", []
+        print(json.dumps(answer), flush=True)
+        os._exit(0)
 
 
 answer_each(measured)
