@@ -26,7 +26,6 @@ REASONS = {
     "integration/test_rewrites.py": PLANTED,
     "integration/test_runner_build.py": "where builds go is known to the process alone",
     "integration/test_upstream_suites.py": SHORTER,
-    "lab/test_golden.py": PROCESS,
     "support/own_manifests.py": SHIPPED,
     "support/own_table.py": SHIPPED,
     "support/planted_decoders.py": PLANTED,
