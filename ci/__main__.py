@@ -118,9 +118,7 @@ VERBS = {
         "write the ExecuTorch program of a QNN context binary, such as AI Hub's",
         "executorch",
     ),
-    "buck_parity": Verb(
-        "ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same; --fix corrects Buck's"
-    ),
+    "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same"),
     "signing": Verb("ci.signing.verb", "inspect or verify the signatures of Hexagon libraries"),
     "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or check that it can be rebuilt bit for bit"),

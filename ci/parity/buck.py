@@ -17,18 +17,19 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
+from ci.parity.build_texts import Literal, literals, loads, nearest, used_as_values
 from ci.parity.mapping import MACROS
-from ci.parity.model import (
+from ci.parity.tree import (
     Glob,
     NamedItem,
     NotEvaluated,
     Side,
     Target,
+    Tree,
     TreePlace,
     is_buck,
+    normal,
 )
-from ci.parity.starlark_text import Literal, literals, loads, nearest, used_as_values
-from ci.parity.tree import Tree, normal
 from provisioning.base.errors import CheckFailed
 
 if TYPE_CHECKING:

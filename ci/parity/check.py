@@ -15,21 +15,21 @@ from functools import cache
 from pathlib import PurePosixPath
 
 from ci.parity import buck, pairs
-from ci.parity.cmake.configure import ConfigureInput
-from ci.parity.cmake.targets import evaluate
-from ci.parity.differences import Difference, Findings, Source
-from ci.parity.mapping import MACROS, Mapping, Pin, PinPlace, any_of
-from ci.parity.model import (
+from ci.parity.cmake_targets import evaluate
+from ci.parity.cmake_trace import ConfigureInput
+from ci.parity.mapping import MACROS, Difference, Findings, Mapping, Pin, PinPlace, Source, any_of
+from ci.parity.pairs import has_and_lacks
+from ci.parity.tree import (
     SCHEMAS,
     Side,
     Target,
+    Tree,
     TreePlace,
     first_places,
     is_header,
+    is_left_out,
     is_python,
 )
-from ci.parity.pairs import has_and_lacks
-from ci.parity.tree import Tree, is_left_out
 
 _TREE = "tree"
 """Where a difference is that is in no pair, library or file."""

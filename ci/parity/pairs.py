@@ -8,9 +8,8 @@ from collections.abc import Mapping as MappingOf
 from functools import partial
 
 from ci.parity.buck import TWIN
-from ci.parity.differences import Findings
-from ci.parity.mapping import MappedPair, Variant, any_of
-from ci.parity.model import (
+from ci.parity.mapping import Findings, MappedPair, Variant, any_of
+from ci.parity.tree import (
     NamedItem,
     Side,
     Target,

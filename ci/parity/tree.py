@@ -1,4 +1,5 @@
-"""The files to check: a directory, listed once, with changes over it in memory."""
+"""The files to check, listed once; and the form in which both builds are seen: libraries of files and
+dependencies, each with its line."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import os
 import posixpath
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -23,25 +25,11 @@ MOST_SECONDS = 20
 
 
 class Tree:
-    """Paths are relative, with `/`. `over` holds changed texts; None removes a file."""
+    """Paths are relative, with `/`."""
 
-    def __init__(
-        self,
-        root: Path,
-        over: Mapping[str, str | None] | None = None,
-        *,
-        listing: frozenset[str] | None = None,
-    ) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.over = dict(over or {})
-        self._listed = frozenset(_walk(root)) if listing is None else listing
         self._texts: dict[str, str] = {}
-
-    def changed(self, over: Mapping[str, str | None]) -> Tree:
-        """The same tree with more changes; nothing is read again from disk."""
-        tree = Tree(self.root, {**self.over, **over}, listing=self._listed)
-        tree._texts = self._texts
-        return tree
 
     @cached_property
     def whole(self) -> bool:
@@ -50,8 +38,7 @@ class Tree:
 
     @cached_property
     def files(self) -> frozenset[str]:
-        gone = {path for path, text in self.over.items() if text is None}
-        return (self._listed | self.over.keys()) - gone
+        return frozenset(_walk(self.root))
 
     @cached_property
     def directories(self) -> frozenset[str]:
@@ -71,16 +58,11 @@ class Tree:
         return by_folder
 
     def read(self, path: str) -> str:
-        if (text := self.over.get(path)) is not None:
-            return text
         if path not in self._texts:
-            self._texts[path] = re.sub(r"\r\n?", "\n", self.original(path))
+            self._texts[path] = re.sub(r"\r\n?", "\n", self._original(path))
         return self._texts[path]
 
-    def original(self, path: str) -> str:
-        """The text with its original line ends."""
-        if (text := self.over.get(path)) is not None:
-            return text
+    def _original(self, path: str) -> str:
         try:
             return (self.root / path).read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
@@ -174,3 +156,173 @@ def _walk(root: Path) -> Iterator[str]:
                     pending.append((f"{name}/", entry.path))
             elif name not in ignored and entry.is_file():
                 yield name
+
+
+SOURCE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".S")
+HEADER_SUFFIXES = (".h", ".hh", ".hpp", ".inc")
+PYTHON_SUFFIXES = (".py", ".pyi")
+_DRAFTS = {"1z": "17", "2a": "20", "2b": "23", "2c": "26"}
+"""What compilers called a standard before it had its number."""
+SCHEMAS = (".fbs", ".idl")
+"""Files of which code is generated."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TreePlace:
+    """A line of a file of the tree; `str` is what findings carry."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedItem:
+    """A file or a dependency that a library names, and where."""
+
+    name: str
+    place: TreePlace
+    scope: str = "PRIVATE"
+    """PUBLIC and INTERFACE ones (Buck's exported ones) reach whoever links the library."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotEvaluated:
+    """Something that could not be evaluated. `what` names the construct, so that its identity survives moved
+    lines."""
+
+    place: TreePlace
+    what: str
+    why: str
+
+
+@dataclass(slots=True)
+class Target:
+    """A target of either build: a library, a program, or a rule that makes files of others. `files` are paths
+    in the tree; generated ones are left out, for neither side has them on disk."""
+
+    name: str
+    kind: str
+    place: TreePlace
+    folder: str
+    """The directory of the tree that declares it."""
+    files: list[NamedItem] = field(default_factory=list)
+    dependencies: list[NamedItem] = field(default_factory=list)
+    included: dict[str, NamedItem] = field(default_factory=dict)
+    """Buck's headers by the name that they are included by, where this is not their path in the tree."""
+    namespace: TreePlace | None = None
+    """Where Buck's `header_namespace` is; None where it is the package's path."""
+    definitions: list[NamedItem] = field(default_factory=list)
+    """Preprocessor definitions, `NAME` or `NAME=VALUE`, without `-D`."""
+    options: list[NamedItem] = field(default_factory=list)
+    """Compile options, one flag each."""
+    standard: NamedItem | None = None
+    """The C++ standard by its number, `17`; None where the target itself sets none."""
+    whole: TreePlace | None = None
+    """Where the build says that users of this library link all of it."""
+    includes: list[NamedItem] = field(default_factory=list)
+    """Directories of the tree in which headers are searched."""
+    platforms: tuple[str, ...] = ()
+    """Buck's; empty where it names none."""
+    command: tuple[str, ...] = ()
+    """The words of a generating rule, the program first; one that a target builds has that target's name."""
+
+    def add_flag(self, flag: str, place: TreePlace, scope: str = "PRIVATE") -> None:
+        """A flag of the compiler: a definition, the standard or another option."""
+        if flag.startswith("-D"):
+            self.add_definition(flag[2:].strip(), place, scope)
+        elif match := re.fullmatch(r"-std=(?:c|gnu)\+\+(\w+)", flag):
+            self.standard = NamedItem(_DRAFTS.get(match[1], match[1]), place)
+        else:
+            self.options.append(NamedItem(flag, place, scope))
+
+    def add_definition(self, text: str, place: TreePlace, scope: str) -> None:
+        """`X=1` is what a compiler makes of `X`."""
+        self.definitions.append(NamedItem(text.removesuffix("=1"), place, scope))
+
+    @property
+    def compiled(self) -> list[NamedItem]:
+        return [item for item in self.files if is_source(item.name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """One pattern of a glob call, and the files that it matched; `exclude` says which list it was in."""
+
+    pattern: str
+    package: str
+    place: TreePlace
+    matched: frozenset[str]
+    exclude: bool = False
+
+
+@dataclass(slots=True)
+class Side:
+    """One build system's view of the tree for one variant."""
+
+    libraries: dict[str, Target] = field(default_factory=dict)
+    """Those that compile something."""
+    outside: dict[str, Target] = field(default_factory=dict)
+    """CMake's libraries of other projects, with what the tree's files say that they hand on."""
+    rules: list[Target] = field(default_factory=list)
+    """Those that compile nothing: `genrule`, `export_file`, `filegroup`, `add_custom_command`."""
+    resources: list[NamedItem] = field(default_factory=list)
+    """Files that a library brings along."""
+    labels: list[NamedItem] = field(default_factory=list)
+    """Targets that Buck's rules name, by label."""
+    declared: set[str] = field(default_factory=set)
+    """Labels of every Buck rule, including those that compile nothing."""
+    packages: set[str] = field(default_factory=set)
+    """Directories whose build files were evaluated."""
+    globs: list[Glob] = field(default_factory=list)
+    troubles: list[NotEvaluated] = field(default_factory=list)
+    missing: list[NamedItem] = field(default_factory=list)
+    """Files that are named but are not on disk."""
+    failed: set[str] = field(default_factory=set)
+    """Directories (of Buck) that could not be evaluated to their end."""
+    stopped: bool = False
+    """Whether evaluation ended early, so that missing things mean nothing."""
+
+    def add(self, part: Side) -> None:
+        self.libraries |= part.libraries
+        for name in ("rules", "resources", "labels", "globs", "troubles", "missing"):
+            getattr(self, name).extend(getattr(part, name))
+        self.declared |= part.declared
+        self.packages |= part.packages
+        self.failed |= part.failed
+        self.stopped = self.stopped or part.stopped
+
+
+def is_buck(path: str) -> bool:
+    return path.endswith((".bzl", "/BUCK", "/TARGETS"))
+
+
+def package_of(label: str) -> str:
+    """The directory of `//directory:name`."""
+    return label.removeprefix("//").partition(":")[0]
+
+
+def is_source(path: str) -> bool:
+    return path.endswith(SOURCE_SUFFIXES)
+
+
+def is_header(path: str) -> bool:
+    return path.endswith(HEADER_SUFFIXES)
+
+
+def is_python(path: str) -> bool:
+    return path.endswith(PYTHON_SUFFIXES)
+
+
+def is_native(path: str) -> bool:
+    """Whether both builds cover it; Python is Buck's alone."""
+    return path.endswith((*SOURCE_SUFFIXES, *HEADER_SUFFIXES))
+
+
+def first_places(items: Iterable[NamedItem]) -> dict[str, TreePlace]:
+    places: dict[str, TreePlace] = {}
+    for item in items:
+        places.setdefault(item.name, item.place)
+    return places

@@ -1,31 +1,25 @@
-"""`buck_parity`: check that a tree's Buck and CMake files build the same, and fix what is certain."""
+"""`buck_parity`: check that a tree's Buck and CMake files build the same."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import switch, valued
-from provisioning.base.commands import leave_out
-from provisioning.base.files import replace_bytes
+from provisioning.base.command_line import valued
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import ROOT, Selection
 
 if TYPE_CHECKING:
     from ci.parity.check import Checked
-    from ci.parity.differences import Difference
-    from ci.parity.mapping import Mapping
-    from ci.parity.tree import Tree
+    from ci.parity.mapping import Difference
     from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
   nox -s buck_parity -- --executorch ~/executorch
-  nox -s buck_parity -- --fix
-  nox -s buck_parity -- --fix --dry-run
+  nox -s buck_parity -- --mapping parity.toml
 """
 
 FIX = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
@@ -35,89 +29,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     valued(parser, "--executorch", "DIR", "the tree to check [EXECUTORCH_ROOT]", type=Path)
     valued(parser, "--mapping", "FILE", "what to compare [manifests/parity.toml]", type=Path)
-    switch(parser, "--fix", "fix the Buck files if the fix is certain")
-    switch(parser, "--dry-run", "with --fix: write only the patch, beside the report")
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.parity.mapping import MAPPING, load_mapping
-    from provisioning.base.errors import UsageError
+    from ci.parity.check import check
+    from ci.parity.mapping import MAPPING, Source, load_mapping
+    from ci.parity.tree import Tree
+    from provisioning.base.errors import EnvironmentLacking
     from provisioning.base.stage_run import StageRun
 
-    if args.dry_run and not args.fix:
-        raise UsageError("--dry-run changes what --fix does, and there is no --fix", fix="add --fix")
     selection = selection_of(args)
     stage = StageRun.as_typed("buck_parity", selection.profile, "")
     with stage.reported(selection.reports, "parity-not-checked"):
         root = _root(args.executorch, selection)
-        if args.fix and not args.dry_run and root.resolve().is_relative_to(selection.store.resolve()):
-            raise UsageError(
-                f"{root} is in the store, where nothing may change",
-                fix="add --dry-run for a patch, or name a tree of your own with --executorch",
-            )
-        mapping_file = args.mapping or MAPPING
-        mapping = load_mapping(mapping_file)
-        patch_into = selection.reports if args.fix else None
-        _check(stage, root, mapping_file, mapping, patch_into, dry_run=args.dry_run)
+        file = args.mapping or MAPPING
+        mapping = load_mapping(file)
+        tree = Tree(root)
+        if mapping.scope.root not in tree.directories:
+            raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", fix=FIX)
+        _report(stage, check(tree, mapping, Source(_name(file), file.read_text(encoding="utf-8"))))
     return stage.close(selection.reports)
 
 
-def _check(
-    stage: StageRun,
-    root: Path,
-    mapping_file: Path,
-    mapping: Mapping,
-    patch_into: Path | None,
-    *,
-    dry_run: bool,
-) -> None:
-    """Compare, and fix where the folder of the patch is named; a dry run writes the patch alone."""
-    from ci.parity.check import check
-    from ci.parity.differences import Source
-    from ci.parity.fix import fix, is_confirmed, patch, with_line_ends_of
-    from ci.parity.tree import Tree
-    from provisioning.base.errors import CheckFailed, EnvironmentLacking
-    from provisioning.base.findings import Artifact
-
-    source = Source(_name(mapping_file), mapping_file.read_text(encoding="utf-8"))
-    started, cpu_started = time.perf_counter(), time.process_time()
-    tree = Tree(root)
-    if mapping.scope.root not in tree.directories:
-        raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", fix=FIX)
-
-    result = check(tree, mapping, source)
-    stage.metrics["check_seconds"] = round(time.perf_counter() - started, 3)
-    stage.metrics["check_cpu_seconds"] = round(time.process_time() - cpu_started, 3)
-    if patch_into is not None:
-        cmake = result.cmake
-
-        def checked(tree: Tree) -> Checked:
-            return check(tree, mapping, source, cmake)
-
-        before = len(_alike(result.differences))
-        if changed := fix(tree, mapping, result, checked):
-            # A second comparison, which knows nothing of the first.
-            again = check(Tree(root, changed), mapping, source)
-            if not is_confirmed(result, again):
-                raise CheckFailed(
-                    "a second comparison does not confirm the fixes, so none is written",
-                    fix=leave_out("--fix"),
-                )
-            result = again
-            patch_into.mkdir(parents=True, exist_ok=True)
-            file = patch_into / "buck_parity.patch"
-            texts = {path: with_line_ends_of(tree.original(path), text) for path, text in changed.items()}
-            replace_bytes(file, patch(tree, texts).encode())
-            stage.artifacts.append(Artifact.of("patch", file))
-            if not dry_run:
-                for path, text in texts.items():
-                    replace_bytes(root / path, text.encode())
-        stage.metrics["mended_files"] = len(changed)
-        stage.metrics["mended"] = before - len(_alike(result.differences))
-    _report(stage, tree, result)
-
-
-def _report(stage: StageRun, tree: Tree, result: Checked) -> None:
+def _report(stage: StageRun, result: Checked) -> None:
     from provisioning.base.findings import Severity
 
     alike = [(Severity.ERROR, *of_one) for of_one in _alike(result.differences).items()]
@@ -129,10 +63,6 @@ def _report(stage: StageRun, tree: Tree, result: Checked) -> None:
         if variants := dict.fromkeys(variant for difference in group for variant in difference.variants):
             message += f" [{', '.join(variants)}]"
         stage.add(rule, severity, place, message, group[0].fix)
-    names = [path.rpartition("/")[2] for path in tree.files]
-    stage.metrics["files"] = len(names)
-    stage.metrics["buck_files"] = sum(name in ("BUCK", "TARGETS") or name.endswith(".bzl") for name in names)
-    stage.metrics["cmake_files"] = sum(name == "CMakeLists.txt" or name.endswith(".cmake") for name in names)
     stage.metrics["buck_libraries"] = len(next(iter(result.buck.values()))[0].libraries)
     stage.metrics["cmake_libraries"] = len(next(iter(result.cmake.values())).libraries)
     stage.metrics["variants"] = len(result.cmake)

@@ -1,24 +1,21 @@
-"""Buck parity on a miniature ExecuTorch tree: what is found, what stays silent, what is fixed."""
+"""Buck parity on a miniature ExecuTorch tree: what is found and what stays silent."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from ci.__main__ import VERBS
-from ci.parity import fix
-from ci.parity.differences import Difference
-from ci.parity.mapping import MAPPING, Deliberate, Mapping, load_mapping
+from ci.parity.mapping import MAPPING, Deliberate, Difference, Mapping, load_mapping
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
-from provisioning.base.findings import Outcome, Report
+from provisioning.base.findings import Report
 from tests.support import miniature_tree
 from tests.support.miniature_tree import ANDROID, BACKENDS, EXAMPLES, JAVA, LLAMA, PAL, QUALCOMM, WHISPER
-from tests.support.parity_cases import changed, check_tree, checked, mapping
+from tests.support.parity_cases import checked, mapping
 
 RUNTIME_BUCK = f"{QUALCOMM}/runtime/targets.bzl"
 WRAPPERS_BUCK = f"{QUALCOMM}/aot/wrappers/targets.bzl"
@@ -624,78 +621,11 @@ def test_what_both_builds_understand_alike_is_silent() -> None:
     assert checked(files).differences == ()
 
 
-PYTHON = f"{QUALCOMM}/aot/python"
-HOST, TARGET = '["backends/htp/host/*.cpp"]', '["backends/htp/target/*.cpp"]'
-
-
-def excluding(name: str) -> dict[str, str]:
-    return _with(RUNTIME_BUCK, {'exclude = ["Logging.cpp"]': f'exclude = ["Logging.cpp", "{name}"]'})
-
-
-def of_one_half(half: str, changes: dict[str, str]) -> dict[str, str]:
-    """A new source of the host or of the device, where Buck takes the other half by mistake."""
-    condition = {"host": "", "target": "NOT "}[half] + 'CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64"'
-    files = _with(RUNTIME_BUCK, changes)
-    files[f"{BACKENDS}/htp/{half}/Alone.cpp"] = "// new\n"
-    source = f"  target_sources(qnn_graph PRIVATE htp/{half}/Alone.cpp)\n"
-    files[BACKENDS_CMAKE] += f"if({condition})\n{source}endif()\n"
-    return files
-
-
-def with_renamed_source() -> dict[str, str]:
-    """Both builds name it, and another library has the new name by a pattern."""
+def test_a_renamed_module_is_found_as_one() -> None:
     files = miniature_tree.files()
-    files[f"{PYTHON}/Adaptor.cpp"] = files.pop(f"{PYTHON}/PyQnnManagerAdaptor.cpp")
-    return files
-
-
-UNCERTAIN = {
-    "a module of a library that names them one by one": miniature_tree.files()
-    | {f"{QUALCOMM}/recipes/new.py": "import os\n"},
-    "an init file that a pattern would bring": miniature_tree.files()
-    | {f"{QUALCOMM}/utils/deep/{name}.py": "import os\n" for name in ("__init__", "a")},
-    "a renamed source that both builds name": with_renamed_source(),
-    "an exclude of a file that exists": excluding("QnnManager.cpp"),
-    "a source in Buck's patterns that no CMake file names": miniature_tree.files()
-    | {f"{BACKENDS}/htp/New.cpp": "// new\n"},
-    "the host's half and the device's swapped": of_one_half("host", {HOST: "x", TARGET: HOST, "x": TARGET}),
-    "a source of Android's archive, of which Buck has flavours": ONE_JNI_MORE,
-    "the host's half for both": of_one_half("target", {TARGET: HOST}),
-    "a dependency that CMake no longer links": _with(ARCHIVE_CMAKE, {"    extension_runner_util\n": ""}),
-}
-
-
-class TestFix:
-    def fixed(self, files: dict[str, str]) -> dict[str, str]:
-        return {**files, **fix.fix(changed(files), mapping(), checked(files), check_tree)}
-
-    @pytest.mark.whole
-    @pytest.mark.parametrize("name", UNCERTAIN)
-    def test_what_is_not_certain_is_reported_and_left_alone(self, name: str) -> None:
-        assert checked(UNCERTAIN[name]).differences
-        assert self.fixed(UNCERTAIN[name]) == UNCERTAIN[name]
-
-    def test_the_forgotten_backend_comes_back_and_the_slip_goes(self) -> None:
-        assert checked(self.fixed(_with(RUNTIME_BUCK, FORGOTTEN))).differences == ()
-
-    @pytest.mark.whole
-    def test_a_dependency_within_a_pair_comes_back_once_and_its_twin_does_too(self) -> None:
-        files = _with(RUNTIME_BUCK, {'                ":pal",\n': ""})
-        assert checked(self.fixed(files)).differences == ()
-        files = _with(RUNTIME_BUCK, {'":pal",': '":pal_static",'})
-        assert self.fixed(files) == files
-
-    @pytest.mark.whole
-    def test_a_renamed_module_is_found_as_one_and_takes_the_place_of_the_old(self) -> None:
-        path = f"{QUALCOMM}/BUCK"
-        files = miniature_tree.files()
-        files[f"{QUALCOMM}/renamed.py"] = files.pop(f"{QUALCOMM}/export_utils.py")
-        [finding] = differences(files, "parity-unknown-file")
-        assert "export_utils.py" in finding.message
-        assert self.fixed(files)[path] == files[path].replace('["export_utils.py"]', '["renamed.py"]')
-        # Of two, no tool can know which.
-        files[f"{QUALCOMM}/another.py"] = "import os\n"
-        assert self.fixed(files) == files
+    files[f"{QUALCOMM}/renamed.py"] = files.pop(f"{QUALCOMM}/export_utils.py")
+    [finding] = differences(files, "parity-unknown-file")
+    assert "export_utils.py" in finding.message
 
 
 class TestVerb:
@@ -708,32 +638,6 @@ class TestVerb:
         argv = ["buck_parity", "--executorch", str(root), "--reports", str(reports), *more]
         code = main("python -m ci", "", VERBS, argv)
         return code, Report.read(reports / "buck_parity.json")
-
-    @pytest.mark.long("compares a tree before and after each fix")
-    def test_fix_writes_the_file_with_its_line_ends_and_a_patch_that_can_be_applied(self, root: Path) -> None:
-        path = f"{QUALCOMM}/aot/python/targets.bzl"
-        files = _with(path, {'            "PyQnnManagerAdaptor.cpp",\n': '            "Adaptor.cpp",\n'})
-        file = root / path
-        before = files[path].rstrip("\n").replace("\n", "\r\n").encode()
-        file.write_bytes(before)
-        code, report = self.run(root, "--fix", "--dry-run")
-        assert (code, [artifact.kind for artifact in report.artifacts]) == (0, ["patch"])
-        assert file.read_bytes() == before
-        assert self.run(root, "--fix")[0] == 0
-        after = file.read_bytes()
-        assert b"PyQnnManagerAdaptor.cpp" in after
-        assert after.count(b"\n") == after.count(b"\r\n") > 0
-        assert not after.endswith(b"\n")
-        file.write_bytes(before)
-        patch = root.parent / "reports" / "buck_parity.patch"
-        subprocess.run(["git", "apply", "-p1", str(patch)], cwd=root, check=True)
-        assert file.read_bytes() == after
-        again, clean = self.run(root, "--fix")
-        assert (again, clean.artifacts) == (0, ())
-
-    def test_a_tree_of_the_store_is_not_fixed(self, root: Path) -> None:
-        code, report = self.run(root, "--fix", "--store", str(root.parent))
-        assert (code, report.outcome) == (2, Outcome.ERROR)
 
     def test_in_a_checkout_nobody_looks_for_labels_of_submodules(self, root: Path) -> None:
         (root / ".git").mkdir()

@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 
-from ci.parity.cmake.configure import UNKNOWN, ConfigureInput
-from ci.parity.cmake.targets import evaluate
-from ci.parity.model import NamedItem, Side, Target
+from ci.parity.cmake_targets import evaluate
+from ci.parity.cmake_trace import UNKNOWN, ConfigureInput
 from ci.parity.pairs import reached
+from ci.parity.tree import NamedItem, Side, Target
 from provisioning.base.errors import EnvironmentLacking
-from tests.support.parity_cases import tree_of
+from tests.support.parity_cases import TreeOfTexts
 
 SOURCES = ("a.cpp", "b.cpp", "c.c", "c.cpp", "sub/d.cpp", "sub/e.h")
 VARIABLES = {
@@ -103,7 +103,7 @@ def sides(*texts: str) -> list[Side]:
         files[f"{number}/p/CMakeLists.txt"] = text
     targets = frozenset({"outer::one", "x"})
     return evaluate(
-        tree_of(files),
+        TreeOfTexts(files),
         [
             ConfigureInput((f"{number}/p/CMakeLists.txt",), VARIABLES, targets=targets)
             for number in range(len(texts))

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from ci.parity.cmake.configure import ConfigureInput
-from ci.parity.cmake.targets import evaluate
-from ci.parity.model import Side
-from ci.parity.tree import Tree
+from ci.parity.cmake_targets import evaluate
+from ci.parity.cmake_trace import ConfigureInput
+from ci.parity.tree import Side, Tree
 from tests.support.http_server import FileServer
 
 

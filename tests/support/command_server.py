@@ -28,7 +28,7 @@ MOST_BYTES = 1 << 17
 
 LATER = (
     *("ci.lanes.executorch.stage", "ci.lanes.onnx.stage", "ci.lanes.upstream.stage"),
-    *("ci.builds.runner_build", "ci.device.bundle.assemble", "ci.parity.fix"),
+    *("ci.builds.runner_build", "ci.device.bundle.assemble", "ci.parity.check"),
     *("ci.inspect.package", "ci.inspect.libraries", "ci.signing.lpai.sign", "ci.gate.table"),
     *("provisioning.store", "provisioning.validation.gather", "ci.gate.stage_output"),
     *("ci.suite.into_suite", "ci.suite.ran", "ci.explain.audit"),

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from ci.parity.buck import evaluate, lists, named_by
-from ci.parity.model import Side
-from ci.parity.starlark_text import literals, without
-from ci.parity.tree import Tree, fits
+from ci.parity.tree import Side, Tree, fits
 from provisioning.base.errors import CheckFailed
-from tests.support.parity_cases import mapping, tree_of
+from tests.support.parity_cases import TreeOfTexts, mapping
 
 RUNTIME = 'load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")\n'
 LIBRARY = 'runtime.cxx_library(name = "x", srcs = select('
@@ -22,7 +20,7 @@ CODE = {f"p/{name}": "" for name in ("a.cpp", "a.h", "sub/b.cpp", "sub/deep/c.cp
 def run(
     text: str, *, others: dict[str, str] | None = None, name: str = "targets.bzl", **limits: float
 ) -> Side:
-    tree = tree_of({**CODE, **(others or {}), f"p/{name}": RUNTIME + text})
+    tree = TreeOfTexts({**CODE, **(others or {}), f"p/{name}": RUNTIME + text})
     variants = mapping().variants
     constraints = frozenset(key for variant in variants for key in variant.select)
     variant = variants[0]
@@ -83,7 +81,7 @@ def test_an_exported_file_is_its_name_and_what_is_generated_of_it() -> None:
 def test_what_depends_on_who_builds_is_evaluated_for_each(question: str, files: list[list[str]]) -> None:
     load = 'load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode")\n'
     text = f'runtime.cxx_library(name = "x", srcs = ["a.cpp"] if {question} else ["sub/b.cpp"])\n'
-    tree = tree_of({**CODE, "p/BUCK": RUNTIME + load + text})
+    tree = TreeOfTexts({**CODE, "p/BUCK": RUNTIME + load + text})
     sides = evaluate(tree, mapping().buck, mapping().variants, frozenset(), ("p",))
     assert [sources(side) for side in sides["host"]] == files
 
@@ -99,14 +97,14 @@ def test_a_package_names_what_the_files_name_that_it_loads() -> None:
         "q/BUCK": 'load("@fbsource//xplat/executorch/q:targets.bzl", "define")\ndefine()\n',
         f"{SHIM}/q/targets.bzl": 'def define():\n    rule(name = "core")\n',
     }
-    assert "core" in named_by(tree_of(files), mapping().buck)("q")
+    assert "core" in named_by(TreeOfTexts(files), mapping().buck)("q")
 
 
 def test_lists_are_what_starlark_makes_of_them_and_a_broken_one_is_the_trees_fault() -> None:
     text = 'A = ["a", "b"]\nALL = ["x/" + name for name in A]\nNUMBER = 1\n'
-    assert lists(tree_of({"l.bzl": text}), "l.bzl") == {"A": "a;b", "ALL": "x/a;x/b"}
+    assert lists(TreeOfTexts({"l.bzl": text}), "l.bzl") == {"A": "a;b", "ALL": "x/a;x/b"}
     with pytest.raises(CheckFailed, match=r"l\.bzl"):
-        lists(tree_of({"l.bzl": "A = [\n"}), "l.bzl")
+        lists(TreeOfTexts({"l.bzl": "A = [\n"}), "l.bzl")
 
 
 def test_files_that_load_each_other_are_said() -> None:
@@ -168,21 +166,6 @@ def test_the_same_target_declared_otherwise_again_is_said() -> None:
 )
 def test_glob_patterns(pattern: str, path: str, matches: bool) -> None:
     assert fits(path, pattern) is matches
-
-
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ('x = [\n    "a",  # why\n    "b",\n]\n', 'x = [\n    "b",\n]\n'),
-        ('x = [\n    "b",\n    # why\n    # oh why\n    "a",\n]\n', 'x = [\n    "b",\n]\n'),
-        ('x = [\n    # these\n    "a",\n    "b",\n]\n', 'x = [\n    # these\n    "b",\n]\n'),
-        ('x = ["c", "a"]\n', 'x = ["c"]\n'),
-        ('x = ["a"]\n', "x = []\n"),
-    ],
-)
-def test_taking_an_element_out(text: str, after: str) -> None:
-    [literal] = [literal for literal in literals(text) if literal.value == "a"]
-    assert without(text, literal) == after
 
 
 def test_what_git_ignores_is_not_of_the_tree(tmp_path: Path) -> None:

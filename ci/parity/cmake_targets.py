@@ -6,7 +6,8 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ci.parity.cmake.configure import (
+from ci.parity.build_texts import CMakeCommand, Expressions, Unevaluable, block, by_line, commands, truth
+from ci.parity.cmake_trace import (
     BINARY,
     DECLARING,
     SOURCE,
@@ -18,9 +19,7 @@ from ci.parity.cmake.configure import (
     plain,
     traces,
 )
-from ci.parity.cmake.language import CMakeCommand, Expressions, Unevaluable, block, by_line, commands, truth
-from ci.parity.model import SCHEMAS, Glob, NamedItem, NotEvaluated, Side, Target, TreePlace
-from ci.parity.tree import Tree, fits
+from ci.parity.tree import SCHEMAS, Glob, NamedItem, NotEvaluated, Side, Target, Tree, TreePlace, fits
 
 _WHOLE = ("executorch_target_link_options_shared_lib", "target_link_options_shared_lib")
 _OF_CUSTOM_COMMANDS = frozenset(

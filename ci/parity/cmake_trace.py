@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.parity.cmake.language import commands
-from ci.parity.model import NotEvaluated, TreePlace, is_python
-from ci.parity.tree import Tree, normal
+from ci.parity.build_texts import commands
+from ci.parity.tree import NotEvaluated, Tree, TreePlace, is_python, normal
 from provisioning.base.errors import EnvironmentLacking
 
 UNKNOWN = "@qnn-ci-unknown@"
