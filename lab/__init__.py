@@ -11,6 +11,7 @@
     nox -s lab -- upstream_reports  issues to file with ExecuTorch
     nox -s lab -- site              docs/ as a website in dist/site
     nox -s lab -- release           what release.yml publishes
+    nox -s lab -- image_pins        Debian's packages of today → manifests/image-packages.txt
     nox -s lab -- pins              hand newer pins to the job that proposes them (update-pins.yml)
     nox -s bench -- NAME            a performance claim as a ratio, side by side: bench/NAME.py
     nox -s generate                 schemas and pages that are made from code and tables

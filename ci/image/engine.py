@@ -112,6 +112,8 @@ class Engine:
             network_mode=job.network,
             read_only=job.read_only,
             tmpfs=dict.fromkeys(job.tmpfs, "exec,mode=1777"),
+            # Of a container that stays, variables would be the image's.
+            use_config_proxy=job.network != "none",
         )
         try:
             container.start()

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.image import CACHE
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, valued
 from provisioning.base.commands import session
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
+    from ci.image.contents import ImagePlan
     from ci.image.engine import Engine
-    from ci.image.image_plan import ImagePlan
 
 EXAMPLES = """\
   nox -s shell -- --image wheels
@@ -25,8 +26,6 @@ EXAMPLES = """\
   python -m ci shell --image wheels -- python export.py
 """
 
-CACHE = "/var/cache/qnn-ci"
-"""The only writable folder of an image: home, store and caches."""
 USER_OF_IMAGES = 1000
 PASSED_ON = ("QNN_CI_SOC", "QNN_CI_REPORTS", "QNN_CI_REQUIREMENTS", "CI", "TERM", "NO_COLOR", "FORCE_COLOR")
 INDEX = {
@@ -44,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Become docker's process, so that signals and the exit code are the command's own."""
+    from ci.image.contents import plan_of
     from ci.image.engine import connected
-    from ci.image.image_plan import plan_of
     from provisioning.verbs.shell import become
 
     answer.refuse("shell")

@@ -59,7 +59,7 @@ SCHEMAS = {
     "golden": ("lab.golden.contexts:Golden", "Programs that later QNN builds must still run"),
     "offers": ("ci.suite.offers:Offers", "The commands that are offered for a finding, by its rule"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
-    "images": ("ci.image.image_plan:Images", "The container images, and the system under them"),
+    "images": ("ci.image.contents:Images", "The container images, and the system under them"),
     "recipe": ("ci.builds.recipes:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),
     "parity": (
         "ci.parity.mapping:Mapping",

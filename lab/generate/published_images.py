@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from ci.image.image_plan import load_images
+from ci.image.contents import load_images
 from provisioning.base.settings import ROOT
 
 DEVCONTAINER = ROOT / ".devcontainer" / "devcontainer.json"

@@ -1,7 +1,7 @@
 """`pins`: pass newer pins from a job without write access to one with it, as files that are judged.
 
 Computing newer pins runs packages that nobody has reviewed, and the job that may write installs some of what
-is pinned. So it takes only files that `lock` and `image` write, and of each only what its kind may say.
+is pinned. So it takes only files that `lock` and `image_pins` write, and of each only what its kind may say.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _judge(name: str, file: Path, root: Path) -> tuple[str, list[str]]:
     """The text that may take the place of the clone's, and what the pull request's text must say of it."""
     kind = next((judge for pattern, judge in KINDS.items() if re.fullmatch(pattern, name)), None)
     if kind is None:
-        raise _refused(name, "none of `lock`, `image` and `faults` writes it")
+        raise _refused(name, "none of `lock`, `image_pins` and `faults` writes it")
     listed = captured(["git", "ls-files", "--stage", "--", name], cwd=root, encoding="utf-8").stdout
     before = root / name
     if not listed.startswith("100644 ") or before.is_symlink() or before.resolve() != root.resolve() / name:
@@ -279,7 +279,7 @@ KINDS: Mapping[str, Callable[[str, str, str], list[str]]] = {
     rf"{FOLDER}/images\.toml": functools.partial(_same_but, _of_system),
     rf"{FOLDER}/known_faults\.toml": functools.partial(_same_but, _ends),
 }
-"""By name, how each file that `lock`, `image` and `faults` write is judged: what changed beside versions."""
+"""How each file that `lock`, `image_pins` and `faults` write is judged: what changed beside versions."""
 
 
 def _come_and_go(name: str, before: set[str], after: set[str]) -> list[str]:

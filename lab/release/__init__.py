@@ -24,10 +24,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "write nothing; refuse images, NAME.tar, that may not be published",
         type=Path,
     )
+    valued(parser, "--bills", "FOLDER", "write there what these images are made of, NAME.cdx.json", type=Path)
     valued(parser, "--published", "JSON", "record the images' references, by name, in manifests/images.toml")
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.image.contents import plan_of
+    from ci.image.engine import connected
     from lab.release import files
     from provisioning.base.settings import ROOT
 
@@ -36,6 +39,11 @@ def run(args: argparse.Namespace) -> int:
     elif args.images:
         for name in files.IMAGES:
             files.check_image(args.images / f"{name}.tar", name)
+    elif args.bills:
+        with connected() as engine:
+            for name in files.IMAGES:
+                bill = files.bill_of_image(plan_of(name), engine)
+                (args.bills / f"{name}.cdx.json").write_text(bill, encoding="utf-8")
     elif args.published:
         files.record(args.published)
     else:

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from ci.bill_of_materials import Item, document, package_url
-from ci.image.image_plan import edited
+from ci.image.contents import ENVIRONMENTS_INSIDE, ImagePlan
+from ci.image.engine import ContainerCommand, Engine
+from lab.image_pins import edited
+from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import MANIFESTS, PLACEHOLDER, ROOT, project
@@ -37,6 +40,14 @@ IMAGES = ("base", "executorch")
 
 VENDORS = re.compile(r"(?:^|/)(?:lib)?Qnn\w*\.(?:so|dll)\b|(?:^|/)libQnn|hexagon-v\d+/", re.IGNORECASE)
 """Files that Qualcomm's licence does not let anybody distribute alone."""
+
+
+LIST_PACKAGES = r"dpkg-query --show --showformat '${Package}\t${Version}\n'"
+LIST_DISTRIBUTIONS = """
+import importlib.metadata as metadata, json
+found = {(d.name, d.version, d.metadata["License-Expression"] or "") for d in metadata.distributions()}
+print(json.dumps(sorted(found)))
+"""
 
 
 def require_releasable(root: Path) -> None:
@@ -180,6 +191,33 @@ def check_image(archive: Path, name: str) -> None:
             f"{archive} has {', '.join(vendors[:3]) or 'an SDK'}, and its vendor lets nobody publish that",
             fix=f"remove it from the stage {name} of docker/Dockerfile",
         )
+
+
+def bill_of_image(plan: ImagePlan, engine: Engine) -> str:
+    """The Debian packages and Python distributions that the image itself lists."""
+    pythons = [
+        quoted(f"{ENVIRONMENTS_INSIDE}/{environment}/bin/python", "-c", LIST_DISTRIBUTIONS)
+        for environment in plan.environments
+    ]
+    # One container for all, because starting it takes longest.
+    script = " && ".join([*pythons, LIST_PACKAGES])
+    done = engine.run(ContainerCommand(plan.tag, ["sh", "-ec", script], read_only=True))
+    if done.returncode:
+        raise CheckFailed(
+            f"{plan.tag} cannot list its contents: {done.stderr.strip()}", fix="build the image again"
+        )
+    lines = done.stdout.splitlines()
+    python = [package for line in lines[: len(pythons)] for package in json.loads(line)]
+    debian = [line.split("\t") for line in lines[len(pythons) :]]
+    items = [
+        Item(name, version, purl=package_url("deb", name, version, "debian")) for name, version in debian
+    ]
+    items += [
+        Item(name, version, purl=package_url("pypi", name, version), licence=licence)
+        for name, version, licence in python
+    ]
+    labels = engine.attributes(plan.tag)["Config"]["Labels"] or {}
+    return document(Item(plan.tag, kind="container"), items, labels)
 
 
 def _member(image: tarfile.TarFile, name: str) -> IO[bytes]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.image.context import fetch_wheels
-from ci.image.image_plan import load_images
+from ci.image.contents import fetch_wheels, load_images
 from provisioning import lock_files
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from tests.support.wheels import make_wheel

@@ -5,17 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import json
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 from ci.bill_of_materials import Item, document
 from ci.builds.install import submodule_item
 from ci.builds.tree import Submodule
+from ci.image.contents import plan_of
 from ci.image.engine import ContainerCommand, Engine
-from ci.image.image_plan import load_images, plan_of
-from ci.image.verb import installed_items, labels, vendor_items
+from ci.image.verb import labels
 from lab.release import files as release
 from provisioning.base.settings import MANIFESTS
 from tests.support.bills import faults
@@ -24,8 +26,12 @@ BUILD = Item("executorch", "1.5.1", kind="application", purl="pkg:github/pytorch
 
 
 class ContainerThatPrints(Engine):
-    def __init__(self, stdout: str, code: int = 0) -> None:
-        self.done = CompletedProcess([], code, stdout, "no such file")
+    def __init__(self, stdout: str, labels: Mapping[str, str]) -> None:
+        self.done = CompletedProcess([], 0, stdout, "")
+        self.labels = labels
+
+    def attributes(self, reference: str) -> dict[str, Any]:
+        return {"Config": {"Labels": self.labels}}
 
     def run(self, job: ContainerCommand, *_: object) -> CompletedProcess[str]:
         return self.done
@@ -56,8 +62,9 @@ def build_bill() -> str:
 def image_bill(name: str) -> str:
     plan = plan_of(name)
     printed = f"{DISTRIBUTIONS * len(plan.environments)}g++\t4:12.2.0-3\n"
-    items = [*installed_items(plan, ContainerThatPrints(printed)), *vendor_items(plan)]
-    return document(Item(plan.tag, kind="container"), items, labels(plan, "debian@sha256:ab", "sha256:ab"))
+    return release.bill_of_image(
+        plan, ContainerThatPrints(printed, labels(plan, "debian@sha256:ab", "sha256:ab"))
+    )
 
 
 def release_bill(archive: Path) -> str:
@@ -67,7 +74,7 @@ def release_bill(archive: Path) -> str:
     )
 
 
-@pytest.mark.parametrize("kind", ["build", "release", *load_images().images])
+@pytest.mark.parametrize("kind", ["build", "release", *release.IMAGES])
 def test_every_bill_is_valid_and_the_same_again(tmp_path: Path, kind: str) -> None:
     def bill() -> str:
         if kind == "build":

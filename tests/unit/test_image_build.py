@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from ci.image.build import Order, build, build_twice, differences, files_of
+from ci.image.contents import Order, build, build_twice, differences, files_of, plan_of
 from ci.image.engine import ContainerCommand, Engine
-from ci.image.image_plan import plan_of
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from tests.support.image_archives import tar
 

@@ -11,9 +11,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from ci.image.context import Apt, check_packages, keep_packages, packages_in
+from ci.image.contents import DebianPackage, PackageLock, check_packages, keep_packages, packages_in, plan_of
 from ci.image.engine import ContainerCommand, Engine
-from ci.image.image_plan import DebianPackage, PackageLock, plan_of
 from provisioning.base.errors import CheckFailed, IntegrityError, UpstreamError
 
 CONTENT = b"a package"
@@ -52,7 +51,7 @@ def test_locked_packages_are_fetched_by_version_once_for_each_base(
     apt: AptInContainer, tmp_path: Path
 ) -> None:
     for base in ("base", "base", "other"):
-        keep_packages(PLAN, apt, base, Apt(), tmp_path / "packages")
+        keep_packages(PLAN, apt, base, None, tmp_path / "packages")
     assert [job.command[-1] for job in apt.jobs] == ["g++"] * 2
     assert "Package: g++\nPin: version 4:12.2.0-3\n" in apt.pins
     assert apt.jobs[0].environment["SNAPSHOT"] == LOCK.snapshot
@@ -62,13 +61,13 @@ def test_locked_packages_are_fetched_by_version_once_for_each_base(
 def test_other_bytes_under_the_same_version_are_refused_each_time(
     apt: AptInContainer, tmp_path: Path
 ) -> None:
-    keep_packages(PLAN, apt, "base", Apt(), tmp_path / "packages")
+    keep_packages(PLAN, apt, "base", None, tmp_path / "packages")
     good, apt.files = apt.files, dict.fromkeys(apt.files, b"not the package")
     for _ in range(2):
         with pytest.raises(IntegrityError, match=GPP.sha256):
-            keep_packages(PLAN, apt, "other", Apt(), tmp_path / "packages")
+            keep_packages(PLAN, apt, "other", None, tmp_path / "packages")
     apt.files = good
-    keep_packages(PLAN, apt, "base", Apt(), tmp_path / "packages")
+    keep_packages(PLAN, apt, "base", None, tmp_path / "packages")
     assert packages_in(tmp_path / "packages") == [GPP]
 
 
@@ -89,7 +88,7 @@ def test_packages_that_changed_since_they_were_fetched_are_fetched_again(
     apt: AptInContainer, tmp_path: Path, change: str
 ) -> None:
     folder = tmp_path / "packages"
-    keep_packages(PLAN, apt, "base", Apt(), folder)
+    keep_packages(PLAN, apt, "base", None, folder)
     (package,) = folder.glob("*.deb")
     if change == "folder removed":
         shutil.rmtree(folder)
@@ -98,5 +97,5 @@ def test_packages_that_changed_since_they_were_fetched_are_fetched_again(
     else:
         place = package if change == "file changed" else folder / "more_1.0_all.deb"
         place.write_bytes(b"something else")
-    keep_packages(PLAN, apt, "base", Apt(), folder)
+    keep_packages(PLAN, apt, "base", None, folder)
     assert (len(apt.jobs), packages_in(folder)) == (2, [GPP])

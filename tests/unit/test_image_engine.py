@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.image.image_plan import plan_of
+from ci.image.contents import plan_of
 from ci.image.shell import docker_run, with_index
 from provisioning.base.command_line import main
 

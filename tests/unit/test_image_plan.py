@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ci.image import image_plan as plans
-from ci.image.image_plan import ImagePlan, PackageLock, plan_of
-from ci.image.verb import labels, newest_base
+from ci.image import contents as plans
+from ci.image.contents import ImagePlan, PackageLock, plan_of
+from ci.image.verb import labels
+from lab.image_pins import newest_base, pin_base
 from provisioning.base.errors import UpstreamError
 from provisioning.lock_files import CPU
 from provisioning.python_environments import TORCH
@@ -90,7 +91,7 @@ def test_the_base_is_renewed_by_the_digest_of_its_day(tmp_path: Path) -> None:
     engine: Any = Registry("1" * 64)
     other: Any = Registry("2" * 64)
     before = plans.load_images(manifest).system
-    plans.pin_base(newest_base(before, engine), manifest)
+    pin_base(newest_base(before, engine), manifest)
     after = plans.load_images(manifest).system
     assert (after.image, after.digest) == ("debian:bookworm-20260105-slim", f"sha256:{'1' * 64}")
     assert after.epoch == 1767571200 and after.packages == before.packages

@@ -1,0 +1,592 @@
+"""What is in an image, by its manifests: images.toml, image-packages.txt, locks, profiles; its inputs, each
+verified; and how it is built of them.
+
+A layer is what a script of docker/ writes in a container without network, whose inputs are mounted: no
+download and no mount point stays in it. docker/make-layer gives every file one time, SOURCE_DATE_EPOCH.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Literal
+from urllib.parse import unquote
+
+from pydantic import Field, StringConstraints
+
+from ci.image import CACHE
+from ci.image.engine import NO_SPACE, ContainerCommand, Engine, out_of_disk
+from provisioning import licences
+from provisioning.base.commands import captured, leave_out, quoted, session
+from provisioning.base.documents import Model, Name, load
+from provisioning.base.errors import (
+    CheckFailed,
+    EnvironmentLacking,
+    IntegrityError,
+    LicenceNotAccepted,
+    ManifestError,
+    UnknownName,
+    UpstreamError,
+)
+from provisioning.base.files import hash_file
+from provisioning.base.progress import for_stream
+from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, HEXAGON_SDK, QNN_SDK
+from provisioning.lock_files import CPU, cpu_wheel, lock_path
+from provisioning.manifest import Component, Licence, Profile, load_profile
+from provisioning.python_environments import TORCH
+from provisioning.sources import Sha256
+
+if TYPE_CHECKING:
+    from provisioning.store import Store, Tree
+
+MANIFEST = MANIFESTS / "images.toml"
+PACKAGES_FILE = MANIFESTS / "image-packages.txt"
+DOCKER = ROOT / "docker"
+
+COMPONENTS = (QNN_SDK, ANDROID_NDK, HEXAGON_SDK)
+"""The components that images may hold, a layer for each, in this order."""
+
+IN_EVERY_IMAGE = ("nox", "tools")
+"""Environments of a layer of their own, which all images share."""
+
+Pinned = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9./_-]*:[A-Za-z0-9._-]+$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class System(Model):
+    """The system under all images, and what is installed into it."""
+
+    image: Pinned
+    digest: Digest
+    python: str
+    glibc: str
+    epoch: Annotated[int, Field(gt=0)]
+    packages: tuple[str, ...]
+
+    @property
+    def reference(self) -> str:
+        return f"{self.image.partition(':')[0]}@{self.digest}"
+
+
+class ImageEntry(Model):
+    summary: str
+    environments: tuple[Name, ...]
+    profile: Name | None = None
+
+
+class Images(Model):
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    system: System
+    imports: dict[Name, tuple[str, ...]]
+    images: dict[Name, ImageEntry]
+    published: dict[
+        Name, Annotated[str, StringConstraints(pattern=r"^[a-z0-9.-]+/[a-z0-9./_-]+@sha256:[0-9a-f]{64}$")]
+    ] = Field(default_factory=dict)
+    """The images of the last release, by digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class DebianPackage:
+    """A pinned Debian package."""
+
+    name: str
+    version: str
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class PackageLock:
+    """The packages that any base may need, and the moment of Debian's archive that has them."""
+
+    packages: tuple[DebianPackage, ...]
+    snapshot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayer:
+    """A script of docker/ with its arguments, the input that it reads, and what decides that."""
+
+    command: tuple[str, ...]
+    input: str
+    """`packages` or `environments`, or a component; mounted at /mnt under this name."""
+    decided_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    name: str
+    summary: str
+    environments: tuple[str, ...]
+    imports: Mapping[str, tuple[str, ...]]
+    """The modules of each environment that are compiled in the image."""
+    profile: Profile | None
+    system: System
+    debian: PackageLock
+    locks: Mapping[str, str]
+    """Of each environment the text of its lock file, with the builds of torch on record if it has torch."""
+    scripts: str
+    """The text of all scripts that make layers."""
+
+    @property
+    def tag(self) -> str:
+        return f"qnn-ci/{self.name}:latest"
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The profile's components that images hold, in the order of the layers."""
+        pins = self.profile.pins if self.profile else {}
+        return {name: pins[name] for name in COMPONENTS if name in pins}
+
+    @property
+    def build_ids(self) -> dict[str, str]:
+        pins = self.profile.pins if self.profile else {}
+        return {name: pin.build_id for name, pin in pins.items() if pin.build_id}
+
+    @property
+    def licences(self) -> tuple[Licence, ...]:
+        """Licences of its components. The builder of an image may use them; nobody may publish them."""
+        return tuple(dict.fromkeys(row.licence for row in self.components.values() if row.licence))
+
+    @property
+    def layers(self) -> tuple[ImageLayer, ...]:
+        """In order; images share those that begin alike."""
+        layers = [ImageLayer(("install-packages", "/mnt/packages"), "packages", render_packages(self.debian))]
+        others = tuple(name for name in self.environments if name not in IN_EVERY_IMAGE)
+        for names in filter(None, (IN_EVERY_IMAGE, others)):
+            texts = [text for name in names for text in (self.locks[name], *self.imports[name])]
+            layers.append(ImageLayer(("make-environments", *names), "environments", "\n".join(texts)))
+        for name, component in self.components.items():
+            layers.append(ImageLayer(("install-component", name), name, component.model_dump_json()))
+        return tuple(layers)
+
+    def keys(self, base: str) -> list[str]:
+        """A hash for each layer, of everything that decides its bytes and those below it.
+
+        `base` is the reference or id of the image that is built upon."""
+        keys = [base]
+        for layer in self.layers:
+            parts = [keys[-1], self.system.model_dump_json(), *layer.command, layer.decided_by, self.scripts]
+            keys.append(hashlib.sha256("\n".join(parts).encode()).hexdigest())
+        return keys[1:]
+
+
+@cache
+def load_images(path: Path = MANIFEST) -> Images:
+    return load(path, Images)
+
+
+def plan_of(name: str) -> ImagePlan:
+    """The plan of an image that the manifest names."""
+    images = load_images()
+    if name not in images.images:
+        raise UnknownName(f"there is no image {name!r}", name, images.images)
+    entry = images.images[name]
+    if missing := [environment for environment in entry.environments if environment not in images.imports]:
+        raise ManifestError(MANIFEST, "imports", expected=f"an entry for {missing[0]}", found="none")
+    locks = {name: lock_path(name).read_text(encoding="utf-8") for name in entry.environments}
+    torch = (TORCH / CPU).read_text(encoding="utf-8")
+    scripts = sorted(path for path in DOCKER.iterdir() if path.is_file())
+    plan = ImagePlan(
+        name=name,
+        summary=entry.summary,
+        environments=entry.environments,
+        imports={environment: images.imports[environment] for environment in entry.environments},
+        profile=load_profile(entry.profile) if entry.profile else None,
+        system=images.system,
+        debian=load_packages(),
+        locks={name: text + (torch if has_torch(text) else "") for name, text in locks.items()},
+        scripts="".join(path.read_text(encoding="utf-8") for path in scripts),
+    )
+    if tuple(plan.components) != COMPONENTS[: len(plan.components)]:
+        raise ManifestError(
+            MANIFEST,
+            f"images.{name}.profile",
+            expected=f"a profile with the first of {', '.join(COMPONENTS)}",
+            found=f"{entry.profile}, which has {', '.join(plan.components)}",
+        )
+    return plan
+
+
+def has_torch(lock: str) -> bool:
+    """Whether a lock file is for an environment with torch, which it does not pin itself."""
+    return re.search(r"^# torch: ", lock, re.MULTILINE) is not None
+
+
+def load_packages() -> PackageLock:
+    """The lines `NAME VERSION SHA256` of the lock of Debian packages. What is no such line pins nothing."""
+    text = PACKAGES_FILE.read_text(encoding="utf-8")
+    snapshot = re.search(r"^# snapshot: (\d{8}T\d{6}Z)$", text, re.MULTILINE)
+    rows = re.findall(r"^(\S+) (\S+) ([0-9a-f]{64})$", text, re.MULTILINE)
+    return PackageLock(tuple(DebianPackage(*row) for row in rows), snapshot[1] if snapshot else "")
+
+
+def render_packages(lock: PackageLock) -> str:
+    head = ["# Written by `nox -s lab -- image_pins` from images.toml; not to be edited."]
+    if lock.snapshot:
+        head.append(f"# snapshot: {lock.snapshot}")
+    packages = sorted(lock.packages, key=lambda row: row.name)
+    return "\n".join([*head, *(f"{row.name} {row.version} {row.sha256}" for row in packages), ""])
+
+
+# Inputs: one folder below build/ has the packages and wheels of all images. The trees are the store's own.
+
+CONTEXT = ROOT / "build" / "image"
+PACKAGES, ENVIRONMENTS = "packages", "environments"
+OLDEST_GLIBC = 5
+"""The first minor version of glibc that manylinux supports."""
+LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
+    """The store's trees of the plan's components; missing ones are provisioned if licences are accepted."""
+    if plan.profile is None:
+        return {}
+    if lacking := licences.missing(store.path, plan.components, {}):
+        listed = "; ".join(f"{licence.title} ({licence.url})" for licence in lacking.values())
+        accept = [word for name in lacking for word in (licences.FLAG, name)]
+        raise LicenceNotAccepted(
+            f"the image {plan.name} needs components whose licence was not accepted yet: {listed}",
+            fix=session("provision", "--profile", plan.profile.name, *accept),
+        )
+    return {
+        name: store.provision(name, component, progress=for_stream())
+        for name, component in plan.components.items()
+    }
+
+
+def keep_packages(plan: ImagePlan, engine: Engine, base: str, sources: Path | None, folder: Path) -> None:
+    """Have what the base lacks of the plan's packages and their dependencies, as locked."""
+
+    def fetch() -> None:
+        say(f"fetching Debian packages with the apt of {base}")
+        fetch_packages(plan.system.packages, engine, base, sources, folder, plan.debian)
+        check_packages(plan.debian.packages, packages_in(folder))
+
+    keep(folder, "\n".join([base, *plan.system.packages, *map(str, plan.debian.packages)]), fetch)
+
+
+def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPackage]) -> None:
+    wanted = {package.name: package for package in locked}
+    for package in fetched:
+        pin = wanted.get(package.name)
+        if pin is None:
+            raise CheckFailed(
+                f"this base needs {package.name} {package.version}, "
+                "which manifests/image-packages.txt does not pin",
+                fix=leave_out("--base"),
+            )
+        if pin.version != package.version:
+            raise UpstreamError(
+                f"apt offers {package.name} {package.version}, and no longer the pinned {pin.version}",
+                fix="name sources that have it with --apt-sources",
+            )
+        if pin.sha256 != package.sha256:
+            raise IntegrityError(
+                f"{package.name} {package.version}: expected sha256 {pin.sha256}, found {package.sha256}",
+                fix="use apt sources that you trust: --apt-sources",
+            )
+
+
+def fetch_packages(
+    names: Sequence[str],
+    engine: Engine,
+    base: str,
+    sources: Path | None,
+    folder: Path,
+    lock: PackageLock | None = None,
+) -> str:
+    """Download packages with the apt of the base, and with the user's sources if there are any; returns the
+    moment of the archive. With a lock, what the base lacks; without one, what any base may lack."""
+    environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
+    environment |= {"SNAPSHOT": lock.snapshot} if lock else {"FROM_NOTHING": "yes"}
+    inputs = {"/run/fetch-packages": DOCKER / "fetch-packages"}
+    if sources:
+        inputs["/run/apt/sources"] = sources.resolve()
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
+        if lock:
+            inputs["/run/apt/pins"] = pins = Path(scratch) / "pins"
+            pins.write_text("\n".join(map(_preference, lock.packages)), encoding="utf-8")
+        job = ContainerCommand(
+            base,
+            ["sh", "/run/fetch-packages", "/packages", *names],
+            user="0:0",
+            inputs=inputs,
+            outputs={"/packages": folder},
+            environment=environment,
+            network="host",
+        )
+        done = engine.run(job)
+    if done.returncode:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
+        message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.returncode}"
+        raise UpstreamError(
+            f"apt in {base} could not fetch the packages: {message}",
+            fix="name sources that are in reach with --apt-sources",
+        )
+    sys.stderr.writelines(f"{line}\n" for line in done.stdout.splitlines() if "Debian's archive" in line)
+    return "".join(re.findall(r"^archive of (\d{8}T\d{6}Z)$", done.stdout, re.M)[-1:])
+
+
+def _preference(package: DebianPackage) -> str:
+    """A pin for apt: this version, unless the base has a newer one."""
+    return f"Package: {package.name}\nPin: version {package.version}\nPin-Priority: 999\n"
+
+
+def packages_in(folder: Path) -> list[DebianPackage]:
+    """Every package file of a folder, by its name as apt writes it: NAME_VERSION_ARCH.deb."""
+    packages = []
+    for path in sorted(folder.glob("*.deb")):
+        name, version, _ = unquote(path.name).split("_")
+        packages.append(DebianPackage(name, version, hash_file(path)))
+    return packages
+
+
+def keep_wheels(plan: ImagePlan, environment: str, folder: Path) -> None:
+    """Have every distribution of a locked environment, with what docker/make-environments reads of it."""
+    fetch_wheels(lock_path(environment), folder, plan.system)
+    (folder / "imports.txt").write_text("\n".join([*plan.imports[environment], ""]), encoding="utf-8")
+
+
+def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) -> None:
+    """Have the distributions of a lock file for an image's Python.
+
+    The user's own pip fetches them: index, credentials, proxies and certificates mean what they mean
+    everywhere else. `torch` is the folder with the builds of torch that are on record."""
+    text, builds = lock.read_text(encoding="utf-8"), torch / CPU
+    recorded = builds.read_text(encoding="utf-8") if has_torch(text) else ""
+
+    def fetch() -> None:
+        say(f"fetching the wheels of {lock.stem}")
+        _download(["--require-hashes", "-r", str(lock)], folder, system)
+        (folder / "lock.txt").write_text(text, encoding="utf-8")
+        if recorded:
+            _download_torch(builds, folder, system)
+            (folder / "torch.txt").write_text(recorded, encoding="utf-8")
+
+    keep(folder, f"{system.python} {system.glibc}\n{text}{recorded}", fetch)
+
+
+def _download_torch(builds: Path, folder: Path, system: System) -> None:
+    try:
+        _download(["--require-hashes", "-r", str(builds)], folder, system)
+    except UpstreamError as error:
+        # pip does not know PyTorch's own index, and uv does.
+        if wheel := cpu_wheel(f"cp{system.python.replace('.', '')}", builds):
+            _download([wheel], folder, system)
+            return
+        raise EnvironmentLacking(
+            f"the package index has no CPU build of torch that is on record: {error.message}",
+            fix="name an index that has it (PIP_EXTRA_INDEX_URL=URL), or record your index's build: "
+            + session("lock", "--torch"),
+        ) from error
+
+
+def _download(what: Sequence[str], folder: Path, system: System) -> None:
+    tag, minor = f"cp{system.python.replace('.', '')}", int(system.glibc.split(".")[1])
+    platforms = [f"manylinux_2_{version}_x86_64" for version in range(minor, OLDEST_GLIBC - 1, -1)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    command += ["--python-version", system.python, "--implementation", "cp"]
+    command += [word for abi in (tag, "abi3", "none") for word in ("--abi", abi)]
+    command += [word for platform in (*platforms, *LEGACY_PLATFORMS) for word in ("--platform", platform)]
+    done = captured([*command, *what], env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
+        raise UpstreamError(
+            f"pip could not fetch {what[-1]}: {errors[-1].strip()}",
+            fix="check the package index that pip is set to: python -m pip config list",
+        )
+
+
+def keep(folder: Path, request: str, fetch: Callable[[], None]) -> None:
+    """Fill a folder, unless this request filled it and it still has those files, each with a hash that the
+    request names."""
+    stamp = folder / "request.txt"
+
+    def filled() -> str:
+        return "\n".join([request, *(path.name for path in distributions_in(folder)), ""])
+
+    is_filled = stamp.is_file() and stamp.read_text(encoding="utf-8") == filled()
+    if is_filled and all(hash_file(path) in request for path in distributions_in(folder)):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    fetch()
+    # Written last, so that an interrupted download is not taken for a whole one.
+    stamp.write_text(filled(), encoding="utf-8")
+
+
+def distributions_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix != ".txt")
+
+
+# Layers
+
+HOME = "/opt/qnn-ci"
+ENVIRONMENTS_INSIDE = f"{HOME}/environments"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+VARIABLES = {
+    "LANG": "C.UTF-8",
+    "HOME": f"{CACHE}/home",
+    "USER": "dev",
+    "XDG_CACHE_HOME": CACHE,
+    "QNN_CI_STORE": f"{CACHE}/store",
+    "QNN_CI_ENVIRONMENTS": ENVIRONMENTS_INSIDE,
+}
+COMPARED = ("Cmd", "Entrypoint", "Env", "Labels", "User", "Volumes", "WorkingDir")
+"""The settings of an image that a container starts with. An engine adds others, such as a container's id."""
+
+
+def variables_of(plan: ImagePlan) -> dict[str, str]:
+    """The variables of an image."""
+    variables = {**VARIABLES, "PATH": SYSTEM_PATH}
+    if "executorch" in plan.environments:
+        variables["PATH"] = f"{ENVIRONMENTS_INSIDE}/executorch/bin:{SYSTEM_PATH}"
+    if plan.profile:
+        variables["QNN_CI_PROFILE"] = plan.profile.name
+    for name in plan.components:
+        variables[COMPONENT_VARIABLES[name]] = f"{HOME}/{name}"
+    if QNN_SDK in plan.components:
+        variables["LD_LIBRARY_PATH"] = f"{HOME}/{QNN_SDK}/lib/x86_64-linux-clang"
+    if ANDROID_NDK in plan.components:
+        variables["ANDROID_NDK_HOME"] = f"{HOME}/{ANDROID_NDK}"
+    return variables
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One image to build."""
+
+    plan: ImagePlan
+    inputs: Mapping[str, Path]
+    """The folder for each input of its layers."""
+    base_id: str
+    labels: Mapping[str, str]
+    log: Path
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {
+            "Env": [f"{name}={value}" for name, value in variables_of(self.plan).items()],
+            "User": "dev",
+            "Cmd": ["bash"],
+            "Volumes": {CACHE: {}},
+            "Labels": dict(self.labels),
+        }
+
+
+def build(order: Order, engine: Engine, tag: str, *, reuse: bool = True) -> None:
+    """Build and leave the image under its tag. All layers but the last are kept for the next image."""
+    plan, parent = order.plan, order.base_id
+    order.log.parent.mkdir(parents=True, exist_ok=True)
+    order.log.write_text("", encoding="utf-8")
+    *below, last = zip(plan.layers, plan.keys(parent), strict=True)
+    for number, (layer, key) in enumerate(below, 1):
+        name = f"qnn-ci/layer:{key[:32]}" if reuse else f"{tag}-{number}"
+        if not reuse or engine.image_id(name) is None:
+            _run(order, layer, parent, engine, name, {"Volumes": {CACHE: {}}})
+        parent = name
+    _run(order, last[0], parent, engine, tag, order.settings)
+
+
+def _run(
+    order: Order, layer: ImageLayer, parent: str, engine: Engine, target: str, settings: Mapping[str, object]
+) -> None:
+    # In the command, because variables of a container would stay in the image.
+    variables = {**variables_of(order.plan), "SOURCE_DATE_EPOCH": str(order.plan.system.epoch)}
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    command = ["env", *assignments, "sh", "/mnt/docker/make-layer", *layer.command]
+    inputs = {"/mnt/docker": DOCKER, f"/mnt/{layer.input}": order.inputs[layer.input]}
+    job = ContainerCommand(parent, command, user="0:0", inputs=inputs, tmpfs=["/mnt"])
+    done = engine.run(job, target, settings)
+    output = f"$ {quoted(*layer.command)}\n{done.stdout}{done.stderr}"
+    with order.log.open("a", encoding="utf-8") as log:
+        log.write(output)
+    if done.returncode:
+        if full := [line for line in output.splitlines() if NO_SPACE in line.lower()]:
+            raise out_of_disk(full[0])
+        lines = [line for line in output.splitlines() if line.strip()]
+        message = f"{layer.command[0]} failed in {order.plan.name}:\n" + "\n".join(lines[-12:])
+        raise CheckFailed(message, fix=quoted("less", order.log))
+
+
+def build_twice(order: Order, engine: Engine, scratch: Path) -> tuple[list[list[str]], list[str]]:
+    """The layers of two builds that share nothing but the base, and what differs. Neither is kept."""
+    tags = [f"qnn-ci/{order.plan.name}:compared-{name}" for name in ("first", "second")]
+    try:
+        for tag in tags:
+            build(order, engine, tag, reuse=False)
+        images = [engine.attributes(tag) for tag in tags]
+        layers = [list(image["RootFS"]["Layers"]) for image in images]
+        first, second = ({name: image["Config"].get(name) for name in COMPARED} for image in images)
+        differing = [f"the setting {name}" for name in COMPARED if first[name] != second[name]]
+        if layers[0] != layers[1]:
+            files = []
+            for tag in tags:
+                archive = scratch / "image.tar"
+                engine.save(tag, archive)
+                files.append(files_of(archive))
+            differing += [*differences(*files)] or ["the layers, and no file"]
+        return layers, differing
+    finally:
+        for tag in tags:
+            for name in (tag, *(f"{tag}-{number}" for number in range(1, len(order.plan.layers)))):
+                engine.remove(name)
+
+
+def differences(
+    first: Mapping[str, Mapping[str, object]], second: Mapping[str, Mapping[str, object]]
+) -> Iterator[str]:
+    for name in sorted({*first, *second}):
+        if name not in first or name not in second:
+            yield f"{name}: only in the {'first' if name in first else 'second'}"
+        elif what := [key for key, value in first[name].items() if second[name][key] != value]:
+            yield f"{name}: {', '.join(what)}"
+
+
+def files_of(archive: Path) -> dict[str, dict[str, object]]:
+    """What each layer of a saved image says of each file."""
+    files = {}
+    with tarfile.open(archive) as image:
+        (manifest,) = json.load(_member(image, "manifest.json"))
+        for number, layer in enumerate(manifest["Layers"], 1):
+            with tarfile.open(fileobj=_member(image, layer)) as members:
+                for member in members:
+                    files[f"layer {number}: /{member.name.removeprefix('./')}"] = {
+                        "kind": member.type,
+                        "mode": member.mode,
+                        "owner": member.uid,
+                        "group": member.gid,
+                        "time": member.mtime,
+                        "link": member.linkname,
+                        "content": _digest(members, member),
+                    }
+    return files
+
+
+def _digest(files: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    digest = hashlib.sha256()
+    if member.isreg() and (stream := files.extractfile(member)):
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    stream = archive.extractfile(name)
+    assert stream is not None, f"{name} of {archive.name!r} is not a file"
+    return stream
