@@ -6,7 +6,6 @@ import argparse
 import datetime as dt
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import tempfile
+
     from ci.image.contents import (
         PACKAGES_FILE,
         PackageLock,
