@@ -209,8 +209,7 @@ class Store(Trees):
         return tree
 
     def _make_again(self, tree: Tree, staging: Path, progress: Progress, offline: bool) -> None:
-        """Make the tree anew: of what is whole in it, and of its downloads. Its inventory, and with it every
-        lease of the tree, stays."""
+        """Make the tree anew, of its downloads. Its inventory, and with it every lease of the tree, stays."""
         component = Component.model_validate(dict(tree.inventory.manifest), strict=False)
         Assembly(self, staging, tree.component, component, tree.want, progress, offline).run()
         if wrong := differences(staging / "tree", tree.inventory.items):

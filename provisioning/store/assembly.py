@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +16,7 @@ from provisioning.base.files import hash_file
 from provisioning.base.units import utc_now
 from provisioning.components import QNN_SDK, identity_of
 from provisioning.manifest import Component, Part
-from provisioning.store.inventory import Inventory, Item, Origin, difference
+from provisioning.store.inventory import Inventory, Item, Origin
 from provisioning.store.tree_plan import (
     GENERATED,
     READ_ONLY,
@@ -35,20 +32,17 @@ from provisioning.store.tree_plan import (
 
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
-    from provisioning.store.trees import Tree, Trees
+    from provisioning.store.trees import Trees
 
 LINK_MODE = 0o777
 
 
 @dataclass(frozen=True, slots=True)
 class PartFiles:
-    """The items of one part, and where the bytes of each are now."""
+    """The items of one part, which lie in its folder of staging."""
 
     origin: Origin
     items: tuple[Item, ...]
-    where: Mapping[str, Path]
-    linked: frozenset[str]
-    """Items that another tree has: they are shared with it, not moved."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +65,6 @@ class Assembly:
     def definition(self) -> str:
         return definition_of(self.name, self.component)
 
-    @cached_property
-    def relatives(self) -> list[Tree]:
-        """Trees of the same component, to be trusted."""
-        trees = self.store.trees(f"{self.name}-")
-        return [t for t in trees if t.inventory.definition == self.definition and self.store.is_proved(t)]
-
     def run(self) -> Inventory:
         """Make the tree at staging/tree; returns its inventory."""
         parts = [part for part in self.component.parts if self.selection[part.name]]
@@ -85,7 +73,7 @@ class Assembly:
                 f"{self.name} has nothing for {', '.join(sorted(self.want.targets)) or 'this selection'}",
                 fix="choose another --target",
             )
-        files = _in_parallel(self._files_of, parts)
+        files = _in_parallel(self._unpacked, parts)
         items = self._compose(files)
         origins = tuple(file.origin for file in files)
         try:
@@ -113,50 +101,9 @@ class Assembly:
 
     # One part
 
-    def _files_of(self, part: Part) -> PartFiles:
-        """The part's files: from trees that have them already, the rest from what is fetched."""
-        if (same := self._same_selection(part)) is not None:
-            return same
-        before = next((origin for tree in self.relatives if (origin := _origin(tree, part.name))), None)
-        known = {
-            item.path: (tree.root, item)
-            for tree in self.relatives
-            for item in tree.inventory.items
-            if item.part == part.name
-        }
-        linked: dict[str, Item] = {}
-
-        def is_new(path: str) -> bool:
-            root, item = known.get(path, (None, None))
-            if root is None or item is None or path in linked or difference(root, item) is not None:
-                return True
-            linked[path] = item
-            return False
-
-        files = self._unpacked(part, before, is_new)
-        return PartFiles(
-            files.origin,
-            (*files.items, *linked.values()),
-            {**files.where, **{path: known[path][0] / path for path in linked}},
-            frozenset(linked),
-        )
-
-    def _same_selection(self, part: Part) -> PartFiles | None:
-        """All of the part, from a tree that was made with the same selection of it."""
-        for tree in self.relatives:
-            if tuple(tree.inventory.selection.get(part.name, ())) != self.selection[part.name]:
-                continue
-            items = tuple(item for item in tree.inventory.items if item.part == part.name)
-            if any(difference(tree.root, item) for item in items):
-                continue
-            where = {item.path: tree.root / item.path for item in items}
-            if (origin := _origin(tree, part.name)) is not None:
-                return PartFiles(origin, items, where, frozenset(where))
-        return None
-
-    def _unpacked(self, part: Part, before: Origin | None, wanted: Callable[[str], bool]) -> PartFiles:
-        """The part's files whose destination is `wanted`, fetched and unpacked into staging."""
-        source = part.source
+    def _unpacked(self, part: Part) -> PartFiles:
+        """The part's files, fetched and unpacked into staging."""
+        source, before = part.source, self._earlier(part)
         if self.store.kept(part) is None:
             if self.offline:
                 raise EnvironmentLacking(
@@ -174,12 +121,7 @@ class Assembly:
             )
         placing = Placing(part, self.want)
         folder = self.staging / f"part-{part.name}"
-
-        def place(member: str) -> str | None:
-            path = placing(member)
-            return path if path is not None and wanted(path) else None
-
-        entries = source.unpack(fetched.path, folder, place, self.progress)
+        entries = source.unpack(fetched.path, folder, placing, self.progress)
         placing.check(source.name)
         items = []
         for entry in entries:
@@ -189,29 +131,30 @@ class Assembly:
                 (folder / entry.path).chmod(mode)
             items.append(Item(entry.path, entry.kind, entry.size, entry.sha256, mode, entry.link, part.name))
         origin = Origin(part.name, source.name, fetched.sha256, fetched.size, source.pin is not None)
-        return PartFiles(origin, tuple(items), {i.path: folder / i.path for i in items}, frozenset())
+        return PartFiles(origin, tuple(items))
+
+    def _earlier(self, part: Part) -> Origin | None:
+        """Of the part in a tree that is to be trusted: what was taken on trust once may not change."""
+        for tree in self.store.trees(f"{self.name}-"):
+            if tree.inventory.definition == self.definition and self.store.is_proved(tree):
+                for origin in tree.inventory.origins:
+                    if origin.part == part.name:
+                        return origin
+        return None
 
     # The whole
 
     def _compose(self, parts: Sequence[PartFiles]) -> list[Item]:
         items = composed([part.items for part in parts])
         root = self.staging / "tree"
-        if len(parts) == 1 and not parts[0].linked:
+        if len(parts) == 1:
             (self.staging / f"part-{parts[0].origin.part}").rename(root)
             return items
-        by_part = {part.origin.part: part for part in parts}
-        folders: set[Path] = set()
         root.mkdir()
         for item in items:
-            source = by_part[item.part]
             target = root / item.path
-            if target.parent not in folders:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                folders.add(target.parent)
-            if item.path in source.linked:
-                _share(source.where[item.path], target)
-            else:
-                source.where[item.path].rename(target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self.staging / f"part-{item.part}" / item.path).rename(target)
         return items
 
     def _check_identity(self) -> None:
@@ -263,20 +206,6 @@ def _of_another_build(root: Path, component: Component) -> list[str]:
         elif own and table.names_build(library.name) and not (library.build_ids or library.build_pieces):
             wrong.append(f"{library.place}: expected build {build_id}, found no build id")
     return wrong if wrong or holders else [f"no library holds build id {build_id}"]
-
-
-def _origin(tree: Tree, part: str) -> Origin | None:
-    return next((origin for origin in tree.inventory.origins if origin.part == part), None)
-
-
-def _share(source: Path, target: Path) -> None:
-    """The same file in two trees; a copy where the file system cannot link."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copy2(source, target, follow_symlinks=False)
 
 
 T = TypeVar("T")

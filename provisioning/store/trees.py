@@ -180,7 +180,6 @@ class Trees:
         results = (difference(tree.root, item, content=item.path in changed) for item in tree.inventory.items)
         wrong = [result for result in results if result is not None]
         if changed and not wrong:
-            # A link from another tree changes the time too.
             self.mark_proved(tree)
         return wrong
 

@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left")
     add_store(gc)
     valued(gc, "--older-than", "AGE", "also trees unused this long: 30d, 12h", type=_age)
-    switch(gc, "--all-downloads", "also downloads kept for widening and repair")
+    switch(gc, "--all-downloads", "also downloads kept for wider selections and repair")
     switch(gc, "--dry-run", "only list what would be removed")
 
 

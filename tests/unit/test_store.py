@@ -92,13 +92,6 @@ def test_a_narrower_tree_does_not_serve_a_wider_want(house: House) -> None:
     assert house.store.find("qnn-sdk", house.sdk, android(75, 73)) is None
 
 
-def test_widening_does_not_share_a_damaged_file(house: House) -> None:
-    narrow = house.store.provision("qnn-sdk", house.sdk, android(75))
-    overwrite(narrow.root / SKEL_75, b"?")
-    wide = house.store.provision("qnn-sdk", house.sdk, android(75, 73))
-    assert house.store.verify(wide) == []
-
-
 def test_without_its_licence_accepted_nothing_is_fetched(house: House) -> None:
     licence = {"id": "some-licence", "title": "Some Licence", "url": "https://example.com/l"}
     licensed = Component.model_validate(house.sdk.model_dump() | {"licence": licence}, strict=False)
