@@ -14,7 +14,7 @@ VERBS = {
     "store": Verb("provisioning.verbs.store", "list, verify, repair or prune the store"),
     "env": Verb(
         "provisioning.verbs.env",
-        "print the environment of a target: sh, dotenv, github, json or docker",
+        "print the environment of a target: sh, github or json",
     ),
     "shell": Verb(
         "provisioning.verbs.shell", "open a shell, or run a command, in the environment of a target"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import struct
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from provisioning.base.commands import captured
 from provisioning.elf import Elf, identity
 
 _LIB_AND_PLATFORM = {
@@ -21,10 +22,7 @@ _LIB_AND_PLATFORM = {
     "EM_AARCH64": ("aarch64-linux-gnu", "aarch64"),
 }
 _TOKEN = re.compile(r"\$(?:\{(ORIGIN|LIB|PLATFORM)\}|(ORIGIN|LIB|PLATFORM)(?![A-Za-z0-9_]))")
-_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
-_CACHE_HEADER = 48
-_MOST_TEXT = 4096
-_CACHE_ENTRY = struct.Struct("<iIIIQ")
+_CACHED = re.compile(r"^\t(\S+) \(.*\) => (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +52,15 @@ def default_directories() -> tuple[Path, ...]:
     return tuple(path for name in names if (path := Path("/", name)).is_dir())
 
 
-def read_cache(path: Path = Path("/etc/ld.so.cache")) -> dict[str, tuple[Path, ...]]:
-    """glibc's cache of libraries; empty where there is none or it is not one we know."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return {}
-    start = content.find(_CACHE_MAGIC)
-    if start < 0 or len(content) < start + _CACHE_HEADER:
-        return {}
-    table = content[start:]
-    (count,) = struct.unpack_from("<I", table, len(_CACHE_MAGIC))
-    if len(table) < _CACHE_HEADER + count * _CACHE_ENTRY.size:
-        return {}
+def read_cache() -> dict[str, tuple[Path, ...]]:
+    """glibc's cache of libraries, as its own program prints it; empty where there is none."""
+    program = shutil.which(
+        "ldconfig", path=os.pathsep.join([os.environ.get("PATH", ""), "/sbin", "/usr/sbin"])
+    )
     libraries: dict[str, tuple[Path, ...]] = {}
-    for index in range(count):
-        _, key, value, _, _ = _CACHE_ENTRY.unpack_from(table, _CACHE_HEADER + index * _CACHE_ENTRY.size)
-        name, file = _text(table, key), _text(table, value)
-        if name and file:
-            libraries[name] = (*libraries.get(name, ()), Path(file))
+    for name, file in _CACHED.findall(captured([program, "-p"]).stdout) if program else ():
+        libraries[name] = (*libraries.get(name, ()), Path(file))
     return libraries
-
-
-def _text(table: bytes, start: int) -> str:
-    text, end, _ = table[start : start + _MOST_TEXT].partition(b"\0")
-    return os.fsdecode(text) if end else ""
 
 
 def expand(entry: str, origin: Path, machine: str) -> list[Path]:

@@ -10,7 +10,7 @@ from ci.report.job_summary import markdown
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
 from provisioning.base.rendering.workflow_commands import github_annotations
-from provisioning.environment_formats import github
+from provisioning.verbs.env import github
 
 
 def set_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:

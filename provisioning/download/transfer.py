@@ -6,10 +6,8 @@ import contextlib
 import errno
 import hashlib
 import os
-import queue
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -224,7 +222,7 @@ class Transfer:
         with disk_errors(folder, None if total is None else total - received):
             # Unbuffered: a kill loses no byte that was counted.
             out = self.part.open("ab" if received else "wb", buffering=0)
-        with out, _hashing(digest) as hashed:
+        with out:
             try:
                 for block in body_of(response, self.patience):
                     if received == 0:
@@ -238,7 +236,7 @@ class Transfer:
                     with disk_errors(folder, None if total is None else total - received):
                         write_all(out.fileno(), block)
                     received += len(block)
-                    hashed(block)
+                    digest.update(block)
                     self.progress.advance(len(block))
             except IntegrityError:
                 self.part.unlink(missing_ok=True)
@@ -281,21 +279,3 @@ def disk_errors(folder: Path, needed: int | None) -> Iterator[None]:
             raise
         other = EnvironmentLacking(f"{folder}: {error.strerror or error}", fix=ANOTHER_STORE)
         raise disk_error(error, ANOTHER_STORE, folder, needed) or other from error
-
-
-@contextlib.contextmanager
-def _hashing(digest: hashlib._Hash) -> Iterator[Callable[[bytes], None]]:
-    """Feed the digest in its own thread, so that the network does not wait for it."""
-    blocks: queue.Queue[bytes | None] = queue.Queue(8)
-
-    def work() -> None:
-        while (block := blocks.get()) is not None:
-            digest.update(block)
-
-    worker = threading.Thread(target=work, name="sha256", daemon=True)
-    worker.start()
-    try:
-        yield blocks.put
-    finally:
-        blocks.put(None)
-        worker.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import subprocess
@@ -10,19 +9,43 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import dotenv
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioning.base.errors import UsageError
 from provisioning.base.settings import ROOT
-from provisioning.environment_formats import docker, github, sh
-from provisioning.environment_formats import dotenv as as_dotenv
-from provisioning.verbs import env
-from tests.support.readers import HARD, read_docker
-from tests.support.typed import run_here
+from provisioning.verbs.env import github, sh
 from tests.support.workflows import pairs_in
+
+HARD = [
+    "",
+    " ",
+    "plain",
+    "two words",
+    "it's",
+    "''",
+    '"quoted"',
+    "a'b\"c`d",
+    "$HOME and $(id) and ${HOME}",
+    "back\\slash",
+    "ends in \\",
+    "\\'",
+    "\\n is not a newline",
+    "a\nb\n",
+    "\r\n",
+    "# no comment",
+    "a #b",
+    "=x=",
+    "!history !!",
+    "tab\there",
+    "größe 日本語 😀",
+    "\u2028\x85\x0b",
+    "-n",
+    "~",
+    "*?[a]",
+    "EOF\nNAME<<EOF",
+]
+"""Values that have broken somebody's quoting."""
 
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
 
@@ -54,23 +77,6 @@ def test_a_shell_gets_any_text_back(shell: str, variables: dict[str, str]) -> No
     assert _by_shell(shell, variables) == variables
 
 
-def _by_dotenv(text: str) -> dict[str, str | None]:
-    # Written to a file and read as one, since reading a file turns \r\n into \n.
-    stream = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8")
-    return dotenv.dotenv_values(stream=stream)
-
-
-@given(variables=SETS)
-@example(variables={"NAME_0": "ends in \\", "NAME_1": "after"})
-@example(variables={"NAME_0": "\r", "NAME_1": '"\\"'})
-def test_python_dotenv_gets_back_what_is_not_refused(variables: dict[str, str]) -> None:
-    try:
-        text = as_dotenv(variables)
-    except UsageError:
-        return
-    assert _by_dotenv(text) == variables
-
-
 @given(variables=SETS)
 def test_the_github_runner_gets_any_text_back(variables: dict[str, str]) -> None:
     assert pairs_in(github(variables)) == variables
@@ -79,16 +85,6 @@ def test_the_github_runner_gets_any_text_back(variables: dict[str, str]) -> None
 def test_a_value_cannot_foresee_the_delimiter_that_ends_it() -> None:
     first, second = (github({"NAME": "x"}).splitlines()[0] for _ in range(2))
     assert first != second
-
-
-@given(variables=SETS)
-def test_docker_gets_back_what_is_not_refused(variables: dict[str, str]) -> None:
-    try:
-        text = docker(variables)
-    except UsageError:
-        return
-    assert read_docker(text) == variables
-    assert read_docker(text, unquoting=True) == variables
 
 
 @pytest.fixture
@@ -101,10 +97,6 @@ def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("QNN_SDK_ROOT", str(root))
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     return root
-
-
-def _run(*argv: str) -> int:
-    return run_here(env, *argv)
 
 
 def test_eval_sets_the_environment_whatever_the_paths_hold(sdk: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 from provisioning import elf
@@ -59,19 +58,5 @@ def test_a_name_that_is_loaded_already_is_not_looked_for(tmp_path: Path) -> None
     assert search(a, b, c) == []
 
 
-def cache_of(*entries: tuple[str, str]) -> bytes:
-    strings, table = b"", b""
-    start = 48 + 24 * len(entries)
-    for name, path in entries:
-        key = start + len(strings)
-        strings += name.encode() + b"\0"
-        value = start + len(strings)
-        strings += path.encode() + b"\0"
-        table += struct.pack("<iIIIQ", 0x303, key, value, 0, 0)
-    return b"glibc-ld.so.cache1.1" + struct.pack("<II20x", len(entries), len(strings)) + table + strings
-
-
-def test_the_loaders_cache_gives_every_file_of_a_name(tmp_path: Path) -> None:
-    path = tmp_path / "ld.so.cache"
-    path.write_bytes(cache_of(("libc.so.6", "/lib64/libc.so.6"), ("libc.so.6", "/lib32/libc.so.6")))
-    assert read_cache(path) == {"libc.so.6": (Path("/lib64/libc.so.6"), Path("/lib32/libc.so.6"))}
+def test_the_loaders_cache_has_the_files_of_a_name() -> None:
+    assert any(file.is_file() for file in read_cache()["libc.so.6"])
