@@ -108,11 +108,11 @@ class TuneSearch:
 
         None is not beyond, all are."""
         low, high, probe = 0, len(self.units), first
-        why = f"the number predicted by the scores, {first}" if first != high // 2 else "the half"
+        why = "predicted by the scores" if first != high // 2 else "half of the groups"
         while high - low > 1 and len(self.points) < MOST_PROGRAMS - KEPT_BACK:
             (point,) = self._measured([self._first(probe)], why)
             low, high = (low, probe) if beyond(point) else (probe, high)
-            probe, why = (low + high) // 2, f"between {low} and {high}"
+            probe, why = (low + high) // 2, f"between {low} and {high} groups"
 
     def _demote(self, chosen: Point) -> None:
         """Take back what the floor may not need. Where scores say little of it, also any part of the chosen
