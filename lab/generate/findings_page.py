@@ -18,33 +18,65 @@ NAMES = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxrunti
 LANES = {"executorch": "ExecuTorch", "onnx": "ONNX Runtime", "any": "ExecuTorch and ONNX Runtime"}
 
 
+OUTCOMES = {
+    "dies": "the lowering ends with an error",
+    "wrong": "the outputs on the emulator are wrong",
+    "failed": "the test fails for another reason",
+    "bad test": "the test passes, or fails by chance, because of a mistake in it: the outputs are wrong",
+    "absent": "the test needs a Python module that is not installed",
+    "not run": "ExecuTorch skips the test",
+    "expected failure": "ExecuTorch marks the test as failing",
+}
+"""What becomes of upstream's tests that do not pass."""
+
 NOTHING_ON_DEVICES = """\
-**Nothing was run on a device here.** `on the emulator` means Qualcomm's HTP emulator, which can be wrong
-where a chip is right, and right where a chip is wrong. [A script of each fault](#is-each-fault-still-there)
-shows what your versions do.
+**Nothing was run on a device here.** `on the emulator` means Qualcomm's HTP emulator. It can be wrong
+where a chip is right, and right where a chip is wrong.
 """
+
+IN_AN_ENTRY = {
+    "versions": "those that have the fault, as far as we know",
+    "*Measured*": "what [the fault's script](#is-each-fault-still-there) printed:"
+    " models with the fault first, then similar models without it",
+    "SQNR": "how exact the outputs on the emulator are, [in dB](accuracy.md#what-is-a-good-sqnr):"
+    " 40 dB is an error of 1 %, 0 dB an error of 100 %",
+    "*Fix*": "what to write instead; a figure in dB is the SQNR with this fix",
+    "*See it*": "a command that shows the fault",
+}
+"""How to read the entry of a fault."""
 
 STILL_THERE = """\
 ## Is each fault still there
 
-Each fault has a script in `manifests/faults`, or says why it has none. A script contains no code of this
-project: you can run it with your own packages, and send it to those who can repair the fault. Most scripts
-try two models with the fault and a similar one without it. With the pinned versions:
+Most faults have a script in `manifests/faults`; the others say why they have none. A script contains no code
+of qnn-ci: you can run it with your own packages, and send it to those who can repair the fault. Most scripts
+try two models with the fault and a similar one without it. With the versions that qnn-ci pins:
 
 ```console
 $ qnn-ci shell python manifests/faults/bias-used-twice.py
 still - {figure}
 ```
 
-The last line begins with one of these words and has the figures of this page:
+The last line that it prints begins with one of these words. After it come the figures that this page shows as
+*Measured*:
 
-| word | exit code | `nox -s lab -- faults`, which runs all scripts in a clone |
+| word | meaning | exit code |
 | --- | --- | --- |
-| `still` | 1 | passes if the figures are the same, else it fails until `--accept` writes the new ones |
-| `gone` | 0 | fails until `--close` ends the versions of the fault |
-| `changed` | 2 | fails |
+| `still` | your versions have the fault | 1 |
+| `gone` | your versions do not have it | 0 |
+| `changed` | the models without the fault are wrong too, or only some of those with it are right | 2 |
 
-faults.yml runs the scripts every night with newer pins. It opens a pull request for faults that are gone.
+In a clone, `nox -s lab -- faults` runs all scripts, and compares them with this page:
+
+| word | `nox -s lab -- faults` |
+| --- | --- |
+| `still`, with the figures of this page | passes |
+| `still`, with other figures | fails; `--accept` writes the new figures |
+| `gone` | fails; `--close` ends the range of versions in known_faults.toml |
+| `changed` | fails |
+
+The workflow faults.yml does this every night with newer versions. It opens a pull request for faults that are
+gone.
 """
 
 
@@ -52,12 +84,16 @@ def page() -> str:
     lines = [
         "# Known faults",
         "",
-        "What do QNN, ExecuTorch and ONNX Runtime's provider get wrong, in which versions, and how do you",
-        "avoid it? `qnn-ci validate`, `inspect` and the stages name the faults of your build. Generated from",
-        "[known_faults.toml](../manifests/known_faults.toml): add yours there and run `nox -s generate`.",
-        "Commands that name a file of `manifests/` are for a clone of the repository.",
+        "What do QNN, ExecuTorch and ONNX Runtime's QNN provider get wrong, in which versions, and what do",
+        "you write instead? `qnn-ci validate`, `inspect` and the stages name the faults of your build.",
+        "This page is generated from [known_faults.toml](../manifests/known_faults.toml): add a fault there",
+        "and run `nox -s generate`. Commands that name a file of `manifests/` work in a clone.",
         "",
         *NOTHING_ON_DEVICES.splitlines(),
+        "",
+        "| in an entry | it says |",
+        "| --- | --- |",
+        *(f"| {words} | {meaning} |" for words, meaning in IN_AN_ENTRY.items()),
         "",
         "| fault | versions | seen through |",
         "| --- | --- | --- |",
@@ -94,8 +130,10 @@ def _fault(fault: Fault) -> Iterator[str]:
     yield f"- **Fix:** {fault.fix}"
     if fault.upstream:
         yield f"- **Upstream:** {fault.upstream}"
-    script = f"[its script](../{fault.script})" if fault.script else f"it has no script: {fault.unshown}"
-    yield f"- **More:** `qnn-ci diagnose {fault.id}`, [{source}]({source}), {script}"
+    script = f", [its script](../{fault.script})" if fault.script else ""
+    yield f"- **More:** `qnn-ci diagnose {fault.id}`, [{source}]({source}){script}"
+    if fault.unshown:
+        yield f"- **It has no script:** {fault.unshown}"
     yield "- **See it:**"
     yield from ("", "```console", f"$ {fault.shown_by.installed}".replace(f"{ROOT}/", ""), "```", "")
 
@@ -118,21 +156,23 @@ def _upstream() -> Iterator[str]:
         return
     executorch, qnn = profile.packages["executorch"], profile.components[QNN_SDK].version
     yield from ("## ExecuTorch's own tests", "")
-    yield f"These tests of the delegate suite of ExecuTorch {executorch} do not pass, or do not run, with"
     place = "../manifests/upstream/delegate/accepted-wheels.json"
-    yield f"QNN {qnn} on {DEFAULT_SOC} ([accepted results]({place})). All others pass."
+    yield "ExecuTorch has tests of its QNN backend, the *delegate suite*. On the emulator, with ExecuTorch"
+    yield f"{executorch} and QNN {qnn} for {DEFAULT_SOC}, all pass but these ([accepted results]({place})):"
     yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
     for test in failing:
         yield f"| `{test}` | {accepted.of(test).outcome.replace('_', ' ')} | {accepted.cause(test)} |"
+    yield from ("", "| outcome | it means |", "| --- | --- |")
+    yield from (f"| {outcome} | {meaning} |" for outcome, meaning in OUTCOMES.items())
     command = session("test_delegate", "-k", failing[0].rpartition(".")[2]).installed
-    yield from ("", "Run one by its name:", "", "```console", f"$ {command}", "```", "")
+    yield from ("", "To run one test, name it:", "", "```console", f"$ {command}", "```", "")
 
 
 def _suites() -> Iterator[str]:
     """Hundreds of tests are accepted as they fail, so this has their numbers."""
     suites = "[all suites](building.md#executorchs-own-tests)"
-    yield f"How many tests of {suites} do not pass on {DEFAULT_SOC}? Each name leads to the causes:"
-    yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
+    yield f"The same for {suites} of ExecuTorch's; each name links to the causes:"
+    yield from ("", "| suite | tests | of these, do not pass |", "| --- | --- | --- |")
     for suite in (*upstream_suites(), "zoo"):
         if tests := load_tests(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
             counts = Counter(row.outcome for row in tests.values() if row.outcome != "passed")
@@ -142,4 +182,8 @@ def _suites() -> Iterator[str]:
             )
             place = accepted_file(suite, DEFAULT_PROFILE).relative_to(ROOT)
             yield f"| [{suite}](../{place}) | {len(tests)} | {words or 'none'} |"
-    yield from ("", "In a clone, `nox -s lab -- upstream_reports` prints them as issues.", "")
+    yield from (
+        "",
+        "In a clone, `nox -s lab -- upstream_reports` prints these tests as issues for ExecuTorch.",
+        "",
+    )

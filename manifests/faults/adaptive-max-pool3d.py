@@ -21,5 +21,5 @@ def shape(net, inputs):
 cases = (4, 8), (2, 8), (3, 9)
 sizes = [shape(torch.nn.AdaptiveMaxPool3d(to), (torch.rand(1, 4, *3 * [of]),))[-1] for to, of in cases]
 word = {(4, 2, 3): "gone", (2, 4, 3): "still"}.get(tuple(sizes), "changed")
-print(word, "-", f"from 8 places to 4 and 2 it gives {sizes[0]} and {sizes[1]}, and from 9 to 3 {sizes[2]}")
+print(word, "-", f"AdaptiveMaxPool3d(4) of size 8 gives size {sizes[0]}, (2) of size 8 gives {sizes[1]}, (3) of size 9 gives {sizes[2]}")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -31,6 +31,6 @@ torch.manual_seed(0)
 cases = (lambda x: x.asin(), 1), (lambda x: x.acos(), 1), (lambda x: x.asin(), 0.99)
 one, also, right = (decibels(net, (torch.linspace(-end, end, 64).reshape(4, 16),)) for net, end in cases)
 word = "still" if max(one, also) < 40 <= right else "gone" if min(one, also, right) >= 40 else "changed"
-figure = f"{one:.1f} dB to float for asin of [-1, 1], {also:.1f} for acos, {right:.1f} for asin of [-0.99, 0.99]"
+figure = f"{one:.1f} dB for asin of [-1, 1], {also:.1f} dB for acos of [-1, 1], {right:.1f} dB for asin of [-0.99, 0.99]"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

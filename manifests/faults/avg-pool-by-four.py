@@ -31,6 +31,6 @@ torch.manual_seed(0)
 pools = torch.nn.AvgPool2d(4), torch.nn.AdaptiveAvgPool2d(4), torch.nn.AvgPool2d(2)
 one, also, right = (decibels(pool, (torch.rand(1, 32, 16, 16) * 2 - 1,)) for pool in pools)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB for AvgPool2d(4), {also:.1f} for AdaptiveAvgPool2d(4) of 16x16, {right:.1f} for AvgPool2d(2)"
+figure = f"{one:.1f} dB for AvgPool2d(4), {also:.1f} dB for AdaptiveAvgPool2d(4) of 16x16, {right:.1f} dB for AvgPool2d(2)"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

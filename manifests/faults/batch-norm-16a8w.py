@@ -33,5 +33,5 @@ torch.nn.init.uniform_(drawn.weight, 0.6, 1)
 cases = (norm, "16a8w"), (drawn, "16a8w"), (norm, "8a8w")
 one, also, right = (decibels(net, inputs, scheme) for net, scheme in cases)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB at 16a8w with weights of 1, {also:.1f} with weights in [0.6, 1], {right:.1f} at 8a8w")
+print(word, "-", f"{one:.1f} dB at 16a8w with all weights 1, {also:.1f} dB with weights in [0.6, 1], {right:.1f} dB at 8a8w")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

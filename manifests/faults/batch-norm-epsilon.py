@@ -30,5 +30,5 @@ torch.manual_seed(0)
 nets = norm(1e-3), torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), norm(1e-3)), norm(1e-5)
 one, also, right = (decibels(net, (torch.randn(1, 8, 6, 6) * 0.1,)) for net in nets)
 word = "still" if max(one, also) < 40 <= right else "gone" if min(one, also, right) >= 40 else "changed"
-print(word, "-", f"{one:.1f} dB with an epsilon of 1e-3, {also:.1f} after a convolution, {right:.1f} with 1e-5")
+print(word, "-", f"{one:.1f} dB with an epsilon of 1e-3, {also:.1f} dB with 1e-3 after a convolution, {right:.1f} dB with 1e-5")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

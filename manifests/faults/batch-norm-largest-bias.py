@@ -37,7 +37,7 @@ def biased(*biases):
 wrong = biased(0.5, 0.1), biased(-1.0, 2.0, 1.0, 0.3)
 right = biased(-0.5, 0.1), biased(1.0, -2.0, 1.0, 0.3)
 word = "still" if max(wrong) < 20 <= min(right) else "gone" if min(*wrong, *right) >= 20 else "changed"
-figure = "{:.1f} dB with biases of 0.5 and 0.1, {:.1f} with -1, 2, 1 and 0.3"
-figure += "; {:.1f} with -0.5 and 0.1, {:.1f} with 1, -2, 1 and 0.3"
+figure = "{:.1f} dB with biases of 0.5 and 0.1, {:.1f} dB with biases of -1, 2, 1 and 0.3"
+figure += "; {:.1f} dB with biases of -0.5 and 0.1, {:.1f} dB with biases of 1, -2, 1 and 0.3"
 print(word, "-", figure.format(*wrong, *right))
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -25,5 +25,5 @@ norm = torch.nn.BatchNorm2d(8, track_running_stats=False)
 cases = (norm, 1), (norm, 2), (torch.nn.GroupNorm(8, 8), 1)
 one, also, right = (decibels(net, (torch.rand(batch, 8, 6, 6) * 3 - 1,)) for net, batch in cases)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for BatchNorm2d of a batch of one, {also:.1f} of two, {right:.1f} for GroupNorm of one")
+print(word, "-", f"{one:.1f} dB for BatchNorm2d of a batch of one, {also:.1f} dB of a batch of two, {right:.1f} dB for GroupNorm of a batch of one")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

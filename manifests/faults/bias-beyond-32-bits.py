@@ -37,6 +37,6 @@ one, also, added = (decibels(net, "use_16a16w") for net in (layer, other, Added(
 less = decibels(layer, "use_16a8w")
 right = min(added, less)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB to float on the CPU, {also:.1f} for Linear(16, 8), {added:.1f} with an add, {less:.1f} at 16a8w"
+figure = f"{one:.1f} dB for Linear(16, 16) at 16a16w, {also:.1f} dB for Linear(16, 8) at 16a16w, {added:.1f} dB with the bias in an add, {less:.1f} dB at 16a8w"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -36,6 +36,6 @@ one, also, right = (
     for layer, size, per_channel in cases
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB for a linear layer with weights per channel, {also:.1f} for a convolution, {right:.1f} per tensor"
+figure = f"{one:.1f} dB for a linear layer with weights per channel, {also:.1f} dB for a convolution with weights per channel, {right:.1f} dB for a linear layer per tensor"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

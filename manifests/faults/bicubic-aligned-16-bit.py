@@ -34,7 +34,7 @@ one, also, *right = (
     for n, a in ((2, True), (4, True), (3, True), (2, False))
 )
 word = "still" if max(one, also) < 20 <= min(right) else "gone" if min(one, also, *right) >= 20 else "changed"
-figure = f"{one:.1f} dB to twice the size with align_corners, {also:.1f} to four times"
-figure += f", {right[0]:.1f} to thrice, {right[1]:.1f} to twice without"
+figure = f"{one:.1f} dB for twice the size with align_corners, {also:.1f} dB for four times the size with it"
+figure += f", {right[0]:.1f} dB for three times the size with it, {right[1]:.1f} dB for twice the size without it"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -35,5 +35,5 @@ one, also, right = (
     for size, block in cases
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for 3x3 with a block for each place, {also:.1f} with one for all, {right:.1f} for 1x1")
+print(word, "-", f"{one:.1f} dB for 3x3 with a block for each kernel position, {also:.1f} dB for 3x3 with one block, {right:.1f} dB for 1x1")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -31,5 +31,5 @@ torch.manual_seed(0)
 ramp = torch.linspace(-1, 1, 64).reshape(4, 16)
 one, also, right = (decibels(lambda x: x.ceil(), (ramp * end,)) for end in (0.1, 0.05, 0.2))
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for inputs in [-0.1, 0.1], {also:.1f} in [-0.05, 0.05], {right:.1f} in [-0.2, 0.2]")
+print(word, "-", f"{one:.1f} dB for inputs in [-0.1, 0.1], {also:.1f} dB in [-0.05, 0.05], {right:.1f} dB in [-0.2, 0.2]")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -37,5 +37,5 @@ gates = lambda x: (x > 0.1).float(), lambda x: (x <= 0.5).float(), lambda x: tor
 net, inputs = Net(torch.nn.Linear(16, 8)), (torch.rand(4, 16) * 2 - 1,)
 one, also, right = (decibels(net, inputs) for net.gate in gates)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB with a cast of x > 0.1, {also:.1f} of x <= 0.5, {right:.1f} with torch.where")
+print(word, "-", f"{one:.1f} dB with a cast of x > 0.1, {also:.1f} dB with a cast of x <= 0.5, {right:.1f} dB with torch.where")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

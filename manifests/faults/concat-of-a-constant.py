@@ -37,6 +37,6 @@ nets = (
 )
 one, also, right = (decibels(net, (torch.rand(1, 4, 8) * 2 - 1,)) for net in nets)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB for cat([linear(x), ones]), {also:.1f} with 0.5, {right:.1f} for cat([ones, linear(x)])"
+figure = f"{one:.1f} dB for cat([linear(x), ones]), {also:.1f} dB with 0.5 instead of ones, {right:.1f} dB for cat([ones, linear(x)])"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

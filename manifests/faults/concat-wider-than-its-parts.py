@@ -36,6 +36,6 @@ one, also, right = (
     for d, wide in ((-1, ("cat",)), (1, ("cat",)), (-1, parts))
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB over operands of 8 bits, {also:.1f} along another dimension, {right:.1f} where all have 16"
+figure = f"{one:.1f} dB for 8-bit inputs, {also:.1f} dB along another dimension, {right:.1f} dB for 16-bit inputs"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

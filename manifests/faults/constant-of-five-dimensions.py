@@ -25,5 +25,5 @@ ones, zeros = lambda x: x + torch.ones(x.shape), lambda x: x + torch.zeros(x.sha
 cases = (ones, (1, 2, 3, 7, 5)), (zeros, (1, 2, 3, 7, 5)), (ones, (2, 3, 7, 5))
 one, also, right = (decibels(net, (torch.rand(shape),)) for net, shape in cases)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for ones of five dimensions, {also:.1f} for zeros, {right:.1f} for ones of four")
+print(word, "-", f"{one:.1f} dB for ones of five dimensions, {also:.1f} dB for zeros of five, {right:.1f} dB for ones of four")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -30,5 +30,5 @@ def decibels(net, inputs):
 torch.manual_seed(0)
 one, also, right = (decibels(lambda x, d=d: torch.cumsum(x, d), (torch.rand(3, 5, 7) * 2 - 1,)) for d in (0, 1, 2))
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB along dimension 0 of 3, {also:.1f} along 1, {right:.1f} along the last")
+print(word, "-", f"{one:.1f} dB along the first of three dimensions, {also:.1f} dB along the second, {right:.1f} dB along the last")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

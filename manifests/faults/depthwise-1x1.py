@@ -34,5 +34,5 @@ one, also, right = (
     for s in ("16a8w", "16a4w", "8a8w")
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB at 16a8w, {also:.1f} at 16a4w, {right:.1f} at 8a8w")
+print(word, "-", f"{one:.1f} dB at 16a8w, {also:.1f} dB at 16a4w, {right:.1f} dB at 8a8w")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -34,7 +34,7 @@ one, also, *right = (
     for kind, dilation, size in ((layer, 2, [16]), (layer, 3, [16]), (other, 2, [6, 6]), (layer, 1, [16]))
 )
 word = "still" if max(one, also) < 20 <= min(right) else "gone" if min(one, also, *right) >= 20 else "changed"
-figure = f"{one:.1f} dB for ConvTranspose1d with dilation=2, {also:.1f} with 3"
-figure += f", {right[0]:.1f} for ConvTranspose2d, {right[1]:.1f} without"
+figure = f"{one:.1f} dB for ConvTranspose1d with dilation=2, {also:.1f} dB with dilation=3"
+figure += f", {right[0]:.1f} dB for ConvTranspose2d with dilation=2, {right[1]:.1f} dB for ConvTranspose1d without dilation"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

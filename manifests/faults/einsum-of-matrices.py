@@ -27,5 +27,5 @@ one, also, right = (
     for equation, x, y in cases
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for ij,kj->ik, {also:.1f} for ij,jk->ik, {right:.1f} for bij,bjk->bik")
+print(word, "-", f"{one:.1f} dB for ij,kj->ik, {also:.1f} dB for ij,jk->ik, {right:.1f} dB for bij,bjk->bik")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -32,5 +32,5 @@ net = torch.nn.Embedding(17, 12)
 rows = torch.randint(0, 17, (2, 3), dtype=torch.int32)
 one, also, right = (decibels(net, (rows.reshape(shape),)) for shape in ((2, 3), (3, 2), (1, 6)))
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB with indices of (2, 3), {also:.1f} with (3, 2), {right:.1f} with (1, 6)")
+print(word, "-", f"{one:.1f} dB with indices of shape (2, 3), {also:.1f} dB with (3, 2), {right:.1f} dB with (1, 6)")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -24,5 +24,5 @@ torch.manual_seed(0)
 ends = [(torch.linspace(low, 2, 64).reshape(4, 16),) for low in (-100, -95, -80)]
 one, also, right = (decibels(lambda x: x.exp(), inputs) for inputs in ends)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for exp of inputs in [-100, 2], {also:.1f} in [-95, 2], {right:.1f} in [-80, 2]")
+print(word, "-", f"{one:.1f} dB for exp of inputs in [-100, 2], {also:.1f} dB in [-95, 2], {right:.1f} dB in [-80, 2]")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -24,5 +24,5 @@ torch.manual_seed(0)
 nets = lambda x: x.long(), lambda x: (x * 1.5).long(), lambda x: torch.trunc(x).long()
 one, also, right = (decibels(net, (torch.rand(4, 64) * 8 - 4,)) for net in nets)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for x.long(), {also:.1f} for (x * 1.5).long(), {right:.1f} for torch.trunc(x).long()")
+print(word, "-", f"{one:.1f} dB for x.long(), {also:.1f} dB for (x * 1.5).long(), {right:.1f} dB for torch.trunc(x).long()")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -25,5 +25,5 @@ wide, inputs = {"dtype": torch.float64}, (torch.rand(4, 64),)
 nets = lambda x: torch.mean(x, -1, **wide), lambda x: torch.sum(x, -1, **wide), lambda x: torch.mean(x, -1)
 one, also, right = (decibels(net, inputs) for net in nets)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for a mean as float64, {also:.1f} for a sum, {right:.1f} for a mean as float32")
+print(word, "-", f"{one:.1f} dB for a mean as float64, {also:.1f} dB for a sum as float64, {right:.1f} dB for a mean as float32")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

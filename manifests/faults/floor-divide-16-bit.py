@@ -32,7 +32,7 @@ near, nearer, far = ((torch.linspace(-end, end, 64).reshape(4, 16), torch.rand(4
 one, also, *right = (decibels(lambda x, y: x.floor_divide(y), inputs) for inputs in (near, nearer, far))
 right += [decibels(lambda x, y: torch.floor(x / y), inputs) for inputs in (near, far)]
 word = "still" if max(one, also) < 60 <= min(right) else "gone" if min(one, also, *right) >= 60 else "changed"
-figure = "{:.1f} dB for floor_divide(x, y) with x in [-0.2, 0.2], {:.1f} in [-0.1, 0.1], {:.1f} in [-4, 4]"
-figure += "; {:.1f} and {:.1f} for floor(x / y)"
+figure = "{:.1f} dB for floor_divide(x, y) with x in [-0.2, 0.2], {:.1f} dB in [-0.1, 0.1], {:.1f} dB in [-4, 4]"
+figure += "; {:.1f} and {:.1f} dB for floor(x / y) in the first and the last range"
 print(word, "-", figure.format(one, also, *right))
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

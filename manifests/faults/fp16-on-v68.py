@@ -25,6 +25,6 @@ layer, inputs = torch.nn.Linear(64, 64), (torch.rand(8, 64) * 2 - 1,)
 also = decibels(torch.nn.Conv2d(8, 8, 3), (torch.rand(1, 8, 6, 6) * 2 - 1,), "SM8350")
 one, *right = (decibels(layer, inputs, soc) for soc in ("SM8350", "SA8295", "SM8650"))
 word = "still" if min(one, also) > 100 > max(right) else "gone" if max(one, also, *right) < 100 else "changed"
-figure = f"{one:.0f} dB on SM8350, {also:.0f} of a convolution, {right[0]:.0f} on SA8295, {right[1]:.0f} on SM8650"
+figure = f"{one:.0f} dB for a linear layer on SM8350, {also:.0f} dB for a convolution on SM8350, {right[0]:.0f} dB for a linear layer on SA8295, {right[1]:.0f} dB for a linear layer on SM8650"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

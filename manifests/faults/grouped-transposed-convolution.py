@@ -36,7 +36,7 @@ for layer, _ in nets:
 one, *right = (decibels(layer, inputs, "8a8w") for layer, inputs in nets)
 also = decibels(*nets[0], "16a8w")
 word = "still" if max(one, also) < 20 <= min(right) else "gone" if min(one, also, *right) >= 20 else "changed"
-figure = f"{one:.1f} dB for ConvTranspose2d in two groups, {also:.1f} at 16a8w"
-figure += f", {right[0]:.1f} for ConvTranspose1d, {right[1]:.1f} in one group"
+figure = f"{one:.1f} dB for ConvTranspose2d in two groups at 8a8w, {also:.1f} dB at 16a8w"
+figure += f", {right[0]:.1f} dB for ConvTranspose1d in two groups, {right[1]:.1f} dB for ConvTranspose2d in one group"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

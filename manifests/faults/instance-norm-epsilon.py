@@ -26,6 +26,6 @@ one, also, right = (
     for eps, end in ((0.1, 1), (1e-5, 0.01), (1e-5, 1))
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB with eps=0.1 for inputs in [0, 1], {also:.1f} with 1e-5 in [0, 0.01], {right:.1f} with 1e-5 in [0, 1]"
+figure = f"{one:.1f} dB with eps=0.1 for inputs in [0, 1], {also:.1f} dB with eps=1e-5 in [0, 0.01], {right:.1f} dB with eps=1e-5 in [0, 1]"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -39,6 +39,6 @@ one, also, moved, right, first = (
 )
 wrong, correct = max(one, also, moved) < 20, min(right, first) >= 20
 word = "still" if wrong and correct else "gone" if min(one, also, moved) >= 20 and correct else "changed"
-figures = f"{one:.1f} dB for x.float() of int32 at 8a8w, {also:.1f} at 16a8w, {moved:.1f} for x.unsqueeze(-1).float() of int64 at 8a8w"
-print(word, "-", f"{figures}, {first:.1f} for x.float().unsqueeze(-1), {right:.1f} for x.unsqueeze(-1) of float32")
+figures = f"{one:.1f} dB for x.float() of int32 at 8a8w, {also:.1f} dB at 16a8w, {moved:.1f} dB for x.unsqueeze(-1).float() of int64 at 8a8w"
+print(word, "-", f"{figures}, {first:.1f} dB for x.float().unsqueeze(-1) of int64, {right:.1f} dB for x.unsqueeze(-1) of float32")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

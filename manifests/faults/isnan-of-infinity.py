@@ -24,5 +24,5 @@ torch.manual_seed(0)
 inputs = [(torch.tensor([[0.5, value, 1.0, 2.0]]),) for value in (math.inf, -math.inf, math.nan)]
 one, also, right = (decibels(lambda x: torch.where(torch.isnan(x), 1.0, 2.0), values) for values in inputs)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB with inf among the inputs, {also:.1f} with -inf, {right:.1f} with a NaN")
+print(word, "-", f"{one:.1f} dB with inf among the inputs, {also:.1f} dB with -inf, {right:.1f} dB with a NaN")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -32,5 +32,5 @@ def decibels(weight):
 
 one, also, right = decibels(0.5), decibels(2.0), decibels(-0.5)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB with a weight of 0.5, {also:.1f} with 2, {right:.1f} with -0.5")
+print(word, "-", f"{one:.1f} dB with a weight of 0.5, {also:.1f} dB with 2, {right:.1f} dB with -0.5")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

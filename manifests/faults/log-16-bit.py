@@ -31,6 +31,6 @@ torch.manual_seed(0)
 nets = lambda x: x.log(), lambda x: x.log2(), lambda x: torch.log(64 * x) - math.log(64)
 one, also, right = (decibels(net, (torch.rand(4, 64) * 0.8 + 0.1,)) for net in nets)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB for log(x) of [0.1, 0.9], {also:.1f} for log2(x), {right:.1f} for log(64 * x) - log(64)"
+figure = f"{one:.1f} dB for log(x) of [0.1, 0.9], {also:.1f} dB for log2(x), {right:.1f} dB for log(64 * x) - log(64)"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -39,5 +39,5 @@ also = decibels(f"({x}, {y}) => (float[4,32,128] z) {{ a = Relu(y) z = MatMul(x,
 weights = {"y": values["y"]}
 right = decibels(f"({x}) => (float[4,32,128] z) {{ z = MatMul(x, y) }}", {"x": values["x"]}, weights)
 word = "still" if max(one, also) < 60 <= right else "gone" if min(one, also, right) >= 60 else "changed"
-print(word, "-", f"{one:.1f} dB for x @ y of two inputs, {also:.1f} for x @ relu(y), {right:.1f} where y is a weight")
+print(word, "-", f"{one:.1f} dB for x @ y of two inputs, {also:.1f} dB for x @ relu(y), {right:.1f} dB if y is a weight")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -24,5 +24,5 @@ torch.manual_seed(0)
 cases = (lambda x: torch.max(x, -1)[0], 2), (lambda x: torch.min(x, -1)[0], 2), (lambda x: torch.max(x, -1)[0], 3)
 one, also, right = (decibels(net, (torch.randn(size, 3, 7),)) for net, size in cases)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for max of (2, 3, 7), {also:.1f} for min, {right:.1f} for max of (3, 3, 7)")
+print(word, "-", f"{one:.1f} dB for max of shape (2, 3, 7), {also:.1f} dB for min of that shape, {right:.1f} dB for max of shape (3, 3, 7)")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

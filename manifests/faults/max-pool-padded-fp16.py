@@ -26,6 +26,6 @@ one, also, right = (
     for kernel, size in ((2, 10), (2, 8), (3, 10))
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB for MaxPool2d(2, 2, padding=1) of 10x10, {also:.1f} of 8x8, {right:.1f} for MaxPool2d(3, 2, padding=1)"
+figure = f"{one:.1f} dB for MaxPool2d(2, 2, padding=1) of 10x10, {also:.1f} dB of 8x8, {right:.1f} dB for MaxPool2d(3, 2, padding=1)"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

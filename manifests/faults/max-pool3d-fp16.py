@@ -21,5 +21,5 @@ def shape(net, inputs):
 found = shape(torch.nn.MaxPool3d(2), (torch.rand(1, 4, 4, 4, 4),))
 words = {(1, 4, 2, 2, 2): "gone", (4, 2, 2, 2): "still"}
 word = words.get(found, "changed")
-print(word, "-", f"{found} for MaxPool3d(2) of (1, 4, 4, 4, 4), which is (1, 4, 2, 2, 2)")
+print(word, "-", f"MaxPool3d(2) of shape (1, 4, 4, 4, 4) gives the shape {found}, not (1, 4, 2, 2, 2)")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

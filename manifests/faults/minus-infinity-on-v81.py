@@ -33,7 +33,7 @@ clamped = masked(-math.inf, lambda x, m: torch.softmax(torch.clamp(x + m, -1e4),
 wrong = masked(-math.inf), masked(least), masked(-7e4), clamped
 right = masked(-65504.0), decibels(lambda x, m: torch.softmax(x + (1 - m) * least, -1), (x, kept))
 word = "still" if max(wrong) < 20 <= min(right) else "gone" if min(*wrong, *right) >= 20 else "changed"
-figure = "{:.1f} dB for softmax(x + mask) with -inf in the mask, {:.1f} with finfo(float32).min, {:.1f} with -7e4"
-figure += ", {:.1f} with clamp(x + mask, -1e4); {:.1f} with -65504, {:.1f} with x + (1 - mask) * finfo(float32).min"
+figure = "{:.1f} dB for softmax(x + mask) with -inf in the mask, {:.1f} dB with finfo(float32).min, {:.1f} dB with -7e4"
+figure += ", {:.1f} dB with clamp(x + mask, -1e4); {:.1f} dB with -65504, {:.1f} dB with x + (1 - mask) * finfo(float32).min"
 print(word, "-", figure.format(*wrong, *right))
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

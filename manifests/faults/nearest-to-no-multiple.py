@@ -24,5 +24,5 @@ torch.manual_seed(0)
 resize = torch.nn.functional.interpolate
 one, also, right = (decibels(lambda x, n=n: resize(x, size=n), (torch.rand(1, 4, 8, 8),)) for n in (13, 4, 16))
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB from 8 places to 13, {also:.1f} to 4, {right:.1f} to 16")
+print(word, "-", f"{one:.1f} dB from 8 positions to 13, {also:.1f} dB from 8 to 4, {right:.1f} dB from 8 to 16")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -41,5 +41,5 @@ def decibels(net, rows, quantized=False):
 shift = Shift((0, 0, 1, -1))
 one, also, right = decibels(shift, 8, True), decibels(shift, 16), decibels(Shift((0, 0, 1, 0), -1), 16)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, f"- {one:.1f} dB at 16a8w, {also:.1f} at fp16; {right:.1f} for a slice and (0, 0, 1, 0)")
+print(word, f"- {one:.1f} dB for (0, 0, 1, -1) of 8 rows at 16a8w, {also:.1f} dB for (0, 0, 1, -1) of 16 rows at fp16; {right:.1f} dB for a slice and (0, 0, 1, 0)")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -35,5 +35,5 @@ one, also, right = (
     for rows in (2, 1, 0)
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB at 16a8w for two rows of zeros of four, {also:.1f} for one, {right:.1f} for none")
+print(word, "-", f"{one:.1f} dB if two of four rows are zeros, {also:.1f} dB if one is, {right:.1f} dB if none is")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

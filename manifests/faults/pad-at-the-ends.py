@@ -25,5 +25,5 @@ pad, inputs = torch.nn.functional.pad, (torch.rand(1, 3, 8, 8),)
 borders = [0, 1, 0, 1], [0, 2, 0, 3], [1, 1, 1, 1]
 one, also, right = (decibels(lambda x, b=b: pad(x, b), inputs) for b in borders)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for pad(x, [0, 1, 0, 1]), {also:.1f} for [0, 2, 0, 3], {right:.1f} for [1, 1, 1, 1]")
+print(word, "-", f"{one:.1f} dB for pad(x, [0, 1, 0, 1]), {also:.1f} dB for [0, 2, 0, 3], {right:.1f} dB for [1, 1, 1, 1]")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -31,5 +31,5 @@ torch.manual_seed(0)
 pad, inputs = torch.nn.functional.pad, (torch.rand(1, 4, 8, 8) * 3.8 - 1.9,)
 one, also, right = (decibels(lambda x, v=v: pad(x, (1, 1, 1, 1), value=v), inputs) for v in (5.0, -5.0, 1.0))
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for a border of 5 around values in [-1.9, 1.9], {also:.1f} for -5, {right:.1f} for 1")
+print(word, "-", f"{one:.1f} dB for a border of 5 around values in [-1.9, 1.9], {also:.1f} dB for a border of -5, {right:.1f} dB for a border of 1")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -30,5 +30,5 @@ def lowering(channels, kernel):
 one, also, right = lowering(3, 1), lowering(4, 3), lowering(4, 1)
 lowers = [end == "it lowers" for end in (one, also, right)]
 word = "still" if lowers == [False, False, True] else "gone" if all(lowers) else "changed"
-print(word, "-", f"3 channels: {one}; a kernel of 3x3 with 4: {also}; 1x1 with 4: {right}")
+print(word, "-", f"1x1 with 3 channels: {one}; 3x3 with 4 channels: {also}; 1x1 with 4 channels: {right}")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

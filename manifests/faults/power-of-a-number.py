@@ -32,6 +32,6 @@ inputs = (torch.rand(4, 16) * 4 - 2,)
 wrong = [decibels(lambda x, base=base: torch.pow(base, x), inputs) for base in (2.0, 3.0)]
 right = [decibels(lambda x: torch.exp(x * math.log(2)), inputs)]
 word = "still" if max(wrong) < 20 <= min(right) else "gone" if min(*wrong, *right) >= 20 else "changed"
-figure = "{:.1f} dB for 2 ** x, {:.1f} for 3 ** x; {:.1f} for exp(x * log(2))"
+figure = "{:.1f} dB for 2 ** x, {:.1f} dB for 3 ** x; {:.1f} dB for exp(x * log(2))"
 print(word, "-", figure.format(*wrong, *right))
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -26,6 +26,6 @@ for net in nets[:2]:
     net.weight.data = torch.linspace(0.1, 0.9, len(net.weight))
 one, also, right = (decibels(net, (torch.randn(1, n, 8, 8),)) for net, n in zip(nets, (3, 4, 3)))
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB with a parameter for each of 3 channels, {also:.1f} for each of 4, {right:.1f} with one for all"
+figure = f"{one:.1f} dB with a parameter for each of 3 channels, {also:.1f} dB for each of 4 channels, {right:.1f} dB with one for all"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

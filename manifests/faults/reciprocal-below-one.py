@@ -39,5 +39,5 @@ one, also, right = (
     for low, high in ((0.1, 0.3), (0.2, 0.8), (0.5, 2))
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for inputs in [0.1, 0.3], {also:.1f} in [0.2, 0.8], {right:.1f} in [0.5, 2]")
+print(word, "-", f"{one:.1f} dB for inputs in [0.1, 0.3], {also:.1f} dB in [0.2, 0.8], {right:.1f} dB in [0.5, 2]")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

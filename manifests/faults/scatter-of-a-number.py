@@ -32,5 +32,5 @@ index, full, scatter = torch.tensor([[0, 2]] * 4), torch.full((4, 2), 0.5), torc
 nets = lambda x, i: scatter(x, 1, i, 0.5), lambda x, i: scatter(x, 1, i, 5.0), lambda x, i: scatter(x, 1, i, full)
 one, also, right = (decibels(net, (torch.rand(4, 6), index)) for net in nets)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for 0.5, {also:.1f} for 5.0, {right:.1f} for a tensor of 0.5")
+print(word, "-", f"{one:.1f} dB for 0.5, {also:.1f} dB for 5.0, {right:.1f} dB for a tensor of 0.5")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

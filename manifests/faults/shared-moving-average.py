@@ -34,6 +34,6 @@ one = decibels(slices, inputs)
 also = decibels(lambda x, y: torch.stack([x, y]), (torch.zeros(4, 8), torch.ones(4, 8)))
 right = decibels(slices, inputs, act_observer=MinMaxObserver)
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB to float for slice_scatter of ones into zeros, {also:.1f} for a stack, {right:.1f} with MinMaxObserver"
+figure = f"{one:.1f} dB for slice_scatter of ones into zeros, {also:.1f} dB for stack, {right:.1f} dB with MinMaxObserver"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -27,6 +27,6 @@ figures = [
 ]
 one, also, right = figures[0][-1], figures[1][-1], figures[2][0]
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = "{0[0]:.1f} to {0[4]:.1f} dB for [-5, 15], {1[0]:.1f} to {1[4]:.1f} for mish, {2[0]:.1f} to {2[4]:.1f} for [-5, 10]"
+figure = "{0[0]:.1f} to {0[4]:.1f} dB for softplus of [-5, 15], {1[0]:.1f} to {1[4]:.1f} dB for mish of [-5, 15], {2[0]:.1f} to {2[4]:.1f} dB for softplus of [-5, 10]"
 print(word, "-", figure.format(*figures))
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

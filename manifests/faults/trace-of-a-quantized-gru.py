@@ -38,6 +38,6 @@ if sys.argv[1:]:
 runs = [subprocess.run([sys.executable, __file__, *words], check=False).returncode for words in ("08", "18", "14")]
 off, on, also = runs
 word = "gone" if not any(runs) else "still" if max(on, also) < 0 == off else "changed"
-figure = f"it ends with {on} with enable_framework_op_trace, with {off} without, and with {also} of a hidden size of 4"
+figure = f"exit code {on} with enable_framework_op_trace, {off} without it, {also} with it and a hidden size of 4"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -26,6 +26,6 @@ one, also, right = (
     for kind, v in ((torch.uint8, 2.0), (torch.uint8, 0.5), (torch.int32, 2.0))
 )
 word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-figure = f"{one:.1f} dB for x.float() * 2 of uint8, {also:.1f} for x.float() * 0.5, {right:.1f} for x.float() * 2 of int32"
+figure = f"{one:.1f} dB for x.float() * 2 of uint8, {also:.1f} dB for x.float() * 0.5 of uint8, {right:.1f} dB for x.float() * 2 of int32"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])
