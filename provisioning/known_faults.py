@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
 
@@ -95,6 +96,23 @@ class Fault(Model):
         from packaging.specifiers import SpecifierSet
 
         return product == self.product and SpecifierSet(self.versions).contains(version, prereleases=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectedFault:
+    """A fault that a program can have: that it has it is not proved."""
+
+    message: str
+    command: str
+    """What to write instead."""
+    fault: str
+    """Its id."""
+
+    @classmethod
+    def of(cls, fault: Fault, line: str = "") -> SuspectedFault:
+        """`line` is where it is suspected, if nothing else says it."""
+        at = f" at {line}" if line else ""
+        return cls(f"{fault.title} ({fault.id}){at}", fault.fix, fault.id)
 
 
 class Faults(Model):

@@ -4,24 +4,88 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias
 
-from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
+from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES, Traffic
+from ci.operators.partition import CpuOperator
+from ci.operators.table import Inexact
+from ci.plain import as_json
 from provisioning.base.units import aligned
+from provisioning.fixes import fix_for
 
 FAILED = "does not compile"
 IN_FLOAT = "compute it in float, if it need not be exact: cast its inputs with .float()"
 
 
-def fails(row: Mapping[str, Any]) -> bool:
+@dataclass(frozen=True, slots=True)
+class SuggestedOperator(CpuOperator):
+    """One on the CPU, with what to write instead."""
+
+    suggestion: str
+
+    @classmethod
+    def of(cls, operator: CpuOperator) -> SuggestedOperator:
+        fix = fix_for(operator.operator, operator.code, operator.source, reason=operator.reason)
+        return cls(**asdict(operator), suggestion=str(fix))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNodes:
+    """What --keep-going left on the CPU."""
+
+    because: str
+    cpu_nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """What HTP takes of a model at a precision."""
+
+    delegated: Mapping[str, int]
+    cpu: tuple[SuggestedOperator, ...]
+    usable: bool
+    """Whether the program runs."""
+    delegates: int
+    ddr: Traffic
+    kept_on_cpu: KeptNodes | None = None
+    inexact: tuple[Inexact, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def takes(self, operator: str) -> bool:
+        return operator in self.delegated and operator not in {row.operator for row in self.cpu}
+
+
+@dataclass(frozen=True, slots=True)
+class NoProgram:
+    error: str
+    fix: str
+    inexact: tuple[Inexact, ...] = ()
+    """The operators that are known to fail."""
+
+
+AuditRows: TypeAlias = Mapping[str, AuditRow | NoProgram]
+"""By precision."""
+
+
+def fails(row: AuditRow | NoProgram) -> bool:
     """Whether a precision gives no program that runs."""
-    return "error" in row or not row["usable"]
+    return isinstance(row, NoProgram) or not row.usable
 
 
-def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def document(rows: AuditRows) -> dict[str, object]:
+    """The evidence of an answer."""
+    documents = {scheme: as_json(row) for scheme, row in rows.items()}
+    for scheme, row in rows.items():
+        if isinstance(row, NoProgram) and not row.inexact:
+            del documents[scheme]["inexact"]
+    return {**documents}
+
+
+def as_text(rows: AuditRows) -> Iterator[str]:
     """A table of operators by precision, the cost of the CPU's part, then each operator on the CPU with its
     line."""
-    compiled = {scheme: row for scheme, row in rows.items() if "error" not in row}
+    compiled = {scheme: row for scheme, row in rows.items() if isinstance(row, AuditRow)}
     tables = {scheme: cells_of(row) for scheme, row in compiled.items()}
     names = sorted(
         {name for cells in tables.values() for name in cells},
@@ -32,82 +96,86 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         (name, *(tables[scheme].get(name, "-") if scheme in tables else FAILED for scheme in rows))
         for name in names
     ]
-    costs = [_costs(row) if scheme in compiled else {} for scheme, row in rows.items()]
-    titles = dict.fromkeys(title for cells in costs for title in cells)
-    lines += [(title, *(cells.get(title, "") for cells in costs)) for title in titles]
+    costs = {scheme: _costs(row) for scheme, row in compiled.items()}
+    titles = dict.fromkeys(title for cells in costs.values() for title in cells)
+    lines += [(title, *(costs.get(scheme, {}).get(title, "") for scheme in rows)) for title in titles]
     yield from aligned(lines)
     yield from _on_cpu(compiled)
     for row in rows.values():
-        for operator in row.get("inexact", ()):
-            yield operator["message"]
-            yield f"  → {operator['command']}"
+        for operator in row.inexact:
+            yield operator.message
+            yield f"  → {operator.command}"
     for scheme, row in compiled.items():
-        yield from (f"{scheme}: {warning}" for warning in row.get("warnings", ()))
+        yield from (f"{scheme}: {warning}" for warning in row.warnings)
     errors: dict[tuple[str, str], list[str]] = {}
     for scheme, row in rows.items():
-        if "error" in row:
-            errors.setdefault((row["error"], row["fix"]), []).append(scheme)
+        if isinstance(row, NoProgram):
+            errors.setdefault((row.error, row.fix), []).append(scheme)
     for (error, fix), schemes in errors.items():
         yield f"{', '.join(schemes)}: {error}"
         yield f"  → {fix}"
     for scheme, row in compiled.items():
-        if kept := row["kept_on_cpu"]:
-            nodes = ", ".join(f'"{name}"' for name in kept["cpu_nodes"])
-            yield f"{scheme}: {kept['because']}"
+        if kept := row.kept_on_cpu:
+            nodes = ", ".join(f'"{name}"' for name in kept.cpu_nodes)
+            yield f"{scheme}: {kept.because}"
             yield f"  → kept on the CPU here: cpu_nodes = [{nodes}]"
 
 
-def _costs(row: Mapping[str, Any]) -> dict[str, str]:
+def _costs(row: AuditRow) -> dict[str, str]:
     return {
-        "delegates": f"{row['delegates']}",
-        "operators on the CPU": f"{len(row['cpu'])}",
-        "bytes of DDR": f"{row['ddr']['read'] + row['ddr']['written']:,}",
+        "delegates": f"{row.delegates}",
+        "operators on the CPU": f"{len(row.cpu)}",
+        "bytes of DDR": f"{row.ddr.read + row.ddr.written:,}",
     }
 
 
-def with_precisions(rows: dict[str, dict[str, Any]], soc: str) -> dict[str, dict[str, Any]]:
+def with_precisions(rows: AuditRows, soc: str) -> AuditRows:
     """For what is refused for its types: a precision at which this audit saw the chip take all of it."""
-    for row in rows.values():
-        for left in row.get("cpu", ()):
-            reason, operator = left["reason"], left["operator"]
-            # What is refused for its shape, and not for its types, has no better precision.
-            if left["suggestion"] or not reason.startswith(REFUSES) or "datatypes" not in reason:
-                continue
-            better = next((name for name, other in rows.items() if _takes(other, operator)), "")
-            another = f"--precision {better}, at which {soc} takes each {operator} here" if better else ""
-            left["suggestion"] = IN_FLOAT if OF_INTEGERS in reason else another
-    return rows
+    return {
+        scheme: replace(row, cpu=tuple(_with_precision(operator, rows, soc) for operator in row.cpu))
+        if isinstance(row, AuditRow)
+        else row
+        for scheme, row in rows.items()
+    }
 
 
-def _takes(row: Mapping[str, Any], operator: str) -> bool:
-    on_cpu = [left["operator"] for left in row.get("cpu", ())]
-    return operator in row.get("delegated", ()) and operator not in on_cpu
+def _with_precision(left: SuggestedOperator, rows: AuditRows, soc: str) -> SuggestedOperator:
+    # What is refused for its shape, and not for its types, has no better precision.
+    if left.suggestion or not left.reason.startswith(REFUSES) or "datatypes" not in left.reason:
+        return left
+    if OF_INTEGERS in left.reason:
+        return replace(left, suggestion=IN_FLOAT)
+    for scheme, row in rows.items():
+        if isinstance(row, AuditRow) and row.takes(left.operator):
+            words = f"--precision {scheme}, at which {soc} takes each {left.operator} here"
+            return replace(left, suggestion=words)
+    return left
 
 
-def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
+def cells_of(row: AuditRow) -> dict[str, str]:
     """By operator: how many run on HTP, and how many stay on the CPU."""
-    cpu = Counter(operator["operator"] for operator in row["cpu"])
+    cpu = Counter(operator.operator for operator in row.cpu)
     cells = {}
-    for name in {*row["delegated"], *cpu}:
-        parts = [f"{row['delegated'][name]} htp"] if name in row["delegated"] else []
+    for name in {*row.delegated, *cpu}:
+        parts = [f"{row.delegated[name]} htp"] if name in row.delegated else []
         cells[name] = ", ".join([*parts, f"{cpu[name]} cpu"] if cpu[name] else parts)
     return cells
 
 
-def _on_cpu(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _on_cpu(rows: Mapping[str, AuditRow]) -> Iterator[str]:
     schemes_of: dict[tuple[str, str, str, bool, str], list[str]] = {}
     for scheme, row in rows.items():
-        for node in row["cpu"]:
+        for operator in row.cpu:
             # An .onnx has the lines of its code only if its exporter wrote them.
-            where = f" at {node['source']} `{node['code']}`" if node["source"] else f" {node.get('node', '')}"
-            key = (node["operator"], where.rstrip(), node["reason"], node["kernel"], node["suggestion"])
+            where = f" at {operator.source} `{operator.code}`" if operator.source else f" {operator.node}"
+            key = (operator.operator, where, operator.reason, operator.kernel, operator.suggestion)
             schemes = schemes_of.setdefault(key, [])
             if scheme not in schemes:
                 schemes.append(scheme)
     if schemes_of:
         yield "on the CPU"
-    for (operator, where, reason, kernel, suggestion), schemes in schemes_of.items():
+    for (name, where, reason, kernel, suggestion), schemes in schemes_of.items():
         lacks = "" if kernel else "; ExecuTorch has no CPU kernel of it: the program will not run"
-        yield f"  {operator}{where} ({', '.join(schemes)}): {reason}{lacks}"
+        yield f"  {name}{where} ({', '.join(schemes)}): {reason}{lacks}"
         if suggestion:
             yield f"    → {suggestion}"

@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ci.explain.cuts import STANDS_OUT
-from ci.explain.divergence import DIFFERS_DB
+from ci.explain.divergence import DIFFERS_DB, DivergenceResult
 from ci.explain.divergence_report import (
     MANY_ROUND,
     NONE_ALONE,
@@ -22,11 +22,12 @@ from ci.explain.divergence_report import (
     faint_in_words,
     operands_in_words,
     rounding_in_words,
-    stands_out,
 )
 from ci.explain.lane import explainer
+from ci.explain.losses import Scores
+from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import against_nearest, missed
-from ci.suite.findings import SLICE, below_usual, chip_differs, operator_place
+from ci.suite.findings import SLICE, below_usual, chip_differs
 from ci.suite.lane_model import LaneModel
 from ci.suite.programs import Thresholds
 from ci.suite.trial import Outcome
@@ -35,6 +36,7 @@ from provisioning.base.errors import ToolkitError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Finding, Place
 from provisioning.base.units import in_decibels
+from provisioning.known_faults import SuspectedFault
 
 SECONDS = 90.0
 """Of the search and the trials of fixes for all programs of a command, by the clock on the wall."""
@@ -48,15 +50,22 @@ class Cause:
     """What was measured, in words, and the operator that it names, if it names one."""
 
     words: str
-    place: Mapping[str, Any] = field(default_factory=dict)
+    place: OperatorAt | None = None
+    nodes: Sequence[str] = ()
+    """The operator's, or its group's."""
     of_chip: bool = False
-    suspected: Sequence[Mapping[str, str]] = ()
+    suspected: Sequence[SuspectedFault] = ()
     """The known faults that the operator can have: what they are is not proved here."""
     goes_on: str = ""
     """The command that goes on with a search that the time ended."""
 
     def in_words(self) -> str:
-        return "; ".join([self.words, *(f"suspected: {fault['message']}" for fault in self.suspected)])
+        return "; ".join([self.words, *(f"suspected: {fault.message}" for fault in self.suspected)])
+
+    @property
+    def line(self) -> str:
+        """The line of the model, if it is known."""
+        return self.place.source if self.place else ""
 
 
 def is_of_chip(outcome: Outcome, kind: str) -> bool | None:
@@ -77,7 +86,7 @@ def cause_of(
     program: Any,
     outcome: Outcome,
     seconds: float = SECONDS,
-    suspects: Sequence[Mapping[str, str]] = (),
+    suspects: Sequence[SuspectedFault] = (),
 ) -> Cause | None:
     """`suspects` are the known faults that its nodes can have: of a search that the time ended they are all
     that is known."""
@@ -100,51 +109,54 @@ def cause_of(
         return with_suspects(found, suspects)
 
 
-def with_suspects(cause: Cause, suspects: Sequence[Mapping[str, str]]) -> Cause:
+def with_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
     """What a search that the time ended before it named an operator leaves."""
     return replace(cause, suspected=suspects) if cause.goes_on and not cause.place else cause
 
 
-def of_divergence(result: Mapping[str, Any], goes_on: str) -> Cause:
-    first, between = result["first"], result["between"]
+def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
+    first, between = result.first, result.between
+    goes_on = goes_on if between else ""
     late = (
         f"the time is up before {between_in_words(between)} were searched; {goes_on} continues"
         if between
         else ""
     )
     if first is None:
-        return Cause(late or NONE_ALONE, of_chip=True, goes_on=goes_on if between else "")
-    place = operator_place(first) if first["source"] else f"{first['operator']} ({first['node']})"
-    share, faint = f"{first['share']:.0%} of the error{alike_in_words(first)}", faint_in_words(result)
-    if not stands_out(first):
+        return Cause(late or NONE_ALONE, of_chip=True, goes_on=goes_on)
+    place = _named(first, first.node)
+    share = f"{first.share:.0%} of the error{alike_in_words(first)}"
+    faint = faint_in_words(first, result.reference)
+    if not first.stands_out:
         words = late or "; ".join(filter(None, [f"{MANY_ROUND}: at most {share} comes from {place}", faint]))
-        return Cause(words, of_chip=True, goes_on=goes_on if between else "")
-    if first["rounds"]:
-        words = "; ".join(filter(None, [rounding_in_words(result), late]))
-        grows = first["grows"] or {}
-        return Cause(words, grows, of_chip=True, goes_on=goes_on if between else "")
+        return Cause(words, of_chip=True, goes_on=goes_on)
+    if first.rounds:
+        words, grows = "; ".join(filter(None, [rounding_in_words(first, between), late])), first.grows
+        return Cause(words, grows, (grows.node,) if grows else (), of_chip=True, goes_on=goes_on)
     operands = operands_in_words(first)
-    is_cause = "suspected" if None in first["operands"].values() else "the cause is"
-    words = f"{is_cause} {place}: {in_decibels(first['sqnr_db'])} against {result['reference']}"
+    is_cause = "suspected" if None in first.operands.values() else "the cause is"
+    words = f"{is_cause} {place}: {in_decibels(first.sqnr_db)} against {result.reference}"
     words += f", and {operands or 'exact inputs'} before it; it alone gives {share}"
-    known = [fault for fault in first.get("known", ()) if fault.get("fault")]
-    return Cause("; ".join(filter(None, [words, faint, late])), first, True, known)
+    faults = [fault for fault in first.known if isinstance(fault, SuspectedFault)]
+    words = "; ".join(filter(None, [words, faint, late]))
+    return Cause(words, first, (first.node,), of_chip=True, suspected=faults)
 
 
-def of_scores(facts: Mapping[str, Any]) -> Cause:
-    units, whole = facts["units"], facts["whole"][0]
+def of_scores(scores: Scores) -> Cause:
+    units, whole = scores.units, scores.whole[0]
     if not units or not whole:
         return Cause("no single operator loses accuracy when quantized")
-    worst = max(units, key=lambda unit: unit["noise"][0])
-    place = operator_place(worst) if worst["source"] else f"{worst['operator']} ({worst['nodes'][0]})"
-    noise, some = (
-        worst["noise"][0],
-        f" of the {len(units)} that there was time for" if facts["left"] else "",
-    )
+    worst = max(units, key=lambda unit: unit.noise[0])
+    place, noise = _named(worst, worst.nodes[0]), worst.noise[0]
+    some = f" of the {len(units)} that there was time for" if scores.left else ""
     if noise < STANDS_OUT * whole:
         return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of the error{some}")
     of_all = f"{_decibels(noise)} if only it is quantized, {_decibels(whole)} if all are"
-    return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst)
+    return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst, worst.nodes)
+
+
+def _named(operator: OperatorAt, node: str) -> str:
+    return operator.place if operator.source else f"{operator.operator} ({node})"
 
 
 def _decibels(noise: float) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 from ci.explain.graph import Arrays, Graph, Trial
+from ci.explain.losses import Loss
 from ci.models.arrays import Array
 from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, least_sqnr_db
 from provisioning.base.units import EXACT_DB
@@ -133,7 +135,7 @@ class Cuts:
             self.errors[names] = self.power(_sqnr_db(with_error(self.graph, name, known, self.chips)))
         return self.errors[names]
 
-    def growth(self, name: str) -> dict[str, Any] | None:
+    def growth(self, name: str) -> Loss | None:
         """The operator that makes most of the chip's error at a node, where the CPU computes the rest. None
         where that cannot be computed: the node is known without it."""
         try:
@@ -147,8 +149,8 @@ class Cuts:
             return min((after[operand] for operand in self.graph.operands_of(row)), default=after[row])
 
         most = max(after, key=lambda row: before(row) - after[row])
-        figures = {"before_db": before(most), "after_db": after[most]}
-        return {**self.graph.described(most), "node": most, **figures}
+        place = asdict(self.graph.operator_at(most))
+        return Loss(**place, node=most, before_db=before(most), after_db=after[most])
 
     def _after(self, name: str) -> dict[str, float]:
         """The SQNR at each operator if the chip differs at this node alone; empty if the model shows none."""

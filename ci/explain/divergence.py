@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
 
-from ci.explain.cuts import Cuts
+from ci.explain.cuts import STANDS_OUT, Cuts
 from ci.explain.graph import Graph, Trial
-from ci.explain.losses import FOREVER
-from ci.plain import as_json
+from ci.explain.losses import FOREVER, Loss
+from ci.models.model_lines import OperatorAt
+from ci.operators.conditions import Traits
+from ci.operators.table import Inexact
+from provisioning.known_faults import SuspectedFault
 
 DIFFERS_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
@@ -38,6 +41,52 @@ Suspects = Mapping[str, Collection[str]]
 NO_SUSPECTS: Suspects = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class DivergentOperator(OperatorAt):
+    traits: Mapping[str, Traits]
+    """By node, what else known faults are told by."""
+    node: str
+    sqnr_db: float
+    sample: int
+    """The number of that with the least SQNR."""
+    faint: float | None
+    """The largest value, where all are too small for fp16."""
+    rounds: bool
+    """Whether it is right but for a step of the quantizer."""
+    grows: Loss | None
+    """The operator that makes most of its rounding."""
+    share: float
+    """Of the whole program's error."""
+    operands: Mapping[str, float | None]
+    """By node, its SQNR; None where no program that ends there runs."""
+    alike: int
+    """How many other places are taken to have its fault."""
+    known: tuple[SuspectedFault | Inexact, ...] = ()
+    better: str = ""
+    """The precision at which the chip is measured to compute it rightly."""
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether it is more than one of many that round."""
+        return self.share >= STANDS_OUT or bool(self.alike)
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceResult:
+    reference: str
+    """What the program is compared with."""
+    least: float
+    """The SQNR from which the program matches."""
+    sqnr_db: float
+    first: DivergentOperator | None
+    cuts: Mapping[str, float]
+    """The SQNR by the node at which a program ends."""
+    failed: Mapping[str, str]
+    """Why a program gave no SQNR, by its node."""
+    between: tuple[str, ...]
+    """The two nodes between which the search was when its time was over."""
+
+
 class Divergence:
     """The operator whose output is farthest from what its operands explain.
 
@@ -54,39 +103,39 @@ class Divergence:
         least: float,
         seconds: float = FOREVER,
         whole: float | None = None,
-        keep: Callable[[Mapping[str, Any]], None] = lambda known: None,
+        keep: Callable[[DivergenceResult], None] = lambda known: None,
         suspects: Suspects = NO_SUSPECTS,
     ) -> None:
         """`least` is the SQNR from which the program matches; `whole` its own, if that is known. `keep` gets
         what is known before each program, as if the time were over."""
         self.graph, self.least, self.keep, self.suspects = graph, least, keep, suspects
         self.cuts, self.over = Cuts(graph, trial, whole), time.monotonic() + seconds
-        self.between: list[str] = []
-        """The two nodes between which the search was when its time was over."""
+        self.between: Sequence[str] = ()
 
-    def search(self) -> dict[str, Any]:
+    def search(self) -> DivergenceResult:
         """The whole program's SQNR, and the operator at fault, or where rounding grows."""
         result = self._searched()
-        if (first := result["first"]) and first["rounds"]:
-            self.keep(result)
-            first["grows"] = self.cuts.growth(first["node"])
-        return result
+        first = result.first
+        if first is None or not first.rounds:
+            return result
+        self.keep(result)
+        return replace(result, first=replace(first, grows=self.cuts.growth(first.node)))
 
-    def _searched(self) -> dict[str, Any]:
+    def _searched(self) -> DivergenceResult:
         cuts, graph = self.cuts, self.graph
         if cuts.whole >= self.least:
-            return self._known(None, [])
+            return self._known(None)
         suspected = self._suspected()
         if suspected and self._is_most(suspected):
-            return self._known(suspected, [], len(self._alike(suspected[0])))
+            return self._known(suspected, alike=len(self._alike(suspected[0])))
         if time.monotonic() < self.over and cuts.shows_all:
             # What is left is computed on the CPU.
             self.over = max(self.over, time.monotonic() + SHOWN_SECONDS)
 
         def stops(low: str, high: str, best: Worst | None) -> bool:
             late = time.monotonic() > self.over
-            self.between = [low, high] if late else []
-            self.keep(self._known(best or suspected, [low, high]))
+            self.between = (low, high) if late else ()
+            self.keep(self._known(best or suspected, (low, high)))
             return late
 
         best = worst_drop([*graph.operators], graph.ends, cuts.error, graph.operands_of, cuts.own, stops)
@@ -124,33 +173,33 @@ class Divergence:
         name, adds = worst
         return adds * (1 + len(self._alike(name))) >= MOST_OF_IT * self.cuts.power(self.cuts.whole)
 
-    def _known(self, best: Worst | None, between: Sequence[str], alike: int = 0) -> dict[str, Any]:
-        """`alike` is how many other places are taken to have the fault of the operator."""
+    def _known(self, best: Worst | None, between: Sequence[str] = (), alike: int = 0) -> DivergenceResult:
         cuts = self.cuts
-        return {
-            "reference": self.graph.reference,
-            "least": self.least,
-            "sqnr_db": cuts.whole,
-            "first": {**self._row(*best), "alike": alike} if best else None,
-            "cuts": {name: value for name, value in cuts.sqnr.items() if name},
-            "failed": dict(cuts.failed),
-            "between": [*between],
-        }
+        return DivergenceResult(
+            reference=self.graph.reference,
+            least=self.least,
+            sqnr_db=cuts.whole,
+            first=self._operator(*best, alike) if best else None,
+            cuts={name: value for name, value in cuts.sqnr.items() if name},
+            failed=dict(cuts.failed),
+            between=tuple(between),
+        )
 
-    def _row(self, name: str, adds: float) -> dict[str, Any]:
+    def _operator(self, name: str, adds: float, alike: int) -> DivergentOperator:
         cuts = self.cuts
-        return {
-            **self.graph.described(name),
-            "traits": {near: as_json(row) for near, row in self.graph.traits(name).items()},
-            "node": name,
-            "sqnr_db": cuts.sqnr_of(name),
-            "sample": cuts.worst.get(name, 0),
-            "faint": cuts.faint.get(name),
-            "rounds": name in cuts.rounds,
-            "grows": None,
-            "share": round(adds / cuts.power(cuts.whole), 2),
-            "operands": {row: cuts.sqnr.get(row) for row in self.graph.operands_of(name)},
-        }
+        return DivergentOperator(
+            **asdict(self.graph.operator_at(name)),
+            traits=self.graph.traits(name),
+            node=name,
+            sqnr_db=cuts.sqnr_of(name),
+            sample=cuts.worst.get(name, 0),
+            faint=cuts.faint.get(name),
+            rounds=name in cuts.rounds,
+            grows=None,
+            share=round(adds / cuts.power(cuts.whole), 2),
+            operands={row: cuts.sqnr.get(row) for row in self.graph.operands_of(name)},
+            alike=alike,
+        )
 
 
 def _worse(one: Worst | None, other: Worst) -> Worst:

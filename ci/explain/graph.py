@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ci.models.arrays import Array
+from ci.models.model_lines import OperatorAt
 from ci.operators.conditions import Traits
 
 FLOAT_MODEL = "the float model"
@@ -59,8 +60,8 @@ class Graph(ABC):
         """The nodes that give the outputs."""
 
     @abstractmethod
-    def described(self, name: str) -> dict[str, str]:
-        """Its operator, and the module, source and code of the model that it is of."""
+    def operator_at(self, name: str) -> OperatorAt:
+        """The node's operator."""
 
     def traits(self, name: str) -> dict[str, Traits]:
         """What else known faults are told by."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ci.explain.losses import FOREVER
+from ci.explain.audit import AuditRows
+from ci.explain.divergence import DivergenceResult, DivergentOperator
+from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.suite.lane_model import LaneModel, of_lane
@@ -32,24 +34,22 @@ class Explains(Protocol):
         least: float,
         seconds: float = FOREVER,
         whole: float | None = None,
-    ) -> dict[str, Any]:
+    ) -> DivergenceResult:
         """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
 
     def script_of(
-        self, model: OneModel, program: Any, operator: Mapping[str, Any], before: int
+        self, model: OneModel, program: Any, operator: DivergentOperator, before: int
     ) -> OperatorScript:
         """That operator, alone or with so many operators `before` it."""
 
-    def scores_of(
-        self, model: OneModel, program: Any, exact: str, seconds: float = FOREVER
-    ) -> Mapping[str, Any]:
-        """By group of operators, the noise in the outputs if it alone is quantized, and that of all."""
+    def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float = FOREVER) -> Scores:
+        """The noise in the outputs if one group of operators alone is quantized."""
 
     def rewritten(self, subject: Any, choice: RewriteChoice) -> Rewritten:
         """The model with the rewrites that answer known faults, each proved on the CPU."""
 
-    def audited(self, model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """A row of facts for each precision, or for the usual ones."""
+    def audited(self, model: OneModel, precisions: Sequence[str]) -> AuditRows:
+        """For each precision, or for the usual ones."""
 
     def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
         """The content of a precision file for a script that quantizes by itself."""

@@ -4,23 +4,73 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from ci.explain.graph import Graph, Node, groups_of
 from ci.models.arrays import Array
+from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import EQUAL_DB, HALF_MOST
 from provisioning.base.units import aligned, in_decibels
 
 SHOWN = 20
 FOREVER = 1e9
 """Seconds; a request has no infinity."""
+BEYOND_NAMED = 3
 
 
-def losses_of(graph: Graph, decibels: Callable[[str], float | None]) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Loss(OperatorAt):
+    """An operator whose output is farther from the reference than what it reads."""
+
+    node: str
+    before_db: float
+    after_db: float
+
+    @property
+    def figures(self) -> str:
+        return f"{in_decibels(self.before_db)} before it, {in_decibels(self.after_db)} after it"
+
+    def in_words(self) -> str:
+        of_module = f" of {self.module}" if self.module else ""
+        line = f" at {self.source} `{self.code}`" if self.source else ""
+        return f"{self.operator}{of_module}{line} ({self.figures})"
+
+
+@dataclass(frozen=True, slots=True)
+class BeyondHalf(OperatorAt):
+    """An operator of a float model whose values leave fp16."""
+
+    node: str
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScore(OperatorAt):
+    """Operators that change their precision together, under the name of the first."""
+
+    nodes: tuple[str, ...]
+    size: int
+    """The elements of their outputs."""
+    reads: Mapping[str, int]
+    """By operator of another group, how many elements they read of it."""
+    noise: tuple[float, ...]
+    """That they add to the outputs if they alone are quantized, at each precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    units: tuple[GroupScore, ...]
+    whole: tuple[float, ...]
+    """The noise of the model if all of it is quantized, at each precision."""
+    left: int
+    """How many groups there was no time for: those that err least by themselves."""
+
+
+def losses_of(graph: Graph, decibels: Callable[[str], float | None]) -> tuple[Loss, ...]:
     """The operators whose outputs are farther from float than their operands, the worst first. `decibels` is
     None for what a quantizer added, or fused with the next: its effect shows there."""
     reached: dict[str, float] = {}
-    losses: list[tuple[float, dict[str, Any]]] = []
+    losses: list[tuple[float, Loss]] = []
     for name, node in graph.nodes.items():
         before = min((reached.get(operand, EQUAL_DB) for operand in node.reads), default=EQUAL_DB)
         measured = decibels(name)
@@ -31,24 +81,31 @@ def losses_of(graph: Graph, decibels: Callable[[str], float | None]) -> list[dic
         # Where nothing of the signal is left, it is as bad as can be.
         added = 10 ** (-max(after, 0.0) / 10) - 10 ** (-max(before, 0.0) / 10)
         if added > 0:
-            figures = {"before_db": round(before, 1), "after_db": round(after, 1)}
-            losses.append((added, {**graph.described(name), "node": name, **figures}))
-    return [row for _, row in sorted(losses, key=lambda pair: -pair[0])]
+            place, before_db, after_db = asdict(graph.operator_at(name)), round(before, 1), round(after, 1)
+            losses.append((added, Loss(**place, node=name, before_db=before_db, after_db=after_db)))
+    return tuple(loss for _, loss in sorted(losses, key=lambda pair: -pair[0]))
 
 
-def beyond_of(graph: Graph, masks: tuple[str, ...]) -> list[dict[str, Any]]:
+def beyond_of(graph: Graph, masks: tuple[str, ...]) -> tuple[BeyondHalf, ...]:
     """The operators of a float model whose outputs leave fp16, while what they read does not, each with its
     line and its largest value. Numbers of any size in `masks` are meant to be infinite."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, BeyondHalf] = {}
     for number in range(len(graph.samples)):
         largest = {name: largest_of(values) for name, values in graph.values(number).items()}
         for name, node in graph.nodes.items():
             if largest.get(name, 0.0) <= HALF_MOST or node.kind.startswith(masks):
                 continue
             if node.reads and all(largest.get(operand, 0.0) <= HALF_MOST for operand in node.reads):
-                row = rows.setdefault(name, {**graph.described(name), "node": name, "largest": 0.0})
-                row["largest"] = max(row["largest"], largest[name])
-    return [*rows.values()]
+                place = asdict(graph.operator_at(name))
+                row = rows.setdefault(name, BeyondHalf(**place, node=name, largest=0.0))
+                rows[name] = replace(row, largest=max(row.largest, largest[name]))
+    return tuple(rows.values())
+
+
+def beyond_in_words(beyond: Sequence[BeyondHalf]) -> str:
+    """Which operators of a float model leave fp16; empty if none does."""
+    words = [f"{row.place} has values up to {row.largest:.3g}" for row in beyond[:BEYOND_NAMED]]
+    return f"in fp16 nothing is above {HALF_MOST:g}, and {', '.join(words)}" if words else ""
 
 
 def largest_of(values: Array) -> float:
@@ -58,10 +115,9 @@ def largest_of(values: Array) -> float:
     return float(abs(values[numpy.isfinite(values)]).max(initial=0.0))
 
 
-def scores_of(floats: Graph, quantized: Sequence[Graph], seconds: float = FOREVER) -> dict[str, Any]:
-    """The groups of operators, with the noise that each adds to the outputs if it alone is quantized as in
-    each of these models; the noise of each model as a whole; and how many groups the time did not suffice
-    for: those that err least by themselves. By the first sample."""
+def scores_of(floats: Graph, quantized: Sequence[Graph], seconds: float = FOREVER) -> Scores:
+    """Of the groups of operators, if each alone is quantized as in each of these models. By the first
+    sample."""
     over = time.monotonic() + seconds
     values, groups, count = floats.values(0), groups_of(floats), len(quantized)
     errors = [floats.errors_of(model) for model in quantized]
@@ -79,28 +135,28 @@ def scores_of(floats: Graph, quantized: Sequence[Graph], seconds: float = FOREVE
 
     noises = [_noise(wanted, outputs) for outputs in floats.disturbed(of_groups())]
     grouped = {node.name for nodes in groups for node in nodes}
-    units = [
-        {
-            **floats.described(nodes[0].name),
-            **_sizes(floats, nodes, values, grouped),
-            "noise": noises[number * count :][:count],
-        }
+    units = tuple(
+        _score(floats, nodes, values, grouped, noises[number * count :][:count])
         for number, nodes in enumerate(groups[: len(noises) // count])
-    ]
-    return {"units": units, "whole": whole, "left": len(groups) - len(units)}
+    )
+    return Scores(units, tuple(whole), len(groups) - len(units))
 
 
-def _sizes(
-    graph: Graph, nodes: Sequence[Node], values: Mapping[str, Array], grouped: set[str]
-) -> dict[str, Any]:
-    """A group's nodes, their elements, and by the operator of another group how many elements it reads."""
+def _score(
+    graph: Graph,
+    nodes: Sequence[Node],
+    values: Mapping[str, Array],
+    grouped: set[str],
+    noise: Sequence[float],
+) -> GroupScore:
     names, reads = [node.name for node in nodes], dict[str, int]()
     for name in sorted({operand for node in nodes for operand in node.reads} & grouped - {*names}):
         if name in values:
             (operator,) = graph.named([name])
             reads[operator] = reads.get(operator, 0) + values[name].size
     size = sum(values[name].size for name in names if name in values)
-    return {"nodes": graph.named(names), "size": size, "reads": reads}
+    place = asdict(graph.operator_at(names[0]))
+    return GroupScore(**place, nodes=tuple(graph.named(names)), size=size, reads=reads, noise=tuple(noise))
 
 
 def _own_share(errors: Mapping[str, Array], values: Mapping[str, Array], name: str) -> float:
@@ -118,15 +174,15 @@ def _noise(wanted: Sequence[Array], outputs: Sequence[Array]) -> float:
     return worst
 
 
-def as_text(whole: str, losses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """`losses` have, by operator, the SQNR of its inputs and of its output."""
+def as_text(whole: str, losses: Sequence[Loss]) -> Iterator[str]:
+    """`whole` says what the model loses."""
     yield whole
     if not losses:
         yield "no operator loses accuracy"
         return
     rows = [("after", "before", "operator", "where")]
     rows += [
-        (in_decibels(loss["after_db"]), _before(loss["before_db"]), loss["operator"], where_of(loss))
+        (in_decibels(loss.after_db), _before(loss.before_db), loss.operator, where_of(loss, loss.node))
         for loss in losses[:SHOWN]
     ]
     yield from aligned(rows)
@@ -138,7 +194,7 @@ def _before(decibels: float) -> str:
     return "exact" if decibels >= EQUAL_DB else in_decibels(decibels)
 
 
-def where_of(row: Mapping[str, Any]) -> str:
-    place = f"{row['source']} `{row['code']}`" if row["source"] else str(row.get("node", ""))
-    module = row.get("module", "")
-    return " ".join(filter(None, [module if module[:1] != "(" else "", place]))
+def where_of(row: OperatorAt, node: str = "") -> str:
+    """Its module, and its line, or its node where that is not known."""
+    place = f"{row.source} `{row.code}`" if row.source else node
+    return " ".join(filter(None, [row.module if row.module[:1] != "(" else "", place]))

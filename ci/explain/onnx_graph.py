@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import indent
@@ -16,9 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.explain.operator_script import FEW, packed, table_of
 from ci.models.arrays import Array, Sample
+from ci.models.model_lines import OperatorAt
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
-NO_PLACE = {"source": "", "code": "", "module": ""}
+NO_PLACE = OperatorAt("", "", "", "")
 ERROR, FLOAT, UNREAD = "error/", "float/", "unread/"
 QUANTIZED = "_QuantizeLinear_Input"
 """How the quantizer renames what computes an output of the model."""
@@ -55,13 +57,13 @@ class OnnxGraph(Graph):
         samples: Sequence[Sample],
         into: Path,
         runtime: CpuRuntime,
-        places: Mapping[str, Mapping[str, str]] | None = None,
+        places: Mapping[str, OperatorAt] | None = None,
         reference: str = FLOAT_MODEL,
         file: Path | None = None,
         types: Mapping[str, int] | None = None,
     ) -> None:
-        """`into` is for files of parts of the model; `file` is its own, if it has one. `places` are, by the
-        names of operators, their module, source and code; `types` of tensors, if they are known."""
+        """`into` is for files of parts of the model; `file` is its own, if it has one. `places` are by the
+        names of operators; `types` of tensors, if they are known."""
         self.model, self.samples, self.into, self.runtime = model, samples, into, runtime
         self.places, self.reference, self._file, self._types = places or {}, reference, file, types
 
@@ -142,8 +144,9 @@ class OnnxGraph(Graph):
     def results(self) -> Sequence[str]:
         return [self.node_of(value.name) for value in self.model.graph.output]
 
-    def described(self, name: str) -> dict[str, str]:
-        return {"operator": self.nodes[name].kind, **self.places.get(self.named([name])[0], NO_PLACE)}
+    def operator_at(self, name: str) -> OperatorAt:
+        place = self.places.get(self.named([name])[0], NO_PLACE)
+        return replace(place, operator=self.nodes[name].kind)
 
     def named(self, names: Sequence[str]) -> list[str]:
         makers = ((name, self.maker.get(self.tensors.get(name, ""))) for name in names)

@@ -14,6 +14,7 @@ from ci.explain.onnx_graph import NO_PLACE, CpuRuntime, name_of, values_of
 from ci.explain.onnx_rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of, make_plain
 from ci.explain.rewriting import HTP_DIMENSIONS, Need, Repaired, merged, product_of
 from ci.models.arrays import Array, Sample
+from ci.models.model_lines import OperatorAt
 
 Match = Callable[[Rewriting, onnx.NodeProto], OnnxMatch | None]
 
@@ -366,7 +367,7 @@ class RepairedOnnx(Repaired[OnnxMatch]):
         samples: Sequence[Sample],
         into: Path,
         runtime: CpuRuntime,
-        places: Mapping[str, Mapping[str, str]] | None = None,
+        places: Mapping[str, OperatorAt] | None = None,
     ) -> None:
         self.samples, self.into, self.runtime, self.places = samples, into, runtime, places or {}
         super().__init__(self._outputs(model))
@@ -375,7 +376,7 @@ class RepairedOnnx(Repaired[OnnxMatch]):
 
     def place_of(self, node: onnx.NodeProto) -> tuple[str, str, str]:
         place = self.places.get(node.name, NO_PLACE)
-        return name_of(node), place["source"], place["code"]
+        return name_of(node), place.source, place.code
 
     def apply(self, needs: Sequence[Need]) -> None:
         # Other rewrites look for constants, so they are folded first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -30,6 +30,7 @@ from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit, Place
 from provisioning.base.rendering.terminal import readable
 from provisioning.fixes import NO_FIX, fix_at
+from provisioning.known_faults import SuspectedFault
 
 MOST = 3
 """Candidates."""
@@ -111,14 +112,13 @@ def proofs_of(
     helping = sorted([*repairing, *nearer], key=lambda words: edits[words] is None)
     proofs = Proofs(helping, others, late, edits[helping[0]] if helping else None)
     if cause and not cause.goes_on:
-        place = str(cause.place.get("source", ""))
-        proved = Proved(cause.in_words(), place, proofs.fix if helping else "")
+        proved = Proved(cause.in_words(), cause.line, proofs.fix if helping else "")
         remember(subject.model.selection.store, before.program, proved)
     return proofs
 
 
 def outcome_with_cause(
-    subject: LaneModel, program: Any, outcome: Outcome, suspects: Sequence[Mapping[str, str]], until: float
+    subject: LaneModel, program: Any, outcome: Outcome, suspects: Sequence[SuspectedFault], until: float
 ) -> tuple[Outcome, Cause | None]:
     """The outcome, whose first error then says the cause, as far as it is found by this time of
     time.monotonic(), and the fixes that were tried. The time is that of all programs of a command."""
@@ -134,9 +134,9 @@ def outcome_with_cause(
     fixes, words, place = [proofs.fix], [first.message], first.place
     if cause:
         words += [cause.in_words()]
-        place = Place.read(cause.place.get("source", "")) or place
+        place = Place.read(cause.line) or place
         if cause.goes_on:
-            untried = list(dict.fromkeys(fault["command"] for fault in cause.suspected))
+            untried = list(dict.fromkeys(fault.command for fault in cause.suspected))
             fixes = fixes if proofs.helping or not untried else untried
             fixes = [*fixes, Fix("{} goes on", cause.goes_on)]
     else:
@@ -292,9 +292,8 @@ def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:
     may help."""
     if cause is None or not (cause.place or cause.suspected):
         return True
-    place = cause.place
-    if any(fault["fault"] in change.rules for fault in cause.suspected):
+    if any(fault.fault in change.rules for fault in cause.suspected):
         return True
     if change.source:
-        return bool(change.source == place.get("source"))
-    return change.node in (place.get("node"), *place.get("nodes", ()))
+        return change.source == cause.line
+    return change.node in cause.nodes

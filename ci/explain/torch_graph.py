@@ -21,7 +21,7 @@ from torch.fx import Node as FxNode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
-from ci.explain.losses import beyond_of, losses_of, scores_of
+from ci.explain.losses import BeyondHalf, Loss, Scores, beyond_of, losses_of, scores_of
 from ci.explain.operator_script import source_of as source_of_array
 from ci.explain.operator_script import table_of
 from ci.explain.torch_values import (
@@ -35,7 +35,7 @@ from ci.explain.torch_values import (
 )
 from ci.models.arrays import Array
 from ci.models.factory import copied
-from ci.models.model_lines import source_of
+from ci.models.model_lines import OperatorAt, source_of
 from ci.models.user_model import BadFactory
 from ci.operators.conditions import Traits
 from ci.operators.partition.decisions import is_quantizer, module_of
@@ -94,9 +94,9 @@ class TorchGraph(Graph):
     def by_name(self) -> Mapping[str, FxNode]:
         return {node.name: node for node in self.module.graph.nodes}
 
-    def described(self, name: str) -> dict[str, str]:
-        row = described(self.by_name[name])
-        return {**row, "operator": str(_maker_of(self.by_name[name]).target)}
+    def operator_at(self, name: str) -> OperatorAt:
+        node = self.by_name[name]
+        return replace(operator_at(node), operator=str(_maker_of(node).target))
 
     def traits(self, name: str) -> dict[str, Traits]:
         maker = _maker_of(self.by_name[name])
@@ -249,9 +249,8 @@ def _maker_of(node: FxNode) -> FxNode:
     return made_by if isinstance(made_by, FxNode) else node
 
 
-def described(node: FxNode) -> dict[str, str]:
-    source, code = source_of(node)
-    return {"operator": str(node.target), "module": module_of(node), "source": source, "code": code}
+def operator_at(node: FxNode) -> OperatorAt:
+    return OperatorAt(str(node.target), module_of(node), *source_of(node))
 
 
 def outputs_of(module: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -267,7 +266,7 @@ def normed(graph: Any) -> dict[str, str]:
 
 def worst_losses(
     floats: Mapping[str, Tensor], folded: Mapping[str, str], quantized: Any, sample: Sequence[Tensor]
-) -> list[dict[str, Any]]:
+) -> tuple[Loss, ...]:
     """The operators of the quantized model that add noise, the worst first. `floats` are the outputs of the
     float model's nodes."""
     graph, ours = TorchGraph(quantized, [tuple(sample)]), outputs_of(quantized, sample)
@@ -283,7 +282,7 @@ def worst_losses(
     return losses_of(graph, measured)
 
 
-def units_of(floats: Any, quantized: Sequence[Any], sample: Tensors, seconds: float) -> dict[str, Any]:
+def units_of(floats: Any, quantized: Sequence[Any], sample: Tensors, seconds: float) -> Scores:
     """The scores of the groups of operators. `floats` has the names of the quantized models' nodes, and
     observers, which pass values on."""
     graphs = [TorchGraph(model, [sample]) for model in quantized]
@@ -313,17 +312,17 @@ def _beyond(value: object) -> bool:
     return bool(((value.abs() > HALF_MOST) & value.isfinite()).any())
 
 
-def beyond_half(model: Any, samples: Sequence[Tensors]) -> list[dict[str, Any]]:
+def beyond_half(model: Any, samples: Sequence[Tensors]) -> tuple[BeyondHalf, ...]:
     """The operators of a float model whose outputs leave fp16 first; none where the model's outputs are the
     same without what leaves it."""
     with torch.no_grad(), _Largest() as largest:
         for sample in samples:
             model(*copied(sample))
     if not largest.beyond:
-        return []
+        return ()
     module: Any = torch.export.export(model, copied(samples[0]), strict=True).module()
     if all(_same_in_half(module, sample) for sample in samples):
-        return []
+        return ()
     return beyond_of(TorchGraph(module, samples), MASKS)
 
 

@@ -173,7 +173,7 @@ def tuned(subject: LaneModel, lane: Explains, precisions: tuple[str, str], goal:
     if goal.metric:
         judged["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
     program = replace(program, run=run, case=program.case.model_copy(update=judged))
-    units = [unit_of(row) for row in lane.scores_of(model, program, exact)["units"]]
+    units = [unit_of(score) for score in lane.scores_of(model, program, exact).units]
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
         outcomes = tried(subject, [mixed(program, units, choice, exact) for choice in choices])

@@ -6,9 +6,9 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ci.explain.losses import where_of
+from ci.explain.losses import GroupScore, where_of
 from ci.suite.accuracy import below_floor
 from ci.suite.programs import Program
 from ci.suite.trial import Outcome
@@ -157,14 +157,11 @@ def neighbours_of(units: Sequence[Unit]) -> list[dict[int, float]]:
     return found
 
 
-def unit_of(row: Mapping[str, Any]) -> Unit:
-    """A group of operators as a lane's worker scored it."""
-    nodes = tuple(row["nodes"])
-    named = ", ".join(nodes[:2]) + ("…" if len(nodes) > 2 else "")
-    cheap, exact = (*row["noise"], 0.0)[:2]
-    return Unit(
-        nodes, " ".join(filter(None, [named, where_of(row)])), max(row["size"], 1), cheap, exact, row["reads"]
-    )
+def unit_of(score: GroupScore) -> Unit:
+    named = ", ".join(score.nodes[:2]) + ("…" if len(score.nodes) > 2 else "")
+    cheap, exact = (*score.noise, 0.0)[:2]
+    place = " ".join(filter(None, [named, where_of(score)]))
+    return Unit(score.nodes, place, max(score.size, 1), cheap, exact, score.reads)
 
 
 def share_in_words(units: frozenset[int], count: int, names: tuple[str, str]) -> str:

@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.explain.audit import as_text, fails
+    from ci.explain.audit import as_text, document, fails
     from ci.explain.lane import explainer
     from ci.explain.rewriting import RewriteChoice
     from ci.model_commands.repair import only_one, repaired
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     def work(report: ModelReport) -> int:
         rows = explainer(model).audited(model, precisions)
-        answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
+        answer.add(model=model.typed, soc=model.selection.soc, precisions=document(rows))
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:
             report.fail(f"does not give a program that runs at {', '.join(failed)}", rule=DIES)

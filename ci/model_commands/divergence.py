@@ -55,8 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.cause import of_divergence
-    from ci.explain.divergence import DIFFERS_DB
-    from ci.explain.divergence_report import as_text, fix_of
+    from ci.explain.divergence import DIFFERS_DB, DivergenceResult
+    from ci.explain.divergence_report import as_text, document, fix_of
     from ci.explain.lane import explainer, measured
     from ci.explain.operator_script import require_script, written
     from ci.explain.proofs import proofs_of
@@ -82,21 +82,21 @@ def run(args: argparse.Namespace) -> int:
     def command(verb: str, *more: str) -> str:
         return subject.command(verb, model.selection.soc, *more) if model.typed else ""
 
-    def tried(result: dict[str, Any]) -> str:
+    def tried(result: DivergenceResult) -> str:
         """Of a suite's program the command that tries fixes."""
         if not model.typed:
             return session("repair", *choice.words, *(f"--suite={suite}" for suite in choice.suites))
         cause = of_divergence(result, command("divergence"))
         return proofs_of(subject, model.selection.soc, measured(subject), cause).fix
 
-    def write(script: Path, program: Any, result: dict[str, Any], report: ModelReport) -> None:
-        operator = result["first"] if result["sqnr_db"] < result["least"] else None
+    def write(script: Path, program: Any, result: DivergenceResult, report: ModelReport) -> None:
+        operator = result.first if result.sqnr_db < result.least else None
         if operator is None:
             print(f"{script.name} is not written: no operator differs")
             return
-        title = f"{operator['operator']} ({operator['node']}) of {program.name}"
+        title = f"{operator.operator} ({operator.node}) of {program.name}"
         script_of = partial(lane.script_of, model, program, operator)
-        verdict = written(script, title, result["least"], script_of)
+        verdict = written(script, title, result.least, script_of)
         report.wrote([script])
         answer.add(verdict=verdict, files=[str(script)])
         print(f"{script.name}, run alone: {verdict}")
@@ -119,17 +119,17 @@ def run(args: argparse.Namespace) -> int:
                 f"{name}: {error.message}",
                 fix=Fix("{} shows what does not compile, and what to write instead", again),
             ) from error
-        differs = result["sqnr_db"] < result["least"]
-        answer.add(program=name, **result)
+        differs = result.sqnr_db < result.least
+        answer.add(program=name, **document(result))
         lines = list(as_text(result))
         print("\n".join(lines))
         if script:
             write(script, program, result, report)
-        fix = fix_of(result, command, tried(result) if differs and result["first"] else NO_FIX)
+        fix = fix_of(result, command, tried(result) if differs and result.first else NO_FIX)
         print(f"next: {fix}")
         if differs:
             message = "; ".join(lines[:2])
-            place = Place.read((result["first"] or {}).get("source", ""))
+            place = Place.read(result.first.source if result.first else "")
             found = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
             answer.add_findings([Places.of().located(found)])
             report.fail(message, fix, rule="model-accuracy")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ci.models.user_model import MODEL_HELP
@@ -22,6 +22,7 @@ from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from ci.explain.losses import Loss
     from ci.suite.lane_model import Product
 
 EXAMPLES = """\
@@ -38,7 +39,7 @@ class Quantizes(Protocol):
 
     def quantized(self, subject: Any) -> Sequence[Product]: ...
 
-    def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
         """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
 
 

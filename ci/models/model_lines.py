@@ -1,4 +1,4 @@
-"""The model's line in the stack trace that torch keeps with a node."""
+"""Where in the user's code an operator is: its line in the stack trace that torch keeps with a node."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ TORCH_LAYER = re.compile(r"/torch/nn/modules/(?!module\.py)")
 
 clones = [ROOT]
 """The folders that source lines are relative to: clones share results."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAt:
+    """An operator of a model, and the module and line that wrote it, as far as they are known."""
+
+    operator: str
+    module: str
+    source: str
+    code: str
+
+    @property
+    def place(self) -> str:
+        """The operator with its line."""
+        return self.operator + (f" at {self.source} `{self.code}`" if self.source else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -194,7 +195,8 @@ def in_db(figure: float | None) -> str:
     return "" if figure is None else " exact" if figure >= EXACT else f" {round(figure)} dB"
 
 
-class Inexact(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Inexact:
     """An operator that fails in a scheme for some inputs, and the command that shows what was measured."""
 
     operator: str

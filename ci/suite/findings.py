@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ci.closed import not_passed as names_not_passed
 from ci.models.inputs import InputsUsed
@@ -145,7 +144,6 @@ class Causes:
     """What is lost of the outputs."""
     beyond: str = ""
     """The operators whose values leave fp16."""
-    beyond_fix: str = ""
     chosen: str = ""
     """The operators whose indices are outputs."""
     known: Sequence[str] = ()
@@ -161,18 +159,7 @@ class Causes:
         return [f"suspected: {words}" for words in likely]
 
 
-BEYOND_NAMED = 3
 BEYOND_FIX = "make the values smaller before that line, such as by x * 0.01 (a norm gives the same result)"
-
-
-def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:
-    """Which operators of a float model leave fp16; empty if none does."""
-    words = [f"{operator_place(row)} has values up to {row['largest']:.3g}" for row in beyond[:BEYOND_NAMED]]
-    return f"in fp16 nothing is above {accuracy.HALF_MOST:g}, and {', '.join(words)}" if words else ""
-
-
-def operator_place(row: Mapping[str, Any]) -> str:
-    return str(row["operator"]) + (f" at {row['source']} `{row['code']}`" if row["source"] else "")
 
 
 def accuracy_message(
@@ -210,7 +197,7 @@ def accuracy_fix(
         alone = "let the model return the lost part as its own output"
         return joined([alone, _naming(misses, figures, "", where, "")], "; or ")
     if causes.beyond:
-        return causes.beyond_fix
+        return BEYOND_FIX
     if causes.chosen and all(miss.figure.endswith("agreement") for miss in misses):
         return f"take {causes.chosen} out of the model: let it return the values, and choose on the CPU"
     return _naming(misses, figures, divergence, where, otherwise)

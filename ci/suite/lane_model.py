@@ -20,6 +20,7 @@ from ci.suite.trial import Outcome
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding
+from provisioning.known_faults import SuspectedFault
 
 NOT_TRIED = Outcome()
 
@@ -39,8 +40,8 @@ class Product:
     """Its `wrong` makes the command end with exit code 1. The files are written all the same."""
     findings: Sequence[Finding] = ()
     """What an answer says of it (--json)."""
-    suspects: Sequence[Mapping[str, str]] = ()
-    """The known faults that its nodes can have, as `known` of an operator has them."""
+    suspects: Sequence[SuspectedFault] = ()
+    """The known faults that its nodes can have."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What an answer has beside its record."""
     chips: str = ""

@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ci.explain.losses import scores_of
+from ci.explain.losses import GroupScore, scores_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graphs import graph_of
 from ci.models.arrays import Sample
@@ -81,8 +81,8 @@ types = [str(getattr(model, node.target).dtype) for node in read]
 """
 
 
-def nodes_of(units: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    return [unit["nodes"] for unit in units]
+def nodes_of(units: Sequence[GroupScore]) -> list[list[str]]:
+    return [[*unit.nodes] for unit in units]
 
 
 def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_path: Path) -> None:
@@ -108,14 +108,13 @@ def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_pat
         quantized.append(provider.quantized(model, samples, precision_named(precision), tmp_path / precision))
     graphs = [graph_of(path, samples[:1], tmp_path) for path in (model, *quantized)]
     found = scores_of(graphs[0], graphs[1:])
-    units = found["units"]
-    assert nodes_of(units) == [["conv", "relu", "mean"], ["product"]]
+    assert nodes_of(found.units) == [["conv", "relu", "mean"], ["product"]]
     (right,) = provider.on_cpu(model, samples[:1])
     for number, path in enumerate(quantized):
         (output,) = provider.on_cpu(path, samples[:1])
         whole = ((output["y"] - right["y"]) ** 2).sum() / (right["y"] ** 2).sum()
-        assert found["whole"][number] == pytest.approx(whole)
-        assert sum(unit["noise"][number] for unit in units) == pytest.approx(whole, rel=3)
+        assert found.whole[number] == pytest.approx(whole)
+        assert sum(unit.noise[number] for unit in found.units) == pytest.approx(whole, rel=3)
 
 
 def test_weights_with_a_scale_for_each_channel_are_quantized_at_an_old_opset(tmp_path: Path) -> None:

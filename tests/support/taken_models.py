@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.jobs import WorkOptions
+from ci.models.model_lines import OperatorAt
 from ci.suite.lane_model import Product
 from ci.suite.one_model import PYTORCH, Compiling, OneModel
 from ci.suite.options import Choice
@@ -26,6 +29,23 @@ RED = Outcome(figures={"sqnr_db": 2.0}, wrong=WRONG)
 def green(sqnr_db: float) -> Outcome:
     return Outcome(figures={"sqnr_db": sqnr_db})
 
+
+AT = OperatorAt("aten.pow.Scalar", "", "net.py:7", "2 ** x")
+POWER = DivergentOperator(
+    **asdict(AT),
+    traits={},
+    node="pow_1",
+    sqnr_db=2.0,
+    sample=0,
+    faint=1e-8,
+    rounds=False,
+    grows=None,
+    share=1.0,
+    operands={"tanh": 70.0},
+    alike=0,
+)
+DIFFERS = DivergenceResult("the quantized model on the CPU", 30.0, 2.0, POWER, {}, {}, ())
+"""What a search gives that finds an operator."""
 
 Gives = Callable[[OneModel], Outcome]
 

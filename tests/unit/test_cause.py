@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ci.explain.cause import cause_of, is_of_chip, of_divergence, of_scores, with_suspects
+from ci.explain.divergence import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
+from ci.explain.losses import GroupScore, Loss, Scores
+from ci.operators.table import Inexact
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed
-from tests.support.taken_models import WRONG, Taken
+from provisioning.known_faults import SuspectedFault
+from tests.support.taken_models import AT, DIFFERS, POWER, WRONG, Taken
 
-AT = {"operator": "aten.pow.Scalar", "module": "", "source": "net.py:7", "code": "2 ** x"}
+SUSPECT = SuspectedFault("pad by less than nothing at net.py:7", "cut it", "negative-pad")
 
 
 @pytest.mark.parametrize(
@@ -53,34 +58,21 @@ def test_what_is_searched_follows_the_figures(figures: dict[str, float], of_chip
     assert is_of_chip(Outcome(figures=figures), kind) is of_chip
 
 
-def cuts(share: float, between: list[str] | None = None, **more: Any) -> dict[str, Any]:
-    first = {
-        **AT,
-        "node": "pow_1",
-        "sqnr_db": 2.0,
-        "share": share,
-        "alike": 0,
-        "rounds": False,
-        "grows": None,
-        "operands": {"tanh": 70.0},
-        "faint": 1e-8,
-    }
-    first |= more
-    return {"reference": "the quantized model on the CPU", "first": first, "between": between or []}
+def cuts(share: float, between: Sequence[str] = (), **more: Any) -> DivergenceResult:
+    return replace(DIFFERS, first=replace(POWER, share=share, **more), between=tuple(between))
 
 
 def test_an_operator_is_the_cause_where_most_of_the_error_is_its_own() -> None:
-    fault = {"message": "pow is wrong", "command": "exp", "fault": "power-of-a-number"}
-    found = of_divergence(cuts(0.9, known=[fault, {"message": "measured", "command": "shows"}]), "divergence")
+    fault = SuspectedFault("pow is wrong", "exp", "power-of-a-number")
+    found = of_divergence(cuts(0.9, known=(fault, Inexact("pow", "measured", "shows"))), "divergence")
     assert "cause is aten.pow.Scalar at net.py:7" in found.words and "90%" in found.words
-    assert found.in_words().endswith("suspected: pow is wrong") and found.place["node"] == "pow_1"
+    assert found.in_words().endswith("suspected: pow is wrong") and [*found.nodes] == ["pow_1"]
 
 
 def test_an_operator_that_only_rounds_is_not_the_cause_and_what_makes_much_of_it_is_named() -> None:
-    grows: dict[str, Any] = {**AT, "operator": "aten.where.self", "source": "net.py:9", "node": "where"}
-    grows |= {"before_db": 85.2, "after_db": 3.1}
+    grows = Loss("aten.where.self", "", "net.py:9", "", "where", 85.2, 3.1)
     found = of_divergence(cuts(0.6, sqnr_db=89.8, rounds=True, grows=grows), "divergence")
-    assert "the cause is" not in found.words and found.place["source"] == "net.py:9"
+    assert "the cause is" not in found.words and found.line == "net.py:9"
     assert "aten.where.self at net.py:9" in found.words and "85.2 dB before it, 3.1 dB after" in found.words
 
 
@@ -110,21 +102,26 @@ def test_where_all_add_a_little_none_is_the_cause() -> None:
 def test_what_is_too_small_for_fp16_is_said_of_an_operator_that_is_named(
     reference: str, faint: float | None, said: bool, share: float, between: list[str]
 ) -> None:
-    found = of_divergence({**cuts(share, between, faint=faint), "reference": reference}, "divergence")
-    other = of_divergence({**cuts(share, between, faint=None), "reference": reference}, "divergence")
+    found, other = (
+        of_divergence(replace(cuts(share, between, faint=value), reference=reference), "divergence")
+        for value in (faint, None)
+    )
     is_named = share > 0.5 or not between
     assert (found.words != other.words) is (said and is_named)
 
 
 def test_a_search_that_the_time_ended_says_how_far_it_came_and_what_goes_on() -> None:
-    found = of_divergence({**cuts(0.9, ["relu", "linear_3"]), "first": None}, "divergence net.py")
+    found = of_divergence(replace(cuts(0.9, ["relu", "linear_3"]), first=None), "divergence net.py")
     assert "relu and linear_3" in found.words and found.goes_on == "divergence net.py" and not found.place
 
 
 @pytest.mark.parametrize(("noise", "named"), [(0.08, True), (0.01, False)])
 def test_quantizing_an_operator_is_the_cause_where_it_alone_loses_as_much(noise: float, named: bool) -> None:
-    units = [{**AT, "nodes": ["pow_1"], "noise": [noise]}, {**AT, "nodes": ["mul"], "noise": [0.005]}]
-    found = of_scores({"units": units, "whole": [0.1], "left": 0})
+    units = (
+        GroupScore(**asdict(AT), nodes=(node,), size=1, reads={}, noise=(adds,))
+        for node, adds in (("pow_1", noise), ("mul", 0.005))
+    )
+    found = of_scores(Scores(tuple(units), (0.1,), 0))
     assert ("cause is quantizing aten.pow.Scalar" in found.words) is named is bool(found.place)
     assert not named or ("11.0 dB" in found.words and "10.0 dB" in found.words)
 
@@ -148,18 +145,11 @@ def test_a_search_that_fails_is_no_cause_and_no_failure(
 def test_what_the_nodes_meet_is_suspected_where_the_time_ended_the_search(
     between: list[str], named: bool
 ) -> None:
-    suspect = {
-        "message": "pad by less than nothing at net.py:7",
-        "command": "cut it",
-        "fault": "negative-pad",
-    }
-    found = with_suspects(
-        of_divergence({**cuts(0.9, between), "first": None}, "divergence net.py"), [suspect]
-    )
+    searched = of_divergence(replace(cuts(0.9, between), first=None), "divergence net.py")
+    found = with_suspects(searched, [SUSPECT])
     assert ("net.py:7" in found.in_words()) is named and not found.place
 
 
 def test_an_operator_that_was_found_needs_no_suspicion_of_others() -> None:
-    suspect = {"message": "pad by less than nothing", "command": "cut it", "fault": "negative-pad"}
-    found = with_suspects(of_divergence(cuts(0.9), "divergence net.py"), [suspect])
+    found = with_suspects(of_divergence(cuts(0.9), "divergence net.py"), [SUSPECT])
     assert found.place and not found.suspected

@@ -10,10 +10,11 @@ from typing import Any
 import numpy
 import pytest
 
-from ci.explain.divergence import Divergence, worst_drop
+from ci.explain.divergence import Divergence, DivergenceResult, DivergentOperator, worst_drop
 from ci.explain.divergence_report import as_text, fix_of, keep_partial, partial_of
 from ci.explain.graph import INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.arrays import Array
+from ci.models.model_lines import OperatorAt
 
 
 def worst(
@@ -121,8 +122,8 @@ class Toy(Graph):
     def operands_of(self, name: str) -> list[str]:
         return [*self.operands[name]]
 
-    def described(self, name: str) -> dict[str, str]:
-        return {"operator": f"aten.{name}.default", "module": "", "source": "", "code": ""}
+    def operator_at(self, name: str) -> OperatorAt:
+        return OperatorAt(f"aten.{name}.default", "", "", "")
 
     def ending_at(self, name: str) -> Toy:
         return Toy(self.operands, self.computes, name)
@@ -168,8 +169,14 @@ class Told:
         return [[numpy.asarray(self.gives(name)) for name in (graph.end, *graph.shown)]]
 
 
-def found_in(graph: Toy, gives: Callable[[str], Any], least: float = 40.0, **more: Any) -> dict[str, Any]:
+def found_in(graph: Toy, gives: Callable[[str], Any], least: float = 40.0, **more: Any) -> DivergenceResult:
     return Divergence(graph, Told(gives), least, **more).search()
+
+
+def first_in(*given: Any, **more: Any) -> DivergentOperator:
+    first = found_in(*given, **more).first
+    assert first
+    return first
 
 
 def wrong_from(place: int) -> Callable[[str], Any]:
@@ -184,9 +191,10 @@ def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
         return numpy.zeros(4) if name == "linear" else numpy.ones(4)
 
     result = found_in(Toy({**OPERANDS, "linear": ["conv"]}, end="linear"), gives, 30.0)
-    first = result["first"]
-    assert (first["node"], first["sqnr_db"], first["share"]) == ("linear", 0.0, 1.0)
-    assert first["operands"] == {"conv": None}
+    first = result.first
+    assert first
+    assert (first.node, first.sqnr_db, first.share) == ("linear", 0.0, 1.0)
+    assert first.operands == {"conv": None}
     text = "\n".join(as_text(result))
     assert "conv not measured" in text and "no kernel" in text
 
@@ -194,16 +202,16 @@ def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
 def test_a_power_of_a_wrong_operand_is_wrong_and_not_at_fault() -> None:
     model = Toy({"sum": [], "pow": ["sum"]}, {"sum": lambda: numpy.full(4, 2.0), "pow": lambda x: x**2})
     chip = {"sum": 2.4, "pow": 5.76}
-    first = found_in(model, lambda name: numpy.full(4, chip[name]))["first"]
-    assert first["node"] == "sum" and first["share"] == 1.0
+    first = first_in(model, lambda name: numpy.full(4, chip[name]))
+    assert first.node == "sum" and first.share == 1.0
 
 
 def test_a_small_error_that_grows_on_the_way_to_the_outputs_is_found_where_it_begins() -> None:
     """Each node doubles what it reads: a step of rounding at the first is all of the output."""
     operands = chain(12)
     model = Toy(operands, {name: lambda x: 1 + 2 * (x - 1) for name in list(operands)[1:]})
-    first = found_in(model, lambda name: numpy.full(4, 1 + 2.0 ** int(name[1:]) * 1e-3))["first"]
-    assert first["node"] == "n0" and first["share"] == 1.0
+    first = first_in(model, lambda name: numpy.full(4, 1 + 2.0 ** int(name[1:]) * 1e-3))
+    assert first.node == "n0" and first.share == 1.0
 
 
 @pytest.mark.parametrize(("wrong", "share"), [(None, 0.1), ("n6", 0.9)])
@@ -219,9 +227,12 @@ def test_how_much_of_the_error_is_the_operators_own_tells_a_fault_from_rounding(
         noise = [power if place <= int(name[1:]) else 0.0 for place, power in enumerate(powers)]
         return 1 + numpy.sqrt(numpy.array(noise) * 1e-2)
 
-    first = found_in(Toy(operands, {"n0": lambda: numpy.ones(10)}), gives)["first"]
-    assert first["share"] == pytest.approx(share, abs=0.02)
-    assert wrong is None or first["node"] == wrong
+    first = first_in(Toy(operands, {"n0": lambda: numpy.ones(10)}), gives)
+    assert first.share == pytest.approx(share, abs=0.02)
+    assert wrong is None or first.node == wrong
+
+
+FOUND = first_in(Toy(OPERANDS), lambda name: numpy.zeros(4))
 
 
 @pytest.mark.parametrize(
@@ -230,19 +241,14 @@ def test_how_much_of_the_error_is_the_operators_own_tells_a_fault_from_rounding(
         (60.0, None, [], "quantize --where"),
         (3.0, None, [], "on the CPU"),
         (3.0, None, ["relu", "add"], "tried"),
-        (3.0, {"operator": "aten.cumsum.default"}, [], "tried"),
+        (3.0, FOUND, [], "tried"),
     ],
 )
 def test_every_end_of_the_search_names_what_to_do_next(
-    sqnr_db: float, first: dict[str, Any] | None, between: list[str], fix: str
+    sqnr_db: float, first: DivergentOperator | None, between: list[str], fix: str
 ) -> None:
-    result = {
-        "sqnr_db": sqnr_db,
-        "least": 30.0,
-        "first": first,
-        "between": between,
-        "reference": "the quantized model on the CPU",
-    }
+    reference = "the quantized model on the CPU"
+    result = DivergenceResult(reference, 30.0, sqnr_db, first, {}, {}, tuple(between))
     assert fix in fix_of(result, lambda *words: " ".join(words), "what was tried")
 
 
@@ -255,10 +261,10 @@ def test_a_search_whose_time_is_over_says_between_what_it_was(monkeypatch: pytes
         return wrong_from(40)(name)
 
     result = found_in(Toy(chain(64)), gives, 30.0, seconds=45, whole=0.0)
-    low, high = result["between"]
-    assert int(low[1:]) < 40 <= int(high[1:]) and len(result["cuts"]) <= 5
+    low, high = result.between
+    assert int(low[1:]) < 40 <= int(high[1:]) and len(result.cuts) <= 5
     # It is the whole program, whose figure is known.
-    assert "n63" not in result["cuts"]
+    assert "n63" not in result.cuts
     assert low in "\n".join(as_text(result))
 
 
@@ -283,9 +289,9 @@ def test_a_program_that_shows_all_operators_is_believed_if_it_errs_as_the_whole_
     search = Divergence(Shows(chain(64)), Chip(wrong_from(40)), 30.0, 60, 0.0)
     result = search.search()
     if cuts and takes:
-        assert result["between"] and result["first"] is None
+        assert result.between and result.first is None
     else:
-        assert result["first"]["node"] == "n40" and bool(cut) is cuts
+        assert result.first and result.first.node == "n40" and bool(cut) is cuts
 
 
 class Choosing(Shows):
@@ -308,9 +314,9 @@ class Choosing(Shows):
 
 @pytest.mark.parametrize(("off", "rounds"), [(0.01, True), (0.03, False)])
 def test_a_step_of_rounding_that_decides_a_choice_is_followed_to_it(off: float, rounds: bool) -> None:
-    first = found_in(Choosing(), lambda name: numpy.array([1.0 + off, 2.0]), 30.0)["first"]
-    assert first["node"] == "norm" and first["rounds"] is rounds
-    assert (first["grows"] or {}).get("node") == ("choice" if rounds else None)
+    first = first_in(Choosing(), lambda name: numpy.array([1.0 + off, 2.0]), 30.0)
+    assert first.node == "norm" and first.rounds is rounds
+    assert (first.grows.node if first.grows else "") == ("choice" if rounds else "")
 
 
 class CannotShow(Choosing):
@@ -323,10 +329,10 @@ class CannotShow(Choosing):
 
 def test_where_rounding_grows_is_an_extra_that_loses_no_operator() -> None:
     """It computes all of the model again, which may take more memory or time than there is."""
-    known: list[Mapping[str, Any]] = []
-    first = found_in(CannotShow(), lambda name: numpy.array([1.01, 2.0]), 30.0, keep=known.append)["first"]
-    assert (first["node"], first["rounds"], first["grows"]) == ("norm", True, None)
-    assert known[-1]["first"]["node"] == "norm" and not known[-1]["between"]
+    known: list[DivergenceResult] = []
+    first = first_in(CannotShow(), lambda name: numpy.array([1.01, 2.0]), 30.0, keep=known.append)
+    assert (first.node, first.rounds, first.grows) == ("norm", True, None)
+    assert known[-1].first and known[-1].first.node == "norm" and not known[-1].between
 
 
 class Stepped(Toy):
@@ -348,15 +354,15 @@ def test_what_only_rounds_proves_no_fault_of_others() -> None:
         return 1 + numpy.sqrt(numpy.array([*noise, 0.0, 0.0]))
 
     suspects = {f"n{place}": ["bias"] for place in range(9, 39)}
-    first = found_in(Stepped(chain(64)), gives, 30.0, whole=6.0, suspects=suspects)["first"]
-    assert (first["node"], first["rounds"]) == ("n40", False)
+    first = first_in(Stepped(chain(64)), gives, 30.0, whole=6.0, suspects=suspects)
+    assert (first.node, first.rounds) == ("n40", False)
 
 
 def test_what_reads_a_ruined_value_is_not_the_cause() -> None:
     """Two values that are lost make any quotient of them."""
     model = Toy({"cast": [], "sum": ["cast"], "div": ["cast", "sum"]}, {"div": lambda x, y: x / y})
     chip = {"cast": 0.0, "sum": 0.0, "div": -0.2}
-    assert found_in(model, lambda name: numpy.full(4, chip[name]), 30.0)["first"]["node"] == "cast"
+    assert first_in(model, lambda name: numpy.full(4, chip[name]), 30.0).node == "cast"
 
 
 def test_what_a_search_knows_is_kept_for_when_it_is_ended(tmp_path: Path) -> None:
@@ -369,7 +375,7 @@ def test_what_a_search_knows_is_kept_for_when_it_is_ended(tmp_path: Path) -> Non
         found_in(Toy(chain(64)), gives, 30.0, whole=0.0, keep=partial(keep_partial, tmp_path))
 
     known = partial_of(tmp_path)
-    assert known and known["between"] == ["n31", "n63"] and known["cuts"]["n31"] > 100
+    assert known and known.between == ("n31", "n63") and known.cuts["n31"] > 100
     assert partial_of(tmp_path / "empty") is None
 
 
@@ -382,7 +388,7 @@ def test_values_are_too_small_where_the_error_is_a_few_of_the_smallest_steps(
 ) -> None:
     model = Toy({"a": [], "b": ["a"]}, {"a": lambda: numpy.full(4, expected)})
     result = found_in(model, lambda name: numpy.full(4, expected + error), 300)
-    assert (result["first"]["faint"] is not None) is faint
+    assert result.first and (result.first.faint is not None) is faint
 
 
 def alone(*names: str) -> dict[str, list[str]]:
@@ -405,8 +411,8 @@ def test_what_one_place_of_a_fault_adds_is_taken_to_be_added_at_the_others(
         return 1 + numpy.sqrt(numpy.array([*noise, 0.0]))
 
     suspects = {"n9": [fault_of_n9], "n20": ["other"], "n40": ["pad"], "n50": ["pad"]}
-    first = found_in(Toy(chain(64)), gives, 30.0, whole=6.0, suspects=suspects)["first"]
-    assert (first["node"], first["alike"]) == (named, others)
+    first = first_in(Toy(chain(64)), gives, 30.0, whole=6.0, suspects=suspects)
+    assert (first.node, first.alike) == (named, others)
     assert "n20" in cut and ("n40" in cut) is behind_it
 
 
@@ -418,7 +424,7 @@ def test_a_suspect_that_adds_most_of_the_error_is_named_by_programs_that_end_the
         return wrong_from(40)(name)
 
     result = found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n9", "n40", "n50"))
-    assert (result["first"]["node"], result["first"]["share"], result["between"]) == ("n40", 1.0, [])
+    assert result.first and (result.first.node, result.first.share, result.between) == ("n40", 1.0, ())
     assert {*cut} == {"n8", "n9", "n39", "n40"}
 
 
@@ -433,7 +439,7 @@ def test_suspects_that_are_right_take_at_most_half_of_the_time(monkeypatch: pyte
 
     right = [f"n{place}" for place in range(1, 30, 2)]
     result = found_in(Toy(chain(64)), gives, 30.0, seconds=400, whole=0.0, suspects=alone(*right))
-    assert result["first"]["node"] == "n40" and len({*cut} & {*right}) < 15
+    assert result.first and result.first.node == "n40" and len({*cut} & {*right}) < 15
 
 
 def test_a_suspect_is_kept_before_its_operands_are_known(tmp_path: Path) -> None:
@@ -446,7 +452,7 @@ def test_a_suspect_is_kept_before_its_operands_are_known(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n40"), keep=keep)
     known = partial_of(tmp_path)
-    assert known and known["first"]["node"] == "n40" and known["first"]["operands"] == {"n39": None}
+    assert known and known.first and known.first.node == "n40" and known.first.operands == {"n39": None}
 
 
 def test_a_search_that_ends_before_others_were_looked_at_names_the_worst_suspect(
@@ -462,5 +468,5 @@ def test_a_search_that_ends_before_others_were_looked_at_names_the_worst_suspect
         return 1 + numpy.sqrt(numpy.full(4, lost.get(name, 0.0) * 1e-2))
 
     result = found_in(Toy(operands), gives, 30.0, seconds=15, whole=20.0, suspects=alone("pad"))
-    assert result["first"]["node"] == "pad" and result["between"]
-    assert result["first"]["share"] == pytest.approx(0.4, abs=0.01)
+    assert result.first and result.first.node == "pad" and result.between
+    assert result.first and result.first.share == pytest.approx(0.4, abs=0.01)

@@ -20,6 +20,7 @@ from tests.support.programs import BUILD_ID, context, options, program
 
 ERF = CpuOperator(
     operator="aten.erf.default",
+    module="",
     node="aten_erf_default",
     reason="No node visitor, unsupported",
     source="/somewhere/net.py:12",

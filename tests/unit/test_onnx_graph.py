@@ -322,7 +322,7 @@ def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_i
     write(model_of(nodes, output=(1, 3, 8, 8), weights=weights), tmp_path / "net.onnx")
     samples = [{"x": np.full((1, 3, 8, 8), value, "f4")} for value in (1.0, 1000.0)]
     (found,) = beyond_half(tmp_path / "net.onnx", samples, tmp_path)
-    assert (found["node"], found["largest"]) == ("far", 300_000)
+    assert (found.node, found.largest) == ("far", 300_000)
     assert not beyond_half(tmp_path / "net.onnx", samples[:1], tmp_path)
 
 
@@ -356,9 +356,9 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     save(tmp_path / SAMPLES, samples)
     order = order_of(tmp_path, "8a8w" if quantized else "fp16", {"model": str(path)})
     limits = DivergenceLimits(60.0, 1e9, None)
-    found = diverge(order, ModelFiles(tmp_path, path, path, tmp_path), limits).found
-    assert found["first"]["node"] == "add" and found["first"]["share"] == 1.0
-    assert found["sqnr_db"] < found["cuts"]["add"]
+    found = diverge(order, ModelFiles(tmp_path, path, path, tmp_path), limits)
+    assert found.first and (found.first.node, found.first.share) == ("add", 1.0)
+    assert found.sqnr_db < found.cuts["add"]
 
 
 def test_each_part_of_an_operators_result_is_a_node_and_has_the_operators_name_in_a_precision_file(

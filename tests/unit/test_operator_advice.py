@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
-from ci.explain.audit import as_text, with_precisions
+from ci.explain.audit import AuditRow, NoProgram, as_text, with_precisions
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.records import EmulatorRun
@@ -25,6 +24,7 @@ from ci.outcome import Result
 from provisioning.fixes import NO_FIX
 from tests.support.lowering import compiled_as
 from tests.support.own_table import own_table
+from tests.support.programs import BUILD_ID
 
 WHOLE = {"result": "whole", "db": 50, "cases": 9}
 LOW = {"across [0.5, 2.5]": {"result": "wrong", "db": -6}}
@@ -229,11 +229,11 @@ def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
 def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
     given(SM8350={"16a8w": {**WHOLE, "others": LOW}, "8a8w": WHOLE})
     nodes = {"log": Traits("aten.log.default"), "q": Traits("quantized_decomposed.quantize")}
-    rows = {"16a8w": explain.audit_row(compiled_as(nodes=nodes), "16a8w", "SM8350")}
+    rows = {"16a8w": explain.audit_row(compiled_as(nodes=nodes), "16a8w", "SM8350", BUILD_ID)}
     text = "\n".join(as_text(rows))
     assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
     assert "→ nox -s diagnose -- log@16a8w" in text
-    assert json.loads(json.dumps(rows))["16a8w"]["inexact"][0]["operator"] == "aten.log.default"
+    assert [row.operator for row in rows["16a8w"].inexact] == ["aten.log.default"]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_audit_warns_of_what_was_measured_with_this_nodes_shapes_alone(
     tmp_path: Path, operator: str, shapes: tuple[tuple[int, ...], ...], scheme: str, warns: bool
 ) -> None:
     compiled = compiled_as(nodes={"node": Traits(operator, shapes=shapes)})
-    assert bool(explain.audit_row(compiled, scheme, "SM8650")["inexact"]) is warns
+    assert bool(explain.audit_row(compiled, scheme, "SM8650", BUILD_ID).inexact) is warns
 
 
 TYPES = f"{REFUSES}: Tensor 0 and 0 have mismatching datatypes"
@@ -270,18 +270,19 @@ def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_o
     given: Any, tmp_path: Path, reason: str, left_at_16_bits: bool, suggested: bool
 ) -> None:
     given("exp", SM8750=dict.fromkeys(("8a8w", "16a8w"), WHOLE))
-    on_cpu = CpuOperator("aten.exp.default", "exp", reason, source="", code="", kernel=True)
+    on_cpu = CpuOperator("aten.exp.default", "", "", "", "exp", reason, kernel=True)
     nodes = {"exp": Traits("aten.exp.default")}
     rows = {
-        scheme: explain.audit_row(compiled, scheme, "SM8750")
+        scheme: explain.audit_row(compiled, scheme, "SM8750", BUILD_ID)
         for scheme, compiled in (
             ("8a8w", compiled_as(left=[on_cpu])),
             ("16a8w", compiled_as(left=[on_cpu] * left_at_16_bits, nodes=nodes)),
         )
     }
-    with_precisions(rows, "SM8750")
-    (left,) = rows["8a8w"]["cpu"]
-    assert ("16a8w" in left["suggestion"]) is suggested
+    row = with_precisions(rows, "SM8750")["8a8w"]
+    assert isinstance(row, AuditRow)
+    (left,) = row.cpu
+    assert ("16a8w" in left.suggestion) is suggested
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_o
 def test_a_program_that_breaks_names_the_operator_on_the_cpu_that_has_a_fix(
     code: str, suspected: bool
 ) -> None:
-    row = CpuOperator("aten.clamp.Tensor", "clamp", "refused", "net.py:17", code, kernel=True)
+    row = CpuOperator("aten.clamp.Tensor", "", "net.py:17", code, "clamp", "refused", kernel=True)
     message, fix = suspected_on_cpu([replace(row, code="x.clamp(z)", source="net.py:3"), row])
     assert ("net.py:17" in message) is suspected and (fix != NO_FIX) is suspected
 
@@ -334,9 +335,9 @@ def test_an_operator_of_onnx_that_fails_is_named_with_the_precision_to_keep_it_a
 
 @pytest.mark.usefixtures("given_onnx")
 def test_the_audit_names_it_where_nothing_compiles_too() -> None:
-    known = [row._asdict() for row in inexact_onnx(["LRN"], "16a8w")]
-    lines = list(as_text({"16a8w": {"error": "QNN cannot compile it", "fix": "r", "inexact": known}}))
-    assert known[0]["message"] in lines and f"  → {known[0]['command']}" in lines
+    (known,) = inexact_onnx(["LRN"], "16a8w")
+    lines = list(as_text({"16a8w": NoProgram("QNN cannot compile it", "r", (known,))}))
+    assert known.message in lines and f"  → {known.command}" in lines
 
 
 def test_a_name_that_several_rows_have_is_no_rows() -> None:

@@ -13,14 +13,16 @@ import pytest
 from ci.explain.cause import Cause, explained
 from ci.explain.proofs import MOST, helps, outcome_with_cause, proofs_of
 from ci.explain.rewriting import Rewritten
+from ci.models.model_lines import OperatorAt
 from ci.suite.one_model import OneModel
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.fixes import NO_FIX
+from provisioning.known_faults import SuspectedFault
 from tests.support.taken_models import HELPS, RED, Taken, green
 
-CAUSE = Cause("the cause is pow", {"source": HELPS.source})
+CAUSE = Cause("the cause is pow", OperatorAt("aten.pow.Scalar", "", HELPS.source, ""))
 
 
 def proved(
@@ -80,8 +82,8 @@ def test_all_programs_of_a_command_together_have_the_longest_time(
 def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at_another_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = {"message": "it is too small", "fault": "harms"}
-    cause = Cause("the cause is rsqrt", {"source": "net.py:8"}, True, [fault])
+    fault, place = SuspectedFault("it is too small", "", "harms"), OperatorAt("rsqrt", "", "net.py:8", "")
+    cause = Cause("the cause is rsqrt", place, of_chip=True, suspected=[fault])
     _, taken = proved(tmp_path, monkeypatch, lambda model: RED, cause=cause)
     assert taken.asked == [None, ("harms",)]
 
@@ -89,7 +91,7 @@ def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at
 def test_without_a_place_the_rewrites_of_what_is_suspected_are_tried_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = {"message": "it is too small", "fault": "harms"}
+    fault = SuspectedFault("it is too small", "", "harms")
     cause = Cause("the time is up", of_chip=True, suspected=[fault], goes_on="divergence")
     _, taken = proved(tmp_path, monkeypatch, lambda model: RED, cause=cause)
     assert taken.asked == [None, ("harms",)]
@@ -120,7 +122,9 @@ def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_
             return green(44.4) if helped else RED
         return RED
 
-    found, _ = proved(tmp_path, monkeypatch, gives, cause=Cause("the cause", {"source": "net.py:2"}))
+    found, _ = proved(
+        tmp_path, monkeypatch, gives, cause=Cause("the cause", OperatorAt("einsum", "", "net.py:2", ""))
+    )
     assert asked == tried and (tmp_path / "net.py").read_text() == WRITTEN
     assert (found.edit is not None) is helped and bool(found.helping) is helped
 

@@ -22,7 +22,7 @@ from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
-from tests.support.taken_models import HELPS, RED, Taken, green
+from tests.support.taken_models import DIFFERS, HELPS, RED, Taken, green
 from tests.support.typed import run_here
 
 
@@ -178,11 +178,7 @@ def test_the_next_command_is_for_what_is_still_red(
 def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first: dict[str, Any] = {"operator": "aten.pow.Scalar", "source": "net.py:7", "code": "2 ** x"}
-    first |= {"node": "pow_1", "module": "", "sqnr_db": 2.0, "share": 0.9, "operands": {}, "faint": None}
-    first |= {"alike": 0, "rounds": False}
-    found = {"reference": "the quantized model on the CPU", "first": first, "between": []}
-    lane = SimpleNamespace(divergence_of=lambda *_: found)
+    lane = SimpleNamespace(divergence_of=lambda *_: DIFFERS)
     monkeypatch.setattr("ci.explain.cause.explainer", lambda model: lane)
     taken: Any = Taken(tmp_path)
     taken.rewritten = lambda _taken, asked: Rewritten((), None)

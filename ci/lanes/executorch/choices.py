@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ci.explain.torch_graph import outputs_of
+from ci.explain.torch_graph import operator_at, outputs_of
 from ci.models.factory import copied
-from ci.models.model_lines import source_of
+from ci.models.model_lines import OperatorAt
 from ci.operators.partition.decisions import is_quantizer
 from ci.suite.accuracy import ChosenAmong, Inferences, tie_noise
 
@@ -36,11 +36,6 @@ class Chooser:
     node: Node
     values: Node
     dim: int | None
-
-    @property
-    def where(self) -> dict[str, str]:
-        source, code = source_of(self.node)
-        return {"operator": str(self.node.target), "source": source, "code": code}
 
 
 def choosers_of(graph: Any) -> Iterator[Chooser]:
@@ -68,7 +63,7 @@ class OutputChoices:
 
     expected: Inferences
     reference: Inferences
-    places: tuple[dict[str, str], ...] = ()
+    places: tuple[OperatorAt, ...] = ()
 
 
 def choices_of(
@@ -90,7 +85,7 @@ def choices_of(
         quantized = _chosen_among(module, of_quantized.get(chooser.output), samples)
         if not floats or bool(quantized) != bool(reference):
             continue
-        places.append(chooser.where)
+        places.append(operator_at(chooser.node))
         wanted, rounded = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
         noise = tie_noise(wanted, rounded, 0 if chooser.dim is None else chooser.dim)
         expected = _with_choice(expected, chooser, floats, noise, into, "float")

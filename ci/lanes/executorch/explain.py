@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from ci.closed import closed
-from ci.explain.audit import with_precisions
-from ci.explain.divergence_report import known_fault, partial_of
+from ci.explain.audit import (
+    AuditRow,
+    AuditRows,
+    KeptNodes,
+    NoProgram,
+    SuggestedOperator,
+    with_precisions,
+)
+from ci.explain.divergence import DivergenceResult, DivergentOperator
+from ci.explain.divergence_report import partial_of
 from ci.explain.lane import only
-from ci.explain.losses import FOREVER
+from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
@@ -47,7 +55,7 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 from provisioning.build_id import version_in
-from provisioning.fixes import fix_for
+from provisioning.known_faults import SuspectedFault
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
 """Those of an audit."""
@@ -86,9 +94,6 @@ class LoweringSearch(Lower):
 
     seconds: float
 
-    def read(self, reply: Mapping[str, Any]) -> object:
-        return None
-
 
 @dataclass(frozen=True)
 class SearchDivergence(LoweringSearch):
@@ -115,10 +120,19 @@ class SearchDivergence(LoweringSearch):
         return {str(name): number for name, number in versions_of(self.plan.build_id).items()}
 
     def left(self, program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
-        return partial_of(folder) if gone.kind == "timeout" else None
+        known = partial_of(folder) if gone.kind == "timeout" else None
+        return as_json(known) if known else None
+
+    def read(self, reply: Mapping[str, Any]) -> DivergenceResult:
+        return read(DivergenceResult, reply)
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
-        return not result.facts.get("between")
+        return not divergence_in(result).between
+
+
+def divergence_in(result: Result) -> DivergenceResult:
+    assert isinstance(result.record, DivergenceResult)
+    return result.record
 
 
 @dataclass(frozen=True)
@@ -136,8 +150,16 @@ class Score(LoweringSearch):
     def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
         return {**program.order, "exact": self.exact, "seconds": self.seconds}
 
+    def read(self, reply: Mapping[str, Any]) -> Scores:
+        return read(Scores, reply)
+
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
-        return not result.facts.get("left")
+        return not scores_in(result).left
+
+
+def scores_in(result: Result) -> Scores:
+    assert isinstance(result.record, Scores)
+    return result.record
 
 
 def chosen_program(model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> ExecutorchProgram:
@@ -163,44 +185,39 @@ def divergence_of(
     least: float,
     seconds: float = FOREVER,
     whole: float | None = None,
-) -> dict[str, Any]:
+) -> DivergenceResult:
     """What the search gave, with what is known of the operator."""
     plan = plan_of_model(model, "divergence", [program])
     runner = ready_runner(os.environ, model.selection.reports)
     step = SearchDivergence(plan, seconds, runner, least, whole)
-    result = dict(require_done(program, plan, run_cached_step(step, [program])).facts)
-    if result["first"]:
-        scheme, soc = program.run.precision, program.soc
-        first = result["first"] = dict(result["first"])
-        versions = versions_of(plan.build_id)
-        traits = {name: read(Traits, row) for name, row in first.pop("traits").items()}
-        met = faults_in(traits, scheme, soc, versions, seen_db=first["sqnr_db"])
-        first["known"] = [known_fault(row.fault) for row in met]
-        measured = inexact([first["operator"]], scheme, soc)
-        first["known"] += [row._asdict() for row in measured if row.compiles]
-        first["better"] = better_than(first["operator"], scheme, soc)
-    return result
+    result = divergence_in(require_done(program, plan, run_cached_step(step, [program])))
+    first, scheme, soc = result.first, program.run.precision, program.soc
+    if first is None:
+        return result
+    met = faults_in(first.traits, scheme, soc, versions_of(plan.build_id), seen_db=first.sqnr_db)
+    faults = [SuspectedFault.of(row.fault) for row in met]
+    measured = [row for row in inexact([first.operator], scheme, soc) if row.compiles]
+    better = better_than(first.operator, scheme, soc)
+    return replace(result, first=replace(first, known=(*faults, *measured), better=better))
 
 
 def script_of(
-    model: OneModel, program: ExecutorchProgram, operator: Mapping[str, Any], before: int
+    model: OneModel, program: ExecutorchProgram, operator: DivergentOperator, before: int
 ) -> OperatorScript:
     plan = plan_of_model(model, "divergence", [program])
     environ, log = closed(plan.environment) | program.needs.environment(os.environ), plan.logs / "script.log"
     home = home_of(environ, plan.logs)
     with asking(home, f"{WORKER}:script", log, plan.work.timeout) as ask:
-        request = ScriptRequest(operator["node"], operator["sample"], before)
+        request = ScriptRequest(operator.node, operator.sample, before)
         source = read(OperatorSource, ask(**program.order, **as_json(request)))
     packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
     return OperatorScript(needs, source.imports, source.body, plan.environment)
 
 
-def scores_of(
-    model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER
-) -> Mapping[str, Any]:
+def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER) -> Scores:
     plan = plan_of_model(model, "tune", [program])
-    return require_done(program, plan, run_cached_step(Score(plan, seconds, exact), [program])).facts
+    return scores_in(require_done(program, plan, run_cached_step(Score(plan, seconds, exact), [program])))
 
 
 def rewritten(lane_model: PytorchModel, choice: RewriteChoice) -> Rewritten:
@@ -222,7 +239,7 @@ def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) 
     return PYTHON.format(comment=comment, nodes=json.dumps(listed, indent=4), precision=precision)
 
 
-def audited(model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, Any]]:
+def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """Every partition is compiled at each precision."""
     selection, usual = model.selection, ("qdq",) if pytorch_model(model).quantized else SCHEMES
     every = [program_of(replace(model, precision=name)) for name in precisions or usual]
@@ -230,38 +247,31 @@ def audited(model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, A
     model = replace(model, work=replace(model.work, keep_going=True))
     plan = plan_of_model(model, "audit", list(programs.values()))
     results = compile_programs(plan)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, AuditRow | NoProgram] = {}
     for scheme, program in programs.items():
         try:
-            result = require_done(program, plan, results)
+            compiled = compiled_in(require_done(program, plan, results))
         except CheckFailed as error:
-            rows[scheme] = {"error": error.message, "fix": error.fix}
+            rows[scheme] = NoProgram(error.message, error.fix)
             continue
-        rows[scheme] = audit_row(compiled_in(result), scheme, selection.soc)
-        compiled = compiled_in(result)
-        shown = shown_by_inputs(compiled.nodes, compiled.least, scheme, selection.soc, plan.build_id)
-        rows[scheme]["warnings"] = [met.warning for met in shown]
+        rows[scheme] = audit_row(compiled, scheme, selection.soc, plan.build_id)
     return with_precisions(rows, selection.soc)
 
 
-def audit_row(compiled: ChipProgram, scheme: str, soc: str) -> dict[str, Any]:
+def audit_row(compiled: ChipProgram, scheme: str, soc: str, build_id: str) -> AuditRow:
     known, kept = inexact(operators_in(compiled.nodes), scheme, soc), compiled.kept_on_cpu
-    return {
-        "delegated": dict(Counter(operators_of(compiled.nodes))),
-        "cpu": [
-            {
-                **as_json(row),
-                "suggestion": str(fix_for(row.operator, row.code, row.source, reason=row.reason)),
-            }
-            for row in compiled.left
-        ],
-        "usable": all(row.kernel for row in compiled.left),
-        "delegates": compiled.delegates,
-        "ddr": as_json(compiled.ddr),
-        "kept_on_cpu": kept and {"because": kept.because, "cpu_nodes": list(kept.nodes)},
+    shown = shown_by_inputs(compiled.nodes, compiled.least, scheme, soc, build_id)
+    return AuditRow(
+        delegated=dict(Counter(operators_of(compiled.nodes))),
+        cpu=tuple(map(SuggestedOperator.of, compiled.left)),
+        usable=all(row.kernel for row in compiled.left),
+        delegates=compiled.delegates,
+        ddr=compiled.ddr,
+        kept_on_cpu=KeptNodes(kept.because, kept.nodes) if kept else None,
         # What is known not to compile does, as it was compiled here.
-        "inexact": [row._asdict() for row in known if row.compiles],
-    }
+        inexact=tuple(row for row in known if row.compiles),
+        warnings=tuple(met.warning for met in shown),
+    )
 
 
 def operators_of(nodes: Mapping[str, Traits]) -> list[str]:

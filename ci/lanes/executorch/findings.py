@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.explain.cause import explained
+from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import COMPILED, LOG, RAN, ExecutorchPlan, other_profile
 from ci.lanes.executorch.records import (
@@ -19,12 +19,12 @@ from ci.lanes.executorch.records import (
     ChipProgram,
     Lacking,
     Quantized,
-    Row,
     compiled_in,
     figures_of,
     ran_in,
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.models.model_lines import OperatorAt
 from ci.operators.conditions import Traits
 from ci.operators.faults import Met, faults_in, shown_by_inputs, versions_of
 from ci.operators.partition import CpuOperator
@@ -38,17 +38,14 @@ from ci.suite.findings import (
     accuracy_fix,
     accuracy_message,
     below_usual_of,
-    beyond_in_words,
     constant_outputs,
     factory_notes,
     not_in_fp16,
-    operator_place,
     placeholder,
 )
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity
-from provisioning.base.units import in_decibels
 from provisioning.fixes import NO_FIX, Suggestion, fix_for
 from provisioning.manifest import soc_named
 
@@ -431,23 +428,16 @@ def causes_of(
     """By the facts of its compile; faults of a build of QNN only with its id."""
     losses = compiled.losses
     met: list[Met] = []
-    beyond, chosen = tuple[Row, ...](), tuple[Row, ...]()
+    beyond, chosen = tuple[BeyondHalf, ...](), tuple[OperatorAt, ...]()
     if isinstance(compiled, ChipProgram):
         met = suspected_of(program, compiled, figures, build_id)
         beyond, chosen = compiled.beyond, compiled.choices
-    lines = [*(fault.line for fault in met), *(str(loss["source"]) for loss in losses[:1])]
+    lines = [*(fault.line for fault in met), *(loss.source for loss in losses[:1])]
     return Causes(
         place=next(filter(None, map(Place.read, lines)), None),
-        losses=f"quantizing loses most in {lost_at(losses[0])}" if losses else "",
+        losses=f"quantizing loses most in {losses[0].in_words()}" if losses else "",
         slices=slices,
         beyond=beyond_in_words(beyond),
-        beyond_fix=BEYOND_FIX,
-        chosen=" and ".join(dict.fromkeys(map(operator_place, chosen))),
+        chosen=" and ".join(dict.fromkeys(row.place for row in chosen)),
         known=[*map(str, met)],
     )
-
-
-def lost_at(loss: Mapping[str, Any]) -> str:
-    where = loss["operator"] + (f" of {loss['module']}" if loss["module"] else "")
-    where += f" at {loss['source']} `{loss['code']}`" if loss["source"] else ""
-    return f"{where} ({in_decibels(loss['before_db'])} before it, {in_decibels(loss['after_db'])} after)"

@@ -15,7 +15,7 @@ import numpy
 import torch
 
 from ci.child import doing
-from ci.explain.divergence import Divergence
+from ci.explain.divergence import Divergence, DivergenceResult
 from ci.explain.divergence_report import keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.torch_graph import TorchGraph
@@ -90,7 +90,7 @@ class EmulatedTrial:
         return bytes(edge.to_executorch().buffer)
 
 
-def diverge(chip_model: ChipModel, request: DivergenceRequest) -> dict[str, Any]:
+def diverge(chip_model: ChipModel, request: DivergenceRequest) -> DivergenceResult:
     began = time.monotonic()
     graph = graph_of(chip_model)
     chip = EmulatedTrial(chip_model, Runner.ordered(request.runner), request.into)

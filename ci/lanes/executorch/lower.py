@@ -37,6 +37,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
 from ci.child import doing, new_text, size_of, text_since
+from ci.explain.losses import Loss, Scores
 from ci.explain.torch_graph import (
     beyond_half,
     figures_in_torch,
@@ -57,9 +58,7 @@ from ci.lanes.executorch.records import (
     Lacking,
     Quantized,
     QuantizeRequest,
-    Row,
     ScoreRequest,
-    Unannotated,
 )
 from ci.lanes.executorch.suite import ExecutorchRun
 from ci.models.factory import (
@@ -75,7 +74,7 @@ from ci.models.factory import (
     run_copied,
     where_input_changes,
 )
-from ci.models.model_lines import place_in_words, source_of
+from ci.models.model_lines import OperatorAt, place_in_words, source_of
 from ci.models.user_model import BadFactory
 from ci.operators.partition import CpuOperator, GraphPart
 from ci.operators.partition.decisions import (
@@ -84,6 +83,7 @@ from ci.operators.partition.decisions import (
     cpu_kernels,
     is_quantizer,
     left_on_cpu,
+    module_of,
     module_path,
     operator_name,
     partition_of,
@@ -178,7 +178,7 @@ class ComputedModel:
     module: Any
     reference: Sequence[Sequence[Tensor]]
     """Its outputs."""
-    losses: tuple[Row, ...] = ()
+    losses: tuple[Loss, ...] = ()
 
     @classmethod
     def of(cls, chip_model: ChipModel) -> ComputedModel:
@@ -190,7 +190,7 @@ class ComputedModel:
         with _step("quantize"):
             doing("run on CPU")
             reference = [run_copied(module, sample) for sample in chip_model.compared]
-        return cls(module, reference, tuple(losses))
+        return cls(module, reference, losses)
 
     def in_torch(self, chip_model: ChipModel) -> InTorch:
         figures = figures_in_torch(chip_model.expected, self.reference, chip_model.case.non_finite)
@@ -266,7 +266,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Lacki
         expected=choices.expected,
         reference=choices.reference,
         choices=choices.places,
-        beyond=tuple(beyond_half(chip_model.model, samples)) if run.precision.startswith("fp16") else (),
+        beyond=beyond_half(chip_model.model, samples) if run.precision.startswith("fp16") else (),
         kept_on_cpu=KeptOnCpu(tuple(workaround.cpu_nodes), workaround.message) if workaround else None,
         left=tuple(cpu_operators),
         partition=tuple(parts),
@@ -300,7 +300,7 @@ def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns, operator
     )
 
 
-def scored(chip_model: ChipModel, request: ScoreRequest) -> dict[str, Any]:
+def scored(chip_model: ChipModel, request: ScoreRequest) -> Scores:
     """The groups of operators that change their precision together, with what each adds to the outputs' noise
     at the run's precision and at the exact one, as far as the seconds go. Scored by a batch of the
     calibration: the samples judge."""
@@ -393,7 +393,7 @@ class Prepared:
     patterns: Sequence[Patterns]
     sample: tuple[Tensor, ...]
 
-    def quantized(self) -> tuple[Any, list[dict[str, Any]]]:
+    def quantized(self) -> tuple[Any, tuple[Loss, ...]]:
         with _step("quantize"):
             module = convert_pt2e(self.module)
             _narrow_shared_zero_points(module)
@@ -712,9 +712,9 @@ def before_compile(quantized: Any, in_torch: InTorch) -> BeforeCompile:
     )
 
 
-def unannotated(graph: Any) -> tuple[Unannotated, ...]:
+def unannotated(graph: Any) -> tuple[OperatorAt, ...]:
     """Operators that LPAI's annotator left in float: one for each line of the model."""
-    operators: dict[tuple[str, str], Unannotated] = {}
+    operators: dict[tuple[str, str], OperatorAt] = {}
     for node in graph.nodes:
         if node.op != "call_function" or is_quantizer(node) or ANNOTATION in node.meta:
             continue
@@ -722,5 +722,5 @@ def unannotated(graph: Any) -> tuple[Unannotated, ...]:
         if name.removeprefix("aten.").partition(".")[0] in MOVES:
             continue
         source, code = source_of(node)
-        operators.setdefault((name, source), Unannotated(name, source, code))
+        operators.setdefault((name, source), OperatorAt(name, module_of(node), source, code))
     return tuple(operators.values())

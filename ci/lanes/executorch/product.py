@@ -15,7 +15,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ci.explain.divergence_report import known_fault
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import COMPILED, RAN, ExecutorchPlan, compile_programs, plan_of
 from ci.lanes.executorch.emulate import RunOne, measure
@@ -71,6 +70,7 @@ from provisioning.base.places import Places
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import user_path
 from provisioning.fixes import NO_FIX
+from provisioning.known_faults import SuspectedFault
 from provisioning.manifest import soc_named
 
 NO_RUNNER = "runner"
@@ -207,7 +207,7 @@ class PytorchModel(LaneModel):
             warnings,
             outcome,
             findings=found,
-            suspects=[known_fault(met.fault, met.line) for met in suspects],
+            suspects=[SuspectedFault.of(met.fault, met.line) for met in suspects],
             facts={"accuracy": figures, "ddr": as_json(facts.ddr)},
             chips=program.soc,
             unverified=unverified,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from ci.explain.losses import Loss
 from ci.lanes.executorch import QUANTIZED
 from ci.lanes.executorch.compile import Quantize, done
 from ci.lanes.executorch.explain import chosen_program
@@ -66,7 +66,7 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
     return products
 
 
-def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
     """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
     program = chosen_program(model, choice)
     refuse_floats(program.run.quantizes, program.run.precision)

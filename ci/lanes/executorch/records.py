@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
+from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import Need, RewrittenPlace
 from ci.models.inputs import InputsUsed
+from ci.models.model_lines import OperatorAt
 from ci.operators.conditions import Traits
 from ci.operators.partition import CpuOperator, GraphPart
 from ci.outcome import Result
 from ci.suite.accuracy import Inferences
 from provisioning.known_faults import Product
-
-Row = Mapping[str, Any]
-"""What a search says of an operator, as the searches of all lanes read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +104,12 @@ class InTorch:
 
 
 @dataclass(frozen=True, slots=True)
-class Unannotated:
-    """An operator that LPAI's annotator left in float."""
-
-    operator: str
-    source: str
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
 class BeforeCompile:
     """What is known of a program for the LPAI before it is compiled."""
 
     in_torch: InTorch
-    unannotated: tuple[Unannotated, ...]
+    unannotated: tuple[OperatorAt, ...]
+    """The operators that LPAI's annotator left in float."""
     lacks: str
     """The library without which it cannot be compiled; empty if it is there."""
 
@@ -129,7 +120,7 @@ class ModelFacts:
 
     used: InputsUsed
     notes: tuple[tuple[str, str], ...] = ()
-    losses: tuple[Row, ...] = ()
+    losses: tuple[Loss, ...] = ()
     """The operators at which quantizing loses most, the worst first."""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -161,9 +152,9 @@ class ChipProgram(ModelFacts):
     """The float model's outputs."""
     reference: Inferences
     """The quantized model's; none of a float program."""
-    choices: tuple[Row, ...] = ()
+    choices: tuple[OperatorAt, ...] = ()
     """Operators whose indices are outputs."""
-    beyond: tuple[Row, ...] = ()
+    beyond: tuple[BeyondHalf, ...] = ()
     """Operators whose values leave fp16."""
     kept_on_cpu: KeptOnCpu | None = None
     left: tuple[CpuOperator, ...] = ()

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,14 +86,13 @@ def _warm_up() -> None:
         lower(ChipModel.of(order), CompileRequest(Path(folder), log))
 
 
-def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance | Mapping[str, Any]]) -> Answer:
+def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
     """Work on a case's model. Relative paths of the user's code begin in its suite's folder."""
     request_of = reader(kind)
 
     def answer(order: dict[str, Any]) -> dict[str, Any]:
         os.chdir(order["working_folder"])
-        reply = work(ChipModel.of(order), request_of(order))
-        return dict(reply) if isinstance(reply, Mapping) else as_json(reply)
+        return as_json(work(ChipModel.of(order), request_of(order)))
 
     return reporting(answer, error_of)
 

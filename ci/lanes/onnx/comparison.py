@@ -11,9 +11,10 @@ from pathlib import Path
 
 import onnx
 
+from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.explain.onnx_graph import values_of
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.records import Accuracy, Row
+from ci.lanes.onnx.records import Accuracy
 from ci.lanes.onnx.samples import ModelFiles
 from ci.models.arrays import Array, Sample
 from ci.suite.accuracy import (
@@ -27,7 +28,7 @@ from ci.suite.accuracy import (
     pair_of_choice,
     tie_noise,
 )
-from ci.suite.findings import BEYOND_FIX, below_usual, beyond_in_words
+from ci.suite.findings import BEYOND_FIX, below_usual
 from ci.suite.metric import side_by_side
 from ci.suite.programs import Thresholds
 from provisioning.base.errors import CheckFailed
@@ -67,7 +68,9 @@ class Comparison:
     choosers: Sequence[str] = ()
     """Operators whose indices are outputs."""
 
-    def near(self, outputs: Sequence[Sample], kind: str, beyond: Callable[[], Sequence[Row]]) -> Accuracy:
+    def near(
+        self, outputs: Sequence[Sample], kind: str, beyond: Callable[[], Sequence[BeyondHalf]]
+    ) -> Accuracy:
         """The worst figures, the slices that are lost, and, where too much is, what `beyond` gives."""
         if not self.expected:
             return Accuracy()

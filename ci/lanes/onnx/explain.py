@@ -10,9 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ci.cached_steps import require_done
-from ci.explain.divergence_report import known_fault
+from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
+from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.lane import only
-from ci.explain.losses import FOREVER
+from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, provider
@@ -26,11 +27,9 @@ from ci.lanes.onnx.records import (
     ModelChanges,
     Nothing,
     Preparing,
-    Row,
     ScoreLimits,
     ScriptOptions,
     ScriptParts,
-    Searched,
 )
 from ci.lanes.onnx.stage import chosen_programs
 from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
@@ -44,7 +43,8 @@ from ci.lanes.onnx.user_program import (
 )
 from ci.models import wheels
 from ci.operators.onnx import inexact_onnx
-from ci.plain import as_json, read
+from ci.operators.table import Inexact
+from ci.plain import read
 from ci.suite.one_model import Compiling, OneModel
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, precision_named
@@ -53,8 +53,7 @@ from ci.work import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import empty_folder
-from provisioning.fixes import fix_for
-from provisioning.known_faults import faults_of
+from provisioning.known_faults import SuspectedFault, faults_of
 
 PYTHON = '''\
 """{comment}"""
@@ -87,28 +86,29 @@ def chosen_program(model: OneModel, choice: Choice, _kept: tuple[str, ...] = ())
 
 def divergence_of(
     model: OneModel, program: OnnxProgram, least: float, seconds: float = FOREVER, whole: float | None = None
-) -> Row:
+) -> DivergenceResult:
     searched = OneModelStep(
         plan_of([program], model.selection, model.work),
         kind="onnx-divergence",
         task="searched",
-        reply=Searched,
+        reply=DivergenceResult,
         asked=DivergenceLimits(least, seconds, whole),
         title="the operator that differs",
         rest="between",
     ).answered()
     warn_of(searched.prepared.constant)
-    found = dict(searched.answer.found)
-    if found["first"]:
-        first = found["first"] = dict(found["first"])
-        faults = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
-        first["known"] = [known_fault(fault) for fault in faults if first["operator"] in fault.operators]
-        known = inexact_onnx([first["operator"]], program.run.kind, program.soc)
-        first["known"] += [row._asdict() for row in known if row.compiles]
-    return found
+    result, first = searched.answer, searched.answer.first
+    if first is None:
+        return result
+    known = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
+    faults = [SuspectedFault.of(fault) for fault in known if first.operator in fault.operators]
+    inexact = _inexact([first.operator], program, compiles=True)
+    return replace(result, first=replace(first, known=(*faults, *inexact)))
 
 
-def script_of(model: OneModel, program: OnnxProgram, operator: Row, before: int) -> OperatorScript:
+def script_of(
+    model: OneModel, program: OnnxProgram, operator: DivergentOperator, before: int
+) -> OperatorScript:
     plan = plan_of([program], model.selection, model.work)
     home = home_of(plan.logs, exports=bool(program.case.factory))
     with (
@@ -116,27 +116,24 @@ def script_of(model: OneModel, program: OnnxProgram, operator: Row, before: int)
         asking(home, f"{WORKER}:script", plan.logs / "script.log", plan.work.timeout) as ask,
     ):
         folders = {"export_folder": scratch, "into": str(empty_folder(Path(scratch) / "cut"))}
-        wanted = ScriptOptions(operator["node"], operator["sample"], before)
+        wanted = ScriptOptions(operator.node, operator.sample, before)
         answer = read(CommandAnswer, ask(**request_of(program, wanted), **folders))
         source = read(ScriptParts, answer.answer)
     packages = ", ".join(f"{name} {version}" for name, version in provider.packages().items())
     return OperatorScript(packages, source.imports, source.body, environment())
 
 
-def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float = FOREVER) -> Row:
-    return (
-        OneModelStep(
-            plan_of_model(model, program),
-            kind="onnx-scores",
-            task="scored",
-            reply=Searched,
-            asked=ScoreLimits(exact, seconds),
-            title="scores",
-            rest="left",
-        )
-        .answered()
-        .answer.found
-    )
+def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float = FOREVER) -> Scores:
+    scored = OneModelStep(
+        plan_of_model(model, program),
+        kind="onnx-scores",
+        task="scored",
+        reply=Scores,
+        asked=ScoreLimits(exact, seconds),
+        title="scores",
+        rest="left",
+    ).answered()
+    return scored.answer
 
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[OnnxModel]:
@@ -204,51 +201,44 @@ def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) 
     return PYTHON.format(comment=comment, nodes=text, **types)
 
 
-def audited(model: OneModel, precisions: Sequence[str]) -> dict[str, Row]:
+def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """At each precision the provider compiles what it takes."""
     quantized = precision_of(Parser.user_folder() / model.typed, None) == "qdq"
     names = precisions or (("qdq",) if quantized else ONNX_PRECISIONS)
     return {name: _row(replace(model, precision=name)) for name in dict.fromkeys(names)}
 
 
-def _row(model: OneModel) -> Row:
+def _row(model: OneModel) -> AuditRow | NoProgram:
     program = program_of(model)
     plan = replace(plan_of_model(model, program), programs=(program,))
     step = OneModelStep(plan, kind="onnx-mixed", task="mixed", reply=Mixed)
     result = step.results()[program.name]
     if failure := result.failure:
         if problems := failure.details.get("problems"):
-            return {
-                "error": "; ".join(str(GraphProblem(**problem)) for problem in problems),
-                "fix": "; ".join(dict.fromkeys(problem["fix"] for problem in problems)),
-            }
+            error = "; ".join(str(GraphProblem(**problem)) for problem in problems)
+            return NoProgram(error, "; ".join(dict.fromkeys(problem["fix"] for problem in problems)))
         if failure.exit_code != CheckFailed.exit_code:
             require_done(result)
         nodes = load_graph(Path(program.case.model)).graph.node
-        known = _inexact({node.op_type for node in nodes}, program)
-        # With the operators that are known to fail.
-        return {"error": failure.message, "fix": failure.fix, **({"inexact": known} if known else {})}
+        return NoProgram(failure.message, failure.fix, _inexact({node.op_type for node in nodes}, program))
     found = step.answer_in(result)
     facts = found.answer
     warn_of(found.prepared.constant)
-    cpu = [
-        # ONNX Runtime has a CPU kernel of each: without it there would be no session.
-        {**as_json(row), "kernel": True, "suggestion": str(fix_for(row.operator, row.code, row.source))}
-        for row in facts.cpu
-    ]
-    return {
-        "delegated": facts.delegated,
-        "delegates": facts.delegates,
-        "ddr": as_json(facts.ddr),
+    return AuditRow(
+        delegated=facts.delegated,
+        cpu=tuple(map(SuggestedOperator.of, facts.cpu)),
         # `compile` refuses a model of which a part would run on the CPU.
-        "warnings": [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in facts.reciprocals],
-        "cpu": cpu,
-        "kept_on_cpu": None,
-        "usable": not cpu,
-        # What is known not to compile does, as it was compiled here.
-        "inexact": [row for row in _inexact(facts.delegated, program) if row["compiles"]],
-    }
+        usable=not facts.cpu,
+        delegates=facts.delegates,
+        ddr=facts.ddr,
+        inexact=_inexact(facts.delegated, program, compiles=True),
+        warnings=tuple(f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in facts.reciprocals),
+    )
 
 
-def _inexact(operators: Iterable[str], program: OnnxProgram) -> list[Row]:
-    return [row._asdict() for row in inexact_onnx(operators, program.run.kind, program.soc)]
+def _inexact(
+    operators: Iterable[str], program: OnnxProgram, *, compiles: bool = False
+) -> tuple[Inexact, ...]:
+    """Those that are known to fail; `compiles`: of a model that was compiled here."""
+    known = inexact_onnx(operators, program.run.kind, program.soc)
+    return tuple(row for row in known if row.compiles or not compiles)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ci.explain.losses import beyond_in_words
 from ci.forecast.forecasts import Forecasted, QnnEstimates, forecast, load_fit
 from ci.forecast.phones import load_forecasts
 from ci.lanes.onnx import BESIDE
@@ -20,7 +21,6 @@ from ci.suite.accepted import COSTS, Baseline, Recorded, Tolerances, beside, gro
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.suite.costs import cost_rule
 from ci.suite.findings import (
-    BEYOND_FIX,
     PROVISIONAL,
     Causes,
     HowJudged,
@@ -28,7 +28,6 @@ from ci.suite.findings import (
     accuracy_fix,
     accuracy_message,
     below_usual_of,
-    beyond_in_words,
     constant_outputs,
     errors_of,
     factory_notes,
@@ -58,7 +57,6 @@ def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:
     return Causes(
         slices=near.slices,
         beyond=beyond_in_words(near.beyond),
-        beyond_fix=BEYOND_FIX,
         chosen=" and ".join(choices),
     )
 

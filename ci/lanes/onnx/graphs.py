@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import Any
 
 import onnx
 
-from ci.explain.divergence import Divergence
+from ci.explain.divergence import Divergence, DivergenceResult
 from ci.explain.divergence_report import keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
-from ci.explain.losses import beyond_of, losses_of
-from ci.explain.onnx_graph import NO_PLACE, QUANTIZERS, OnnxGraph
+from ci.explain.losses import BeyondHalf, beyond_of, losses_of
+from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
 from ci.explain.rewriting import RewriteChoice, needs_of
 from ci.lanes.onnx import provider
@@ -36,16 +37,14 @@ from ci.lanes.onnx.records import (
     Losses,
     ModelChanges,
     Nothing,
-    Row,
     ScriptOptions,
     ScriptParts,
-    Searched,
 )
 from ci.lanes.onnx.samples import ModelFiles, calibration_samples
 from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.arrays import Array, Sample
 from ci.models.inputs import drawn
-from ci.models.model_lines import user_frame
+from ci.models.model_lines import OperatorAt, user_frame
 from ci.suite.accuracy import Pair, least_sqnr_db
 from ci.suite.precision import Precision, precision_named
 from ci.suite.qnn_provider import installed_build
@@ -55,8 +54,8 @@ from provisioning.base.files import empty_folder
 from provisioning.build_id import version_in
 from provisioning.manifest import Soc, soc_named
 
-Places = Mapping[str, Mapping[str, str]]
-"""By node: where the author of the model wrote it, as an exporter noted it."""
+Places = Mapping[str, OperatorAt]
+"""By node, as an exporter noted it."""
 Target = tuple[Precision, Soc, Settings]
 NO_PLACES: Places = MappingProxyType({})
 COMPARED = 2
@@ -71,15 +70,18 @@ def target_of(order: OnnxOrder, soc: str = "") -> Target:
     return precision_named(order.run.precision), soc_named(soc), order.run.settings(soc)
 
 
-def places_of(path: Path) -> dict[str, dict[str, str]]:
-    here, places = f"{Parser.user_folder()}/", {}
-    for node in load_graph(path).graph.node:
-        noted = {entry.key: entry.value for entry in node.metadata_props}
-        place = {**NO_PLACE, "module": _module(noted.get("pkg.torch.onnx.name_scopes", "[]"))}
-        if frame := user_frame(noted.get("pkg.torch.onnx.stack_trace", "")):
-            place |= {"source": f"{frame.path.removeprefix(here)}:{frame.line}", "code": frame.code}
-        places[node.name] = place
-    return places
+def places_of(path: Path) -> Places:
+    return {node.name: _place_of(node) for node in load_graph(path).graph.node}
+
+
+def _place_of(node: onnx.NodeProto) -> OperatorAt:
+    noted = {entry.key: entry.value for entry in node.metadata_props}
+    place = OperatorAt(node.op_type, _module(noted.get("pkg.torch.onnx.name_scopes", "[]")), "", "")
+    frame = user_frame(noted.get("pkg.torch.onnx.stack_trace", ""))
+    if frame is None:
+        return place
+    path = frame.path.removeprefix(f"{Parser.user_folder()}/")
+    return replace(place, source=f"{path}:{frame.line}", code=frame.code)
 
 
 def _module(noted: str) -> str:
@@ -152,7 +154,7 @@ class ProviderTrial:
         return [[row[name] for name in names] for row in rows]
 
 
-def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> Searched:
+def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> DivergenceResult:
     """Where the quantized model on HTP first differs from itself on the CPU."""
     seconds = limits.seconds - (time.monotonic() - order.began)
     target, places = target_of(order), places_of(files.source)
@@ -161,7 +163,7 @@ def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> Se
     into = empty_folder(order.scratch)
     graph = graph_of(files.model, files.samples(), into, places, reference)
     keep, trial = partial(keep_partial, into), ProviderTrial(target)
-    return Searched(Divergence(graph, trial, limits.least, seconds, limits.whole, keep).search())
+    return Divergence(graph, trial, limits.least, seconds, limits.whole, keep).search()
 
 
 def script(order: OnnxOrder, files: ModelFiles, wanted: ScriptOptions) -> ScriptParts:
@@ -183,9 +185,9 @@ def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:
             return None
         return least_sqnr_db([Pair(name, wanted[name], values)])
 
-    return Losses(tuple(losses_of(floats, decibels)))
+    return Losses(losses_of(floats, decibels))
 
 
-def beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> list[Row]:
+def beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> tuple[BeyondHalf, ...]:
     """The operators of a float model whose values leave fp16."""
-    return [*beyond_of(graph_of(source, samples, into, places_of(source)), MASKS)]
+    return beyond_of(graph_of(source, samples, into, places_of(source)), MASKS)

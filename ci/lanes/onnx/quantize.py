@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ci.explain.losses import Loss
 from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.product import OnnxModel
-from ci.lanes.onnx.records import FileName, Losses, Nothing, Row
+from ci.lanes.onnx.records import FileName, Losses, Nothing
 from ci.lanes.onnx.user_program import (
     FilesOfOne,
     OneModelStep,
@@ -61,7 +62,7 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     return [Product(written, lines, (), warnings, Outcome(wrong=wrong))]
 
 
-def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Row]]:
+def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
     """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
     program = program_of(model)
     refuse_floats(program.run.quantizes, program.run.kind)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ci.artifacts.compiler_log import Traffic
+from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import RewrittenPlace
 from ci.forecast.forecasts import QnnEstimates
 from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.context import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
+from ci.operators.partition import CpuOperator
 from ci.outcome import Result
 from ci.results import Key
 
-Row = Mapping[str, Any]
-"""What a search says of an operator, as the searches of all lanes read it."""
 MODEL, QUANTIZED = "model_ctx", "model_qdq"
 """Names of files that no user sees."""
 
@@ -141,7 +140,7 @@ class Accuracy:
 
     figures: Mapping[str, float] = field(default_factory=dict)
     slices: tuple[str, ...] = ()
-    beyond: tuple[Row, ...] = ()
+    beyond: tuple[BeyondHalf, ...] = ()
     """Where too much is lost: operators whose values leave fp16."""
 
 
@@ -277,24 +276,14 @@ class ProgramFacts(TakenModel):
 class CommandAnswer(TakenModel):
     """What a command asked for."""
 
-    answer: Row = field(default_factory=dict)
+    answer: Mapping[str, object] = field(default_factory=dict)
     """As the record says that the command expects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    losses: tuple[Row, ...]
+    losses: tuple[Loss, ...]
     """The operators at which quantizing loses most, the worst first."""
-
-
-@dataclass(frozen=True, slots=True)
-class CpuNode:
-    operator: str
-    node: str
-    reason: str
-    source: str
-    code: str
-    module: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,16 +291,10 @@ class Mixed:
     """What HTP takes of a model, and the nodes that stay on the CPU."""
 
     delegated: Mapping[str, int]
-    cpu: tuple[CpuNode, ...]
+    cpu: tuple[CpuOperator, ...]
     delegates: int
     ddr: Traffic
     reciprocals: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    found: Row
-    """As the searches of all lanes give it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import shutil
 import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_binaries
 from ci.artifacts.compiler_log import NO_TRAFFIC
 from ci.artifacts.record import record_path
 from ci.child import blame, doing
-from ci.explain.losses import scores_of
+from ci.explain.losses import BeyondHalf, Scores, scores_of
 from ci.explain.onnx_graph import NO_PLACE
 from ci.explain.onnx_rewriting import make_plain
 from ci.forecast.forecasts import QnnEstimates
@@ -56,7 +56,6 @@ from ci.lanes.onnx.records import (
     CompiledContext,
     CompileOptions,
     Contexts,
-    CpuNode,
     Mixed,
     NotCompiled,
     Nothing,
@@ -64,7 +63,6 @@ from ci.lanes.onnx.records import (
     Preparing,
     QuantizedModel,
     ScoreLimits,
-    Searched,
 )
 from ci.lanes.onnx.samples import (
     CALIBRATION,
@@ -83,6 +81,7 @@ from ci.models.arrays import Sample, save
 from ci.models.imports import modules_in
 from ci.models.inputs import DRAWN_COMPARED, InputsUsed, drawn, drawn_compared, most_calibrating
 from ci.models.wheels import located
+from ci.operators.partition import CpuOperator
 from ci.plain import as_json
 from ci.suite.accuracy import FLOAT_KIND, Unusable, in_words
 from ci.suite.precision import Precision, precision_named
@@ -355,7 +354,7 @@ def write_context(
     record.write(record_path(path))
     compared = comparison_of(files, samples, expected, reference, path.parent, non_finite=case.non_finite)
 
-    def beyond() -> Sequence[Mapping[str, Any]]:
+    def beyond() -> tuple[BeyondHalf, ...]:
         return beyond_half(files.source, samples, path.parent) if precision.name == FLOAT_KIND else ()
 
     return CompiledContext(
@@ -462,7 +461,13 @@ def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
     ]
     unknown = "the provider gives no reason"
     left = (
-        CpuNode(node.op_type, node.name, reasons.get(node.name, unknown), **places.get(node.name, NO_PLACE))
+        # ONNX Runtime has a CPU kernel of each: without it there would be no session.
+        CpuOperator(
+            **asdict(replace(places.get(node.name, NO_PLACE), operator=node.op_type)),
+            node=node.name,
+            reason=reasons.get(node.name, unknown),
+            kernel=True,
+        )
         for node in nodes
     )
     reciprocals = tuple(wrong_reciprocals(model))
@@ -492,7 +497,7 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
     )
 
 
-def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreLimits) -> Searched:
+def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreLimits) -> Scores:
     """What each group of operators adds to the outputs' noise, at the run's precision and at `exact`."""
     models, changed = [files.model], files.quantized / provider.PREPROCESSED
     # What is not quantized adds nothing that quantizing would take away.
@@ -503,7 +508,7 @@ def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreLimits) -> Searched
     sample, source = files.calibration()[:1], changed if changed.is_file() else files.source
     floats = graph_of(source, sample, order.scratch, places_of(files.source))
     graphs = [graph_of(model, sample, order.scratch) for model in models]
-    return Searched(scores_of(floats, graphs, limits.seconds))
+    return scores_of(floats, graphs, limits.seconds)
 
 
 def _equal(one: Sequence[Sample], other: Sequence[Sample]) -> bool:

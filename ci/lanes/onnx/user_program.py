@@ -103,7 +103,7 @@ class OneModelStep(OnnxStep, Generic[T]):
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         assert isinstance(result.record, CommandAnswer)
-        return not (self.rest and result.record.answer["found"][self.rest])
+        return not (self.rest and result.record.answer[self.rest])
 
     def line(self, program: OnnxProgram, result: Result) -> Line:
         # The command shows the error itself.

@@ -52,7 +52,6 @@ from ci.lanes.onnx.records import (
     RunReply,
     ScoreLimits,
     ScriptOptions,
-    Searched,
 )
 from ci.lanes.onnx.samples import (
     CALIBRATION,
@@ -194,7 +193,7 @@ def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
         # Its record names the file.
         rows = {**rows, "source": source_digest(located(case.model, order.search_path))}
     places = graphs.places_of(model).items()
-    lines = {name: (place["source"], place["code"]) for name, place in places if place["source"]}
+    lines = {name: (place.source, place.code) for name, place in places if place.source}
     return ExportedModel(rows, lines, prepared.modules, round(time.monotonic() - began, 3))
 
 
@@ -308,7 +307,7 @@ def _answering(
             # What a search knew before its process died.
             if (known := partial_of(order.scratch)) is None:
                 raise
-            found = Searched(known)
+            found = known
         return CommandAnswer(prepared=held[0][0], quantized=model, answer=as_json(found))
 
     return _task(answered, kind)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ci.models.model_lines import OperatorAt
+
 
 @dataclass(frozen=True, slots=True)
-class CpuOperator:
-    operator: str
+class CpuOperator(OperatorAt):
     node: str
     reason: str
-    source: str
-    code: str
     kernel: bool
-    """Whether ExecuTorch has a CPU kernel for it. Without one the program cannot run at all."""
+    """Whether the runtime has a CPU kernel for it. Without one the program cannot run at all."""
 
 
 @dataclass(frozen=True, slots=True)

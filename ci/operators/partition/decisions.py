@@ -121,7 +121,7 @@ def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> 
             source, code = next((place for place in around if place[0]), ("", ""))
         name = operator_name(node)
         kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
-        operators.append(CpuOperator(name, node.name, reason, source, code, kernel))
+        operators.append(CpuOperator(name, module_of(node), source, code, node.name, reason, kernel))
     return operators
 
 
