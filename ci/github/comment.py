@@ -29,7 +29,7 @@ from ci.report.changes import (
     changes_of,
     rank,
 )
-from ci.report.job_summary import cell, code
+from ci.report.renderings import cell, code
 from ci.report.values import LANES, in_unit
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ci.report.job_summary import markdown
+from ci.report.renderings import markdown
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
 from provisioning.base.rendering.workflow_commands import github_annotations

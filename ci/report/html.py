@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ci.report.job_summary import markdown
-from ci.report.junit_xml import junit
-from ci.report.language_models import FIGURES
-from ci.report.programs import models_of, programs_of
+from ci.report.programs import TEXT_FIGURES, models_of, programs_of
+from ci.report.renderings import junit, markdown
 from provisioning.base.command_line import Parser
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report, Severity
@@ -85,7 +83,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
             models=models_of(reports),
             anchors={program.name: program.anchor for program in shown},
             programs=programs,
-            figure_names=list(FIGURES.values()),
+            figure_names=list(TEXT_FIGURES.values()),
             findings=sorted(findings, key=lambda pair: ranks[pair[1].severity]),
             ranks=ranks,
             severities=by_severity(finding for _, finding in findings),

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from ci.report.language_models import TextView, costs_of_text, text_of
 from ci.report.values import (
     LANES,
     ORDER,
@@ -20,6 +19,7 @@ from ci.report.values import (
     bar_of,
     entries,
     in_unit,
+    longest_of,
     mapping,
     number,
     rows_of,
@@ -31,7 +31,7 @@ from ci.suite.costs import TITLES, cost_rule
 from ci.suite.model_report import MODELS
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
-from provisioning.base.units import seconds, size
+from provisioning.base.units import in_decibels, seconds, size
 
 FIGURES = {
     "metric": "metric of the task",
@@ -144,7 +144,7 @@ def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection
     compiled, ran = (rows.get(stage, {}) for stage in STAGES.get(lane, (*rows, *rows)))
     scheme = word(first, "scheme") or word(first, "precision")
     label = f"{word(first, 'soc')} {word(first, 'run').removeprefix(scheme).lstrip('-')}".strip()
-    costs = [*_costs(compiled, {finding.rule for finding in findings}), *costs_of_text(ran)]
+    costs = [*_costs(compiled, {finding.rule for finding in findings}), *_size_of(ran)]
     return ProgramView(
         lane,
         name,
@@ -264,6 +264,89 @@ def _durations(lowered: Row, ran: Row) -> Iterator[str]:
 
 def _earlier(row: Row) -> str:
     return f" ({CACHED})" if row.get("cached") else ""
+
+
+def _size_of(row: Row) -> Iterator[Bar]:
+    if (value := number(row, "bytes")) is not None:
+        yield bar_of("size of the binaries", value, size(int(value)), good=True)
+
+
+# What language models have beside: how they read a text
+
+TEXT_FIGURES = {
+    "first_choice": "first choice",
+    "tied_choice": "or as good",
+    "perplexity_ratio": "perplexity ratio",
+    "divergence": "divergence",
+    "divergence_50": "its median",
+    "divergence_99": "99 % of it",
+}
+WHERE = {
+    "htp": "on HTP",
+    "cpu": "on the CPU",
+    "htp_cpu": "on HTP against the CPU",
+    "genie": "by Genie itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextView:
+    figures: Sequence[tuple[str, Sequence[str]]]
+    """By reader: the cells of TEXT_FIGURES."""
+    parts: Sequence[Bar]
+
+
+def text_of(row: Row) -> TextView:
+    """All of it is empty in the row of another program."""
+    return TextView(
+        list(_text_figures(mapping(row.get("figures")))),
+        list(_parts(row)),
+    )
+
+
+def _text_figures(figures: Row) -> Iterator[tuple[str, Sequence[str]]]:
+    for reader, values in figures.items():
+        row = mapping(values)
+        cells = [_with_error(mapping(row.get(key))) for key in TEXT_FIGURES]
+        if cells[0]:
+            yield _reader(reader), cells
+
+
+def _reader(name: str) -> str:
+    kind, _, where = name.partition("_")
+    return f"{kind} {WHERE.get(where, where)}"
+
+
+def _with_error(figure: Row) -> str:
+    value, error = number(figure, "value"), number(figure, "error")
+    return "" if value is None else f"{value:.4g}" + ("" if error is None else f" ± {error:.2g}")
+
+
+def _parts(row: Row) -> Iterator[Bar]:
+    rows = [mapping(entry) for entry in entries(row.get("parts"))]
+    longest = longest_of(
+        *(number(row, key) for row in rows for key in ("db", "typical_db", "cpu_db", "least_db"))
+    )
+    for layer in rows:
+        if (value := number(layer, "db")) is None:
+            continue
+        least, cpu, typical = (number(layer, key) for key in ("least_db", "cpu_db", "typical_db"))
+        expected = number(layer, "typical_least_db")
+        text = f"{word(layer, 'output')} {in_decibels(value)}"
+        text += "" if least is None else f" (at least {least:.1f})"
+        text += "" if cpu is None else f", {cpu:.1f} on the CPU"
+        good = least is None or value >= least
+        if typical is not None:
+            text += f"; at the median position {typical:.1f}" + (
+                "" if expected is None else f" (at least {expected:.1f})"
+            )
+            good = good and (expected is None or typical >= expected)
+        yield bar_of(
+            word(layer, "name"), value, text, good=good, marks=[(least, 0.6), (cpu, 0.2)], longest=longest
+        )
+
+
+# What was done of one model
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.report.code_scanning import code_quality, sarif
-from ci.report.job_summary import markdown
-from ci.report.junit_xml import junit
+from ci.report.renderings import code_quality, junit, markdown, sarif
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.commands import leave_out

@@ -79,10 +79,7 @@ def speaker() -> Report:
         "precision": "16a8w",
         "soc": "SM8650",
         "bytes": 1_260_000,
-        "peak": 900_000_000,
-        "speed": {"tokens_per_second": 25.5, "read_per_second": 315.0},
         "figures": {"decode_htp": _reading(0.0012)},
-        "positions": {"prefill_htp": [0.001, 0.004, 0.002], "decode_htp": [0.002]},
         "parts": [
             {"name": "prefill_0, layers 0 to 1", "output": "hidden_2", "db": 40.5, "least_db": 30.0},
             {

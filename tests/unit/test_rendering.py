@@ -15,9 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.report.code_scanning import code_quality, sarif
-from ci.report.job_summary import cell, markdown
-from ci.report.junit_xml import junit
+from ci.report.renderings import cell, code_quality, junit, markdown, sarif
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
 from provisioning.base.places import Places

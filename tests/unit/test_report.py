@@ -384,7 +384,7 @@ def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
         "Commands for one model",
         "Models",
         "-strange ONNX",
-        "Each part by itself",
+        "Each part alone",
         "1,520 µs",
         "Findings",
         "Artifacts",
@@ -506,7 +506,6 @@ def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:
         "0.0012 ± 0.00012",
         "hidden_2 40.5 dB (at least 30.0)",
         "logits -2.3 dB (at least 30.0), 3.0 on the CPU",
-        "0.001 at the beginning, 0.002 at the end, at most 0.004",
     ):
         assert figure in text, figure
     # What failed is above what passed; float comes first.
@@ -514,6 +513,3 @@ def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:
     rows = [[cell.text for cell in row.iter("th")] for row in matrix.iter("tr")]
     assert [row[0] for row in rows[1:]] == ["gelu", "tiny/genie-16a8w/SM8650", "resnet"]
     assert rows[0] == ["Model", "fp16", "16a8w", "8a8w"]
-    # In a drawing of 100 by 20, the greatest value one below its top.
-    drawn, level = (line.get("points") for line in page.iter("polyline"))
-    assert (drawn, level) == ("0.0,14.5 50.0,1.0 100.0,10.0", "0.0,10.0 100.0,10.0")

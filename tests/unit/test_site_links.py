@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ci.inspect import diagnose
-from ci.report.job_summary import markdown
+from ci.report.renderings import markdown
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.rules import ERRORS, FAULTS, RULES
