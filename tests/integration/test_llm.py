@@ -537,6 +537,38 @@ def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes:
     assert np.abs(our_logits(model, TOKENS) - logits_of(load_reference(model), TOKENS)).max() < 1e-3
 
 
+@pytest.mark.parametrize(("kind", "precision"), [("llama", "16a8w"), ("smollm3", "16a4w")])
+def test_genies_decode_is_quantized_by_all_that_prefill_reads(
+    tmp_path: Path, kind: str, precision: str
+) -> None:
+    """A healthy model's decode diverged 500 times as much as its prefill: it was calibrated at few places."""
+    from ci.lanes.llm.checkpoint_compile import LayerPart
+    from ci.lanes.llm.config import read_architecture
+    from ci.lanes.llm.contexts import steps
+    from ci.lanes.llm.decoder import load_decoder
+    from ci.lanes.llm.graphs import Computed, outputs_of_rows, shared_encodings
+    from ci.lanes.llm.readers import GraphReader
+    from ci.lanes.llm.reference import load_reference, logits_of
+
+    model, out = write_checkpoint(tmp_path / "model", model_type=kind, **PLAIN), tmp_path / "out"
+    out.mkdir()
+    shape = read_architecture(model)
+    sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1, "calibration": [TOKENS]}
+    places = {"model": str(model), "into": str(out), "soc": "SM8650", "through": GENIE}
+    order = CompileOrder(precision=precision, **places, **sizes)
+    outputs = outputs_of_rows(load_decoder(model, shape, 128, 128), [TOKENS])
+    part = LayerPart(order, shape, 0, [TOKENS], outputs, shared_encodings(outputs))
+    computed: Computed = []
+    errors = []
+    for name in KINDS:
+        _, computed = part.write_graph(name, order.count(name), computed)
+        step = steps(order, shape, name, [0], cpu=True)["cpu"]
+        read = GraphReader(shape, order.context, order.count(name), step).read(TOKENS)
+        errors.append(np.abs(read - logits_of(load_reference(model), TOKENS)).max())
+    prefill, decode = errors
+    assert decode < 2 * prefill
+
+
 def merged(model: Path, adapter: Path, folder: Path, scale: float) -> Path:
     """A checkpoint with the sums of an adapter's weights and the model's."""
     from safetensors.numpy import load_file, save_file

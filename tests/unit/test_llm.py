@@ -57,7 +57,6 @@ from ci.lanes.llm.orders import (
 )
 from ci.lanes.llm.product import CompileNeeds
 from ci.lanes.llm.prompts import (
-    SPECIAL_PLACES,
     chat_text,
     judged_text,
     prefix_lengths,
@@ -65,7 +64,6 @@ from ci.lanes.llm.prompts import (
     read_corpus,
     require_tokenizer,
     share_of_runs,
-    special_places,
     windows,
     with_chats,
     without_beginning,
@@ -1649,9 +1647,6 @@ class TestChats:
         assert {1, 2} <= set(rows[1]) if template else rows[1].count(3) == 4
         # A second one would be calibrated and judged, and no text has it.
         assert all(row[0] == 0 and (0, 0) not in itertools.pairwise(row) for row in rows)
-        places = special_places(folder, shape, rows)
-        assert {rows[1][place] for place in places[1]} == set(rows[1]) - {4}
-        assert all(len(place) <= SPECIAL_PLACES * 4 for place in places)
 
     @pytest.mark.parametrize("template", [True, False])
     def test_prefixes_are_questions_if_they_are_short_enough(self, tmp_path: Path, template: bool) -> None:

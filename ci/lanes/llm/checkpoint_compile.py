@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,17 @@ from ci.lanes.llm.architecture import HIDDEN, Architecture, read_architecture
 from ci.lanes.llm.contexts import compile_context, on_cpu_name
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
-from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
+from ci.lanes.llm.graphs import (
+    Computed,
+    Encoding,
+    export,
+    outputs_of_rows,
+    quantize,
+    samples,
+    shared_encodings,
+)
 from ci.lanes.llm.orders import KINDS, README_OF_RECORD, CompileOrder, Written
-from ci.lanes.llm.prompts import TEMPLATE, special_places
+from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.models.arrays import Sample
 from provisioning.manifest import Soc, soc_named
@@ -72,12 +81,12 @@ class LayerPart:
     rows: Sequence[Any]
     outputs: Sequence[Sample]
     """Float's, of the rows."""
-    special: Sequence[Sequence[int]]
-    """The places of each row that decode's calibration must see."""
     encodings: Mapping[str, Encoding]
 
-    def write_graph(self, name: str, count: int) -> Path:
-        """A graph for that many tokens at once, in a folder of its own."""
+    def write_graph(self, name: str, count: int, computed: Computed) -> tuple[Path, Computed]:
+        """A graph for that many tokens at once, in a folder of its own. The first one is quantized by all
+        places of the rows, and the others as it is (`computed`): single tokens would be too many, and what a
+        few of them do not show would be cut off."""
         out, context = Path(self.order.into), self.order.context
         work = out / f"{name}_{self.number}"
         work.mkdir()
@@ -87,15 +96,22 @@ class LayerPart:
         if not self.rows:
             require_halves(decoder)
             export(decoder, graph)
-            return graph
+            return graph, computed
         plain = work / "float.onnx"
         export(decoder, plain)
-        calibration = samples(decoder, self.rows, self.outputs, context, count, self.special)
+        calibration = samples(decoder, self.rows, self.outputs, context, count)
         # Quantizing needs the memory, once all samples are drawn.
         del decoder
-        quantize(plain, calibration, graph, self.encodings, four_bits=self.order.precision == FOUR_BITS)
+        computed = quantize(
+            plain,
+            islice(calibration, 1) if computed else calibration,
+            graph,
+            self.encodings,
+            four_bits=self.order.precision == FOUR_BITS,
+            computed=computed,
+        )
         shutil.copy(graph, out / on_cpu_name(name, self.number))
-        return graph
+        return graph, computed
 
 
 def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[Path]:
@@ -108,7 +124,6 @@ def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[P
     binaries: dict[int, Path] = {}
     encodings: dict[str, Encoding] = {}
     rows: Sequence[Any] = order.calibration
-    special = special_places(folder, shape, rows) if rows else []
     for number in range(parts):
         doing(f"part {number + 1}/{parts}")
         outputs: list[Sample] = []
@@ -120,9 +135,13 @@ def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[P
             encodings = into | shared_encodings(outputs, shape.ropes)
             # Quantizing needs the memory.
             del decoder
-        part = LayerPart(order, shape, number, rows, outputs, special, encodings)
+        part = LayerPart(order, shape, number, rows, outputs, encodings)
+        computed: Computed = []
         for names in together:
-            graphs = {numbers[name] + number: part.write_graph(name, counts[name]) for name in names}
+            graphs: dict[int, Path] = {}
+            for name in names:
+                graph, computed = part.write_graph(name, counts[name], computed)
+                graphs[numbers[name] + number] = graph
             kind = "shared" if order.shared else names[0]
             binary = binaries[min(graphs)] = out / f"{kind}_{number}.bin"
             compile_context(graphs, soc, binary, fp16=not rows)

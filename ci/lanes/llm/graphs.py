@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -42,6 +42,10 @@ class Encoding:
     def floats(self, integers: Array) -> Array:
         values: Array = (integers.astype(np.float32) - self.zero) * np.float32(self.scale)
         return values
+
+
+Computed: TypeAlias = Sequence[Encoding | None]
+"""Of each tensor that a graph computes, in the order of its operators; None of one that stays as it is."""
 
 
 def export(decoder: Any, path: Path) -> None:
@@ -129,11 +133,11 @@ def blocks(
     outputs: Sample,
     context: int,
     count: int,
-    special: Iterable[int] = (),
+    begins: Iterable[int],
 ) -> Iterator[tuple[int, Sample]]:
     """Where each call of a graph of `count` places begins while it reads a row, and its inputs, with float's
     caches."""
-    for start in starts(len(row), count, special):
+    for start in begins:
         caches = empty_caches(decoder.shape, range(decoder.first, decoder.last), context - count)
         for name, cache in caches.items():
             before = (slice(None),) * place_axis(name) + (slice(0, start),)
@@ -148,24 +152,22 @@ def samples(
     outputs: Iterable[Sample],
     context: int,
     count: int,
-    special: Iterable[Iterable[int]],
 ) -> Iterator[Sample]:
-    """Inputs of a graph of `count` places while it reads these rows, one by one: all would fill the
-    memory. `special` has the places of each row that single tokens must be read at."""
-    for row, output, places in zip(rows, outputs, special, strict=True):
-        for _, inputs in blocks(decoder, row, output, context, count, places):
+    """Inputs of a graph of `count` places while it reads all of these rows, one by one: all would fill the
+    memory."""
+    for row, output in zip(rows, outputs, strict=True):
+        begins = [*range(0, len(row) - count, count), len(row) - count]
+        for _, inputs in blocks(decoder, row, output, context, count, begins):
             yield inputs
 
 
-def starts(length: int, count: int, special: Iterable[int]) -> list[int]:
-    """All blocks of a longer graph. Of single tokens the first, which see the least, the special and some
-    others."""
+def compared_places(length: int, count: int) -> list[int]:
+    """Where the blocks begin by which a graph is compared: all of a longer graph. Of single tokens the first,
+    which see the least, and some others."""
     if count > 1:
         return list(range(0, length - count + 1, count))
-    every, wanted = max(4, length // 32), set(special)
-    return [
-        start for start in range(length - 1) if start < 8 or start % every == every - 1 or start in wanted
-    ]
+    every = max(4, length // 32)
+    return [start for start in range(length - 1) if start < 8 or start % every == every - 1]
 
 
 def quantize(
@@ -175,10 +177,12 @@ def quantize(
     encodings: Mapping[str, Encoding],
     *,
     four_bits: bool = False,
-) -> None:
+    computed: Computed = (),
+) -> Computed:
     """With QuantizeLinear and DequantizeLinear around every operator, and integers at its inputs and outputs:
     16 bits for activations and the embedding, 8 for weights. `encodings` are those that all graphs of a model
-    must share. `four_bits` are for the layers' matrices, with a scale for each channel."""
+    must share. `four_bits` are for the layers' matrices, with a scale for each channel. Another graph of the
+    same operators gets the result as `computed`, in place of what its own samples show."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType
     from onnxruntime.quantization import quantize as run_quantizer
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
@@ -193,7 +197,11 @@ def quantize(
         prepared = written.with_name("preprocessed.onnx")
         source = prepared if qnn_preprocess_model(str(model), str(prepared)) else model
         graph = onnx.load(str(source), load_external_data=False).graph
+        names = _computed_tensors(graph)
         overrides = _overrides(graph, encodings)
+        for name, encoding in zip(names, computed, strict=True) if computed else ():
+            if encoding:
+                overrides[name] = {**_override_of(encoding), **overrides.get(name, {})}
         if four_bits:
             channels = {"quant_type": QuantType.QInt4, "axis": 1, "symmetric": True}
             overrides |= dict.fromkeys(_matrices_of_layers(graph), channels)
@@ -207,7 +215,33 @@ def quantize(
             add_qtype_converts=False,
         )
         run_quantizer(str(source), str(written), config)
+    found = _encodings_of(onnx.load(str(written), load_external_data=False).graph, names)
     _integers_at_the_edges(written)
+    return [found.get(name) for name in names]
+
+
+def _computed_tensors(graph: Any) -> list[str]:
+    """As many for any count of places. A Reshape has its input's encoding, and may be needless for one
+    token."""
+    return [name for node in graph.node if node.op_type != "Reshape" for name in node.output]
+
+
+def _encodings_of(graph: Any, names: Iterable[str]) -> dict[str, Encoding]:
+    """What these floats become when they are quantized."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    wanted, found = set(names), dict[str, Encoding]()
+    for node in graph.node:
+        # An output of the graph has its name after both conversions.
+        if node.op_type == "QuantizeLinear" and node.input[0] in wanted:
+            found[node.input[0]] = _encoding(node, constants)
+        elif node.op_type == "DequantizeLinear" and node.output[0] in wanted:
+            found[node.output[0]] = _encoding(node, constants)
+    return found
+
+
+def _encoding(node: Any, constants: Mapping[str, Any]) -> Encoding:
+    scale, zero = (numpy_helper.to_array(constants[name]) for name in node.input[1:3])
+    return Encoding(str(zero.dtype), float(scale), int(zero))
 
 
 def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) -> dict[str, Encoding]:
@@ -245,15 +279,8 @@ def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[
     encoding of the cache's input. What computes the output has activations, which are converted."""
     from onnxruntime.quantization import QuantType
 
-    def override_of(encoding: Encoding) -> dict[str, Any]:
-        return {
-            "quant_type": QuantType[f"Q{encoding.dtype.replace('u', 'U').replace('i', 'I')}"],
-            "scale": np.array(encoding.scale, np.float32),
-            "zero_point": np.array(encoding.zero, encoding.dtype),
-        }
-
     makers = {output: node for node in graph.node for output in node.output}
-    overrides = {name: override_of(encoding) for name, encoding in encodings.items()}
+    overrides = {name: _override_of(encoding) for name, encoding in encodings.items()}
     for name in [encoding for encoding in encodings if encoding.startswith("past_")]:
         cache, tensor = overrides[name], name.replace("_in", "_out")
         [joined] = [node for node in graph.node if node.op_type == "Concat" and name in node.input]
@@ -263,6 +290,16 @@ def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[
             overrides[tensor] = cache
         overrides[tensor] = {"quant_type": QuantType.QUInt16, "convert": cache}
     return overrides
+
+
+def _override_of(encoding: Encoding) -> dict[str, Any]:
+    from onnxruntime.quantization import QuantType
+
+    return {
+        "quant_type": QuantType[f"Q{encoding.dtype.replace('u', 'U').replace('i', 'I')}"],
+        "scale": np.array(encoding.scale, np.float32),
+        "zero_point": np.array(encoding.zero, encoding.dtype),
+    }
 
 
 def _matrices_of_layers(graph: Any) -> list[str]:
@@ -324,6 +361,5 @@ def edge_encodings(path: Path) -> dict[str, Encoding]:
     for node in graph.node:
         name = {"DequantizeLinear": node.input[:1], "QuantizeLinear": node.output[:1]}.get(node.op_type, [])
         if name and name[0] in edges:
-            scale, zero = (numpy_helper.to_array(constants[name]) for name in node.input[1:3])
-            encodings[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
+            encodings[name[0]] = _encoding(node, constants)
     return encodings

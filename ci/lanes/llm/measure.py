@@ -17,7 +17,7 @@ import numpy as np
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import CONFIG, forced_logits
-from ci.lanes.llm.graphs import blocks, outputs_of, place_axis, starts
+from ci.lanes.llm.graphs import blocks, compared_places, outputs_of, place_axis
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -36,7 +36,7 @@ from ci.lanes.llm.orders import (
     SuiteOrder,
     Windows,
 )
-from ci.lanes.llm.prompts import judged_text, special_places, windows
+from ci.lanes.llm.prompts import judged_text, windows
 from ci.lanes.llm.readers import Step, readers, steps
 from ci.lanes.llm.rounding import (
     SCHEMES,
@@ -177,20 +177,15 @@ def order_rounding(order: MeasureOrder) -> Rounded:
     """The checkpoint where all is right and only rounded: what it makes of windows and of Genie's texts, and
     what each part of the layers keeps of a row."""
     compiled, text = order.compiled, order.text
-    folder, texts, rows, known = Path(compiled.model), text.texts, text.rows, compiled.calibration
+    folder, texts, rows = Path(compiled.model), text.texts, text.rows
     shape, scheme = _shape_of(compiled), SCHEMES[compiled.through, compiled.precision]
-    places: list[Sequence[int]] = [range(len(row)) for row in known]
-    if compiled.through == GENIE:
-        # Its decode is quantized by the fewest values, so that it loses most.
-        special = special_places(folder, shape, known)
-        places = [starts(len(row), 1, some) for row, some in zip(known, special, strict=True)]
     model = rounded_model(
         load_reference(folder, shape.adapter),
         [*rows, *(_whole(shape, text) for text in texts)],
         text.few,
         scheme,
         last=[*(0 for _ in rows), *map(_needed, texts)],
-        calibration=list(zip(known, places, strict=True)),
+        calibration=compiled.calibration,
     )
     count = len(rows)
     exact, rounded = ([logits[:-1] for logits in every] for every in (model.exact, model.rounded))
@@ -223,7 +218,7 @@ def _distances(
     def of_kind(count: int) -> Distance:
         held = _Held()
         for name in names:
-            for start in starts(exact[name].shape[-2], count, ()):
+            for start in compared_places(exact[name].shape[-2], count):
                 block = np.s_[..., start : start + count, :]
                 held.add(name, exact[name][block], rounded[name][block], -2)
         return held.distance
@@ -278,7 +273,7 @@ def order_parts(order: MeasureOrder) -> Parts:
 
 def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, outputs: Sample) -> Distance:
     held = _Held()
-    for start, inputs in blocks(decoder, x, outputs, context, count):
+    for start, inputs in blocks(decoder, x, outputs, context, count, compared_places(len(x), count)):
         for name, values in step(inputs).items():
             axis = place_axis(name) if name.startswith("past_") else 1
             expected = outputs[name].take(range(start, start + count), axis)

@@ -37,7 +37,7 @@ from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM
 from ci.lanes.llm.graphs import Encoding, call, outputs_of_rows, samples
 from ci.lanes.llm.orders import README_OF_RECORD, CompileOrder, Written
-from ci.lanes.llm.prompts import TEMPLATE, special_places
+from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.readers import Step
 from ci.models.arrays import Array, Sample
 from provisioning.base.errors import CheckFailed
@@ -114,18 +114,19 @@ def _position(mask: Array) -> int:
 def quantized(
     modules: Mapping[str, Any], samples: Mapping[str, Iterator[tuple[Tensor, ...]]], scheme: str, soc: str
 ) -> dict[str, Any]:
-    """The methods of one program, of the same operators. They read and write one cache, so that each edge has
-    one encoding; and decode is calibrated at few places, so that values of the others would be cut off."""
-    prepared = {}
+    """The methods of one program, of the same operators: all have the ranges of the first, which sees all of
+    its samples, and the others one. What reads and writes a cache has one encoding."""
+    prepared: dict[str, Any] = {}
     for name, module in modules.items():
         quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
         quantizer.set_default_quant_config(
             QuantDtype[f"use_{scheme}"], is_linear_per_channel=True, act_observer=MinMaxObserver
         )
         first = next(samples[name])
+        others = () if prepared else samples[name]
         exported = torch.export.export(module, first, strict=True).module()
         prepared[name] = prepare_pt2e(exported, quantizer)
-        for sample in itertools.chain([first], samples[name]):
+        for sample in itertools.chain([first], others):
             prepared[name](*sample)
     for observers in zip(*map(_observers, prepared.values()), strict=True):
         _share_range(observers)
@@ -325,9 +326,9 @@ def order_program(order: CompileOrder) -> Written:
     edges: Mapping[str, Encoding] = {}
     if order.quantized:
         rows = order.calibration
-        outputs, special = outputs_of_rows(whole, rows), special_places(folder, shape, rows)
+        outputs = outputs_of_rows(whole, rows)
         calls = {
-            name: layouts[name].calibration(samples(whole, rows, outputs, order.context, count, special))
+            name: layouts[name].calibration(samples(whole, rows, outputs, order.context, count))
             for name, count in counts.items()
         }
         modules = quantized(layouts, calls, order.precision, order.soc)

@@ -24,7 +24,6 @@ TURN = 25
 """Tokens of a turn in the chats that a model is quantized and judged by."""
 CHAT_SHARE, CHAT_PLACE = 4, 1
 """Of four windows or prefixes the second one: there may be two."""
-SPECIAL_PLACES = 2
 CONTINUED = 2
 """Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
 CALIBRATION_WINDOWS, CALIBRATION_TOKENS = 12, 8192
@@ -149,20 +148,6 @@ def windows(
     for row in rows[CHAT_PLACE::CHAT_SHARE]:
         row[:] = chat_row(folder, tokenizer, shape, row)
     return rows
-
-
-def special_places(folder: Path, shape: Architecture, rows: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Where the tokens that begin, end and divide texts stand in each row: of each the first places."""
-    added = load_tokenizer(folder).get_added_tokens_decoder()
-    special = {*shape.beginning, *shape.eos, *(token for token, text in added.items() if text.special)}
-    found = []
-    for row in rows:
-        places: dict[int, list[int]] = {}
-        for place, token in enumerate(row):
-            if token in special and len(places.setdefault(token, [])) < SPECIAL_PLACES:
-                places[token].append(place)
-        found.append([place for every in places.values() for place in every])
-    return found
 
 
 def read_text(path: Path) -> str:

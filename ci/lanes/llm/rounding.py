@@ -186,8 +186,6 @@ class Rounding:
     scheme: Scheme
     ranges: Ranges = field(default_factory=dict)
     phase: Literal["see", "pass", "round"] = "see"
-    places: tuple[int, Tensor] | None = None
-    """The length of the row that is seen, and its places that count; None for all."""
     kept: dict[str, Tensor] = field(default_factory=dict)
     """The latest values that a part of the layers hands on."""
     given: Mapping[int, Tensor] = field(default_factory=dict)
@@ -201,21 +199,13 @@ class Rounding:
             # Ranges of caches are our own.
             least = 1e-9 if cache else self.scheme.least
             return rounded(values, low, high, bits or self.scheme.bits, least)
-        seen = values if cache else self._at_places(values)
-        low, high = min(0.0, float(seen.min())), max(0.0, float(seen.max()))
+        low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
         if cache:
             high = max(-low, high) * MARGIN
             low = -high
         known = self.ranges.get(name, (low, high))
         self.ranges[name] = min(low, known[0]), max(high, known[1])
         return values
-
-    def _at_places(self, values: Tensor) -> Tensor:
-        if self.places is None:
-            return values
-        length, places = self.places
-        axes = [axis for axis, size in enumerate(values.shape) if axis and size == length]
-        return values.index_select(axes[0], places) if axes else values
 
 
 def rounded(values: Tensor, low: float, high: float, bits: int, least: float) -> Tensor:
@@ -267,17 +257,16 @@ def rounded_model(
     scheme: Scheme,
     *,
     last: Sequence[int] = (),
-    calibration: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+    calibration: Sequence[Sequence[int]] = (),
 ) -> RoundedModel:
     """`reference` is not float's afterwards. `row` is the one of which all is kept. `last` says how many of
     each row's last logits are wanted, and 0 is all. The ranges of activations are those of the rows of
-    `calibration` at their places, or else of the rows themselves."""
+    `calibration`, or else of the rows themselves."""
     rounding = Rounding(scheme)
     linear = _hooked(reference, rounding)
     tied = reference.get_input_embeddings().weight
     with torch.no_grad():
-        for known, places in calibration:
-            rounding.places = len(known), torch.tensor(places)
+        for known in calibration:
             _logits(reference, known)
         if calibration:
             rounding.phase = "pass"
