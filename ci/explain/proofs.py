@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ci.explain.cause import SECONDS, Cause, Proved, cause_of, remember
-from ci.explain.lane import Explains, explainer, measured
+from ci.explain.lane import Explains, explainer, measured, only
 from ci.explain.repair import of_rewritten
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.models.user_model import user_model
@@ -34,8 +34,8 @@ from provisioning.known_faults import SuspectedFault
 
 MOST = 3
 """Candidates."""
-TIMES = 2
-"""As long as the program itself took to compile, with what else the machine does."""
+TIMES = 3
+"""As long as the program itself took to compile: what is rewritten is exported twice more."""
 LONGEST = 300.0
 """Seconds for all of a search where its trials need more than is left of its time."""
 EXACT = {**MORE_EXACT, "fp16": "16a8w"}
@@ -50,6 +50,8 @@ class Candidate:
     """None where it does not apply."""
     edit: Edit | None = None
     """Where that is what is tried."""
+    rewritten: Callable[[], LaneModel | None] | None = None
+    """The model that is tried, where a search may look into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,18 @@ def proofs_of(
     seconds: float = SECONDS,
     longest: float = LONGEST,
 ) -> Proofs:
-    """Also a trial that is at work ends after these seconds, or those that a program of this size needs, at
-    most the `longest`."""
-    needed = min(TIMES * before.costs.get("cpu_seconds", 0.0), longest)
-    until = time.monotonic() + max(seconds, needed)
+    """Trials begin within these seconds, or those that a program of this size needs. What is at work then may
+    take as long again, since the machine may have other work; all end within the `longest`, if it is more."""
+    needed = TIMES * before.costs.get("cpu_seconds", 0.0)
+    began = time.monotonic()
+    last_begin = began + max(seconds, min(needed, longest))
+    until = began + max(seconds, min(2 * needed, longest))
     limited = replace(subject.model, work=replace(subject.model.work, until=until))
     repairing, nearer, others, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
+    still_red: tuple[Candidate, Outcome] | None = None
     for candidate in islice(_candidates(subject.of(limited, subject.how), soc, cause, before), MOST):
-        if time.monotonic() > until:
+        if time.monotonic() > last_begin:
             break
         sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
         if (after := candidate.outcome()) is not None:
@@ -104,10 +109,14 @@ def proofs_of(
                 others.append(words)
             elif not after.green:
                 nearer.append(words)
+                still_red = still_red or (candidate, after)
             else:
                 repairing.append(words)
                 if candidate.edit:
                     break
+    if before.error and still_red and not repairing:
+        nearer[0] = _with_cause(nearer[0], *still_red, last_begin)
+        edits[nearer[0]] = still_red[0].edit
     # What changes one line changes least.
     helping = sorted([*repairing, *nearer], key=lambda words: edits[words] is None)
     proofs = Proofs(helping, others, late, edits[helping[0]] if helping else None)
@@ -115,6 +124,17 @@ def proofs_of(
         proved = Proved(cause.in_words(), cause.line, proofs.fix if helping else "")
         remember(subject.model.selection.store, before.program, proved)
     return proofs
+
+
+def _with_cause(words: str, tried: Candidate, outcome: Outcome, until: float) -> str:
+    """The fix of what died, and what is wrong with the program that it gives: nothing was known of it."""
+    subject = tried.rewritten() if tried.rewritten else None
+    if subject is None:
+        return words
+    seconds = max(until - time.monotonic(), TIMES * outcome.costs.get("cpu_seconds", 0.0))
+    cause = cause_of(subject, only(subject.programs), outcome, min(seconds, SECONDS))
+    # The command that goes on with a search names a file of the trial.
+    return Fix("{}: {}", words, cause.in_words()) if cause and not cause.goes_on else words
 
 
 def outcome_with_cause(
@@ -252,14 +272,18 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
 def _repaired(one: LaneModel, lane: Explains, choice: RewriteChoice, soc: str, words: str = "") -> Candidate:
     """`words` say what the user changes for it."""
 
+    @cache
+    def rewritten() -> LaneModel | None:
+        return of_rewritten(one, lane.rewritten(one, choice))
+
     def outcome() -> Outcome | None:
-        candidate = of_rewritten(one, lane.rewritten(one, choice))
-        return measured(candidate) if candidate else None
+        return measured(candidate) if (candidate := rewritten()) else None
 
     flags = [word for rule in choice.rules or () for word in ("--only", rule)]
     flags += ["--may-change-interface"] if choice.interface else []
     command = session("repair", *one.model.words(soc), *flags, "-o", "repaired")
-    return Candidate(Fix("{}, as {} does", words, command) if words else command, _tried(outcome))
+    typed = Fix("{}, as {} does", words, command) if words else command
+    return Candidate(typed, _tried(outcome), rewritten=rewritten)
 
 
 def _of_edit(one: LaneModel, edit: Edit) -> Outcome | None:

@@ -44,7 +44,7 @@ def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(
 
 
 @pytest.mark.parametrize(
-    ("compile_seconds", "most"), [(1.0, 5.0), (70.0, 140.0), (9000.0, 300.0)], ids=["small", "large", "huge"]
+    ("compile_seconds", "most"), [(0.5, 5.0), (40.0, 240.0), (9000.0, 300.0)], ids=["small", "large", "huge"]
 )
 def test_a_trial_has_the_time_that_the_program_itself_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_seconds: float, most: float
@@ -164,6 +164,27 @@ def test_what_died_and_is_red_once_it_is_rewritten_is_rewritten_at_the_more_exac
     exact, runs = proofs_of(taken, "SM8650", Outcome("dies of aten.sort"), None).helping
     assert "still red" in runs and "8a8w" in runs
     assert "32.7 dB" in exact and "16a8w" in exact and "--only" in exact and "still red" not in exact
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"), [(CAUSE, True), (replace(CAUSE, goes_on="divergence tried.pt2"), False), (None, False)]
+)
+def test_what_died_and_stays_red_has_the_cause_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause | None, said: bool
+) -> None:
+    searched = list[str]()
+
+    def cause_of(subject: Any, *_: object) -> Cause | None:
+        searched.append(subject.model.typed)
+        return cause
+
+    monkeypatch.setattr("ci.explain.proofs.cause_of", cause_of)
+    dies = Outcome("dies of aten.sort")
+    found, _ = proved(
+        tmp_path, monkeypatch, lambda model: RED if model.typed.endswith(".pt2") else dies, dies, cause=None
+    )
+    assert [Path(typed).name for typed in searched] == ["helps-harms.pt2"]
+    assert (CAUSE.words in found.fix) is said and "2.0 dB" in found.fix and "tried.pt2" not in found.fix
 
 
 def test_once_the_time_is_over_nothing_more_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
