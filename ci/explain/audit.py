@@ -174,8 +174,12 @@ def _on_cpu(rows: Mapping[str, AuditRow]) -> Iterator[str]:
                 schemes.append(scheme)
     if schemes_of:
         yield "on the CPU"
+    messages: dict[str, list[str]] = {}
     for (name, where, reason, kernel, suggestion), schemes in schemes_of.items():
         lacks = "" if kernel else "; ExecuTorch has no CPU kernel of it: the program will not run"
-        yield f"  {name}{where} ({', '.join(schemes)}): {reason}{lacks}"
+        message = f"  {name}{where} ({', '.join(schemes)}): {reason}{lacks}"
+        messages.setdefault(suggestion, []).append(message)
+    for suggestion, lines in messages.items():
+        yield from lines
         if suggestion:
             yield f"    → {suggestion}"

@@ -14,6 +14,7 @@ from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.explain.audit import AuditRow, NoProgram, as_text, with_precisions
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
+from ci.lanes.executorch.product import on_cpu_in_words
 from ci.lanes.executorch.records import EmulatorRun
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.conditions import Traits
@@ -294,6 +295,24 @@ def test_a_program_that_breaks_names_the_operator_on_the_cpu_that_has_a_fix(
     row = CpuOperator("aten.clamp.Tensor", "", "net.py:17", code, "clamp", "refused", kernel=True)
     message, fix = suspected_on_cpu([replace(row, code="x.clamp(z)", source="net.py:3"), row])
     assert ("net.py:17" in message) is suspected and (fix != NO_FIX) is suspected
+
+
+def test_a_fix_of_several_lines_is_said_once_behind_the_last() -> None:
+    places = [
+        ("net.py:3", "repeat_interleave(x, 1, dim=0)"),
+        ("net.py:8", "x"),
+        ("net.py:5", "repeat_interleave(y, 1, 0)"),
+    ]
+    left = [
+        CpuOperator("aten.view_copy.default", f"view_{place}", "refused", place, code, kernel=True)
+        for place, code in places
+    ]
+    compiled = compiled_as(left=left)
+    said = list(on_cpu_in_words(compiled))
+    audited = list(as_text({"fp16": explain.audit_row(compiled, "fp16", "SM8750")}))
+    for lines in (said, audited[audited.index("on the CPU") + 1 :]):
+        kinds = [next(word for word in (":3", ":5", ":8", "→") if word in line) for line in lines]
+        assert kinds == [":3", ":5", "→", ":8"]
 
 
 def test_a_program_that_misses_its_accuracy_blames_no_operator_for_inputs_of_the_table(given: Any) -> None:

@@ -69,7 +69,7 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.base.places import Places
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import user_path
-from provisioning.fixes import NO_FIX
+from provisioning.fixes import NO_FIX, Suggestion
 from provisioning.known_faults import SuspectedFault
 from provisioning.manifest import soc_named
 
@@ -202,7 +202,7 @@ class PytorchModel(LaneModel):
         found += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
         return Product(
             files_of(path, stem, record),
-            [_line(program, facts, figures, measured.each_db), *_on_cpu(facts)],
+            [_line(program, facts, figures, measured.each_db), *on_cpu_in_words(facts)],
             more,
             warnings,
             outcome,
@@ -318,10 +318,13 @@ def _line(
     return f"{program.soc} {program.run.name}: {ran}; {on_cpu}"
 
 
-def _on_cpu(facts: ChipProgram) -> Iterator[str]:
-    """What is there and why."""
+def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
+    """What is there and why, and behind all that one fix is for, that fix."""
+    messages: dict[Suggestion, list[str]] = {}
     for (message, fix, _), count in Counter(left_on_cpu(facts.left)).items():
-        yield f"  {f'{count} times ' if count > 1 else ''}{message}"
+        messages.setdefault(fix, []).append(f"  {f'{count} times ' if count > 1 else ''}{message}")
+    for fix, lines in messages.items():
+        yield from lines
         if fix:
             yield f"    → {fix}"
     if kept := facts.kept_on_cpu:
