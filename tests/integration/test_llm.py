@@ -542,20 +542,20 @@ def test_genies_decode_is_quantized_by_all_that_prefill_reads(
     tmp_path: Path, kind: str, precision: str
 ) -> None:
     """A healthy model's decode diverged 500 times as much as its prefill: it was calibrated at few places."""
+    from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.checkpoint_compile import LayerPart
-    from ci.lanes.llm.config import read_architecture
     from ci.lanes.llm.contexts import steps
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.graphs import Computed, outputs_of_rows, shared_encodings
     from ci.lanes.llm.readers import GraphReader
-    from ci.lanes.llm.reference import load_reference, logits_of
+    from ci.lanes.llm.rounding import load_reference, logits_of
 
     model, out = write_checkpoint(tmp_path / "model", model_type=kind, **PLAIN), tmp_path / "out"
     out.mkdir()
     shape = read_architecture(model)
     sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1, "calibration": [TOKENS]}
-    places = {"model": str(model), "into": str(out), "soc": "SM8650", "through": GENIE}
-    order = CompileOrder(precision=precision, **places, **sizes)
+    sizes |= {"model": str(model), "into": str(out), "soc": "SM8650", "through": GENIE}
+    order = CompileOrder(precision=precision, **sizes)
     outputs = outputs_of_rows(load_decoder(model, shape, 128, 128), [TOKENS])
     part = LayerPart(order, shape, 0, [TOKENS], outputs, shared_encodings(outputs))
     computed: Computed = []
