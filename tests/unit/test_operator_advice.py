@@ -304,12 +304,12 @@ def test_a_fix_of_several_lines_is_said_once_behind_the_last() -> None:
         ("net.py:5", "repeat_interleave(y, 1, 0)"),
     ]
     left = [
-        CpuOperator("aten.view_copy.default", f"view_{place}", "refused", place, code, kernel=True)
+        CpuOperator("aten.view_copy.default", "", place, code, f"view_{place}", "refused", kernel=True)
         for place, code in places
     ]
     compiled = compiled_as(left=left)
     said = list(on_cpu_in_words(compiled))
-    audited = list(as_text({"fp16": explain.audit_row(compiled, "fp16", "SM8750")}))
+    audited = list(as_text({"fp16": explain.audit_row(compiled, "fp16", "SM8750", BUILD_ID)}))
     for lines in (said, audited[audited.index("on the CPU") + 1 :]):
         kinds = [next(word for word in (":3", ":5", ":8", "→") if word in line) for line in lines]
         assert kinds == [":3", ":5", "→", ":8"]
