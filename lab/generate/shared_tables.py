@@ -60,8 +60,8 @@ def _needs() -> str:
         "macOS, Linux on Arm": "no",
         "**it needs**": "",
         "Python": _pythons(),
-        "a C++ compiler, g++ or clang++": "for the program that the emulator starts",
-        "for the first `compile`": f"{FIRST_COMPILE}; later ones take seconds",
+        "a C++ compiler, g++ or clang++": "it builds the program that runs your model on the emulator",
+        "for the first `compile`": f"{FIRST_COMPILE}; later commands take seconds",
         "a phone, an account, Qualcomm's 2.4 GB SDK": "not needed",
     }
     return "".join(f"| {left} | {right} |\n" for left, right in rows.items())
