@@ -12,9 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ci.bill_of_materials import Item, document, package_url
-from ci.builds.built_files import LoadableFile
-from ci.builds.file_api import CMakeTarget, files_read, linked_into
-from ci.builds.output_folders import BILL_OF_MATERIALS, LICENCES
+from ci.builds.built_files import BILL_OF_MATERIALS, LICENCES, LoadableFile
+from ci.builds.cmake import CMakeTarget, files_read, linked_into
 from ci.builds.recipes import Kind
 from ci.builds.source_plan import SourcePlan
 from ci.builds.tree import Submodule, submodules

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from ci.builds.build_tools import BuildTool
+from ci.builds.toolchain import BuildTool
 from ci.diagnose.explain import causes
 from ci.runner import Runner
 from provisioning.base.commands import captured, quoted

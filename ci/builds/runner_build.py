@@ -8,23 +8,24 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ci.builds.build_tools import BuildTool, find_cmake, find_compiler, find_ninja, find_program
-from ci.builds.built_files import LoadableFile, check
-from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
-from ci.builds.output_folders import (
+from ci.builds.built_files import (
+    LoadableFile,
     alone_in,
+    check,
     digests_below,
     part_of,
     refuse_foreign,
     replace_build,
     require_writable,
 )
+from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
+from ci.builds.toolchain import BuildTool, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
 from ci.results import CachedResult, CachedResults, Key, folder_digest
@@ -73,7 +74,6 @@ class RunnerPlan:
     compiler: BuildTool
     cmake: BuildTool
     ninja: BuildTool
-    remap: tuple[str, ...]
     folder: Path
     dist: Path
     store: Path
@@ -82,7 +82,6 @@ class RunnerPlan:
         defined = {
             "CMAKE_BUILD_TYPE": self.build_type,
             "executorch_DIR": str(self.executorch.root / CONFIG.parent),
-            "RUNNER_REMAP": ";".join(self.remap),
         }
         if self.target == DEFAULT_TARGET:
             return {**defined, "CMAKE_CXX_COMPILER": str(self.compiler.path)}
@@ -110,7 +109,6 @@ class RunnerPlan:
                 **{part: folder_digest(package / part, "*", results.digest) for part in PACKAGE},
             },
             "tools": self._tools(results),
-            "remap": list(self.remap),
             "variables": {name: os.environ[name] for name in FLAGS if name in os.environ},
         }
 
@@ -128,7 +126,7 @@ class RunnerPlan:
         return {**digests, "identity": [tool.identity for tool in (self.compiler, self.cmake, self.ninja)]}
 
 
-OWN_CODE = ("cmake.py", "build_tools.py", "output_folders.py", "runner_build.py")
+OWN_CODE = ("cmake.py", "toolchain.py", "built_files.py", "runner_build.py")
 FLAGS = (
     *("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "SOURCE_DATE_EPOCH"),
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
@@ -156,7 +154,6 @@ def plan_of(
     build_type: str = RUNNER_BUILD_TYPES[0],
     build_dir: Path | None = None,
     output: Path | None = None,
-    remap: Sequence[str] = (),
 ) -> RunnerPlan:
     from provisioning.manifest import load_profile
 
@@ -166,9 +163,6 @@ def plan_of(
             f"--target: expected {' or '.join(TARGETS)}, found {target}",
             fix=Fix("{} builds the runner for Android from ExecuTorch's source", ("build_android",)),
         )
-    for pair in remap:
-        if "=" not in pair or ";" in pair:
-            raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")
     if output:
         require_writable(output, "--output")
         refuse_foreign(output, str(RUNNER), "--output", FOLDERS)
@@ -183,7 +177,6 @@ def plan_of(
         compiler=find_compiler() if target == DEFAULT_TARGET else find_program("aarch64-linux-gnu-g++"),
         cmake=find_cmake(load_profile(selection.profile).host["cmake"].floor),
         ninja=find_ninja(),
-        remap=tuple(remap),
         folder=(build_dir or outputs_path() / "build" / "runner" / f"{target}{suffix}").absolute(),
         dist=(output or dist_path() / target / OURS).absolute(),
         store=selection.store,

@@ -7,7 +7,6 @@ import os
 import sys
 
 from ci.builds.verb import RUNNER_BUILD_TYPES, add_build_flags
-from provisioning.base.command_line import repeatable
 from provisioning.base.selection import selection_of
 
 EXAMPLES = """\
@@ -28,7 +27,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         folder="build/runner/TARGET",
         output="dist/TARGET/wheel",
     )
-    repeatable(parser, "--remap", "FROM=TO", "write this path prefix as another in the binary")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
             build_type=args.build_type,
             build_dir=args.build_dir,
             output=args.output,
-            remap=args.remap,
         )
         if args.dry_run:
             sys.stdout.write(described(plan))

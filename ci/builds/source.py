@@ -11,18 +11,17 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ci.builds import built_files, link_tree
-from ci.builds.build_tools import find_program
-from ci.builds.cmake import STEERING
-from ci.builds.file_api import answer
+from ci.builds import built_files
+from ci.builds.built_files import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
+from ci.builds.cmake import STEERING, answer
 from ci.builds.install import PYTHON, assemble, collect, describe, identity, strip_program
-from ci.builds.output_folders import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
-from ci.builds.request import BuildOptions, notes_of, plan_of
-from ci.builds.source_plan import SourcePlan
+from ci.builds.source_plan import BuildOptions, SourcePlan, notes_of, plan_of
+from ci.builds.toolchain import find_program
+from ci.builds.tree import changed_since, link_with_copies, make_overlay
 from ci.runner import EXECUTORCHS, Runner
 from provisioning import overlay
-from provisioning.base.commands import leave_out, quoted
+from provisioning.base.commands import quoted
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity
@@ -53,12 +52,6 @@ def script(plan: SourcePlan, *, target_only: bool) -> str:
 
 def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
     plan = plan_of(options, selection, os.environ)
-    if options.install:
-        in_store = plan.tree.root.is_relative_to(selection.store)
-        if in_store or not os.access(plan.tree.root, os.W_OK):
-            why = "is in the store, where nothing is changed" if in_store else "cannot be written to"
-            fix = leave_out("--install", ": an overlay is made instead")
-            raise UsageError(f"--install: {plan.tree.root} {why}", fix=fix)
     if options.tried:
         # Before an hour of compiling.
         find_program("qemu-aarch64")
@@ -83,7 +76,7 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
             floor = options.glibc or profile.host["glibc"].floor
             built = _put_into_dist(plan, stage, floor, options, selection, worked)
             if built and plan.target == DEFAULT_TARGET:
-                put_into_python(plan, stage, install=options.install, target_only=options.target_only)
+                put_into_python(plan, stage, target_only=options.target_only)
 
 
 def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
@@ -95,7 +88,7 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
         plan.build.mkdir(exist_ok=True)
         if plan.written:
             folders = [project.source for project in plan.recipe.projects]
-            link_tree.link_with_copies(plan.tree.root, plan.written, plan.source, folders)
+            link_with_copies(plan.tree.root, plan.written, plan.source, folders)
 
     begun, now = time.monotonic(), time.time()
     state = plan.cmake_build().run(clean=clean, prepare=prepare)
@@ -104,7 +97,7 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
         "changed": list(state.changes),
         "build_seconds": round(time.monotonic() - begun, 2),
     }
-    if state.worked and (written := link_tree.changed_since(plan.tree.root, now, (plan.root, plan.dist))):
+    if state.worked and (written := changed_since(plan.tree.root, now, (plan.root, plan.dist))):
         more = f" and {len(written) - 3} more" if len(written) > 3 else ""
         message = f"it was written to while it was built: {', '.join(written[:3])}{more}"
         fix = "unless that was you, name the folder under `written` in manifests/recipes/executorch.toml"
@@ -190,22 +183,15 @@ def _own_code() -> str:
     return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
 
 
-def put_into_python(plan: SourcePlan, stage: StageRun, *, install: bool, target_only: bool = False) -> None:
-    files = dict(_python_files(plan))
+def put_into_python(plan: SourcePlan, stage: StageRun, *, target_only: bool = False) -> None:
     ours = plan.dist / overlay.FOLDER
-    if install or target_only:
-        # The environment would prefer the overlay of an earlier build, with that build's adaptor.
-        shutil.rmtree(ours, ignore_errors=True)
     if target_only:
+        # The environment would use the overlay of an earlier build, with that build's adaptor.
+        shutil.rmtree(ours, ignore_errors=True)
         return
-    if install:
-        link_tree.install(plan.tree.root, files)
-        path = plan.tree.root.parent
-    else:
-        link_tree.make_overlay(plan.tree, files, ours, stage.profile)
-        path = ours
-    stage.metrics["python_path"] = str(path)
-    sys.stdout.write(f"export PYTHONPATH={quoted(path)}${{PYTHONPATH:+:$PYTHONPATH}}\n")
+    make_overlay(plan.tree, dict(_python_files(plan)), ours, stage.profile)
+    stage.metrics["python_path"] = str(ours)
+    sys.stdout.write(f"export PYTHONPATH={quoted(ours)}${{PYTHONPATH:+:$PYTHONPATH}}\n")
 
 
 def _python_files(plan: SourcePlan) -> Iterator[tuple[str, Path]]:

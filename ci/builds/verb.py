@@ -84,11 +84,8 @@ class SourceBuild:
             parser, "--cmake-arg", "ARG", "NAME=VALUE or another argument, for configuring each project"
         )
         switch(parser, "--target-only", "only the library and the runner, no Python adaptors")
-        parser.set_defaults(
-            install=False, wheel=False, compiler=None, sysroot=None, toolchain_file=None, tried=False
-        )
+        parser.set_defaults(wheel=False, compiler=None, sysroot=None, toolchain_file=None, tried=False)
         if self.target == DEFAULT_TARGET:
-            switch(parser, "--install", "copy adaptors and schemas into the tree instead of an overlay")
             help = "build ExecuTorch's wheel with QNN instead, and an environment that has it"
             switch(parser, "--wheel", help)
         if self.target == "aarch64-linux":
@@ -106,7 +103,7 @@ class SourceBuild:
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.builds import source, wheel
-        from ci.builds.request import BuildOptions, plan_of
+        from ci.builds.source_plan import BuildOptions, plan_of
         from provisioning.base.files import disk_errors
         from provisioning.base.stage_run import StageRun
         from provisioning.python_environments import PythonEnvironments, environments_folder
@@ -124,7 +121,6 @@ class SourceBuild:
             glibc=args.glibc,
             cmake_arg=args.cmake_arg,
             target_only=args.target_only,
-            install=args.install,
             compiler=args.compiler,
             sysroot=args.sysroot,
             toolchain_file=args.toolchain_file,

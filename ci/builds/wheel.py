@@ -11,8 +11,8 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ci.builds.built_files import alone_in
 from ci.builds.cmake import BuildCommand, execute
-from ci.builds.output_folders import alone_in
 from ci.builds.source_plan import SourcePlan
 from provisioning.base import toml
 from provisioning.base.commands import captured, quoted, session

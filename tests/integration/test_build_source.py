@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ci.builds.link_tree import make_overlay
-from ci.builds.tree import SourceTree
+from ci.builds.tree import SourceTree, make_overlay
 from provisioning import elf
 from provisioning.base.settings import ROOT, profile_names
 from provisioning.manifest import load_profile

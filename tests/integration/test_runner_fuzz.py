@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.build_tools import find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.cmake import Build, ConfiguredProject
+from ci.builds.toolchain import find_cmake, find_compiler, find_ninja, find_program
 from provisioning.base.settings import ROOT
 from tests.support.runner import shared_folder
 

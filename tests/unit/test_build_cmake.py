@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ci.builds import cmake
-from ci.builds.build_tools import BuildTool
 from ci.builds.cmake import Build, BuildCommand, ConfiguredProject, failure
+from ci.builds.toolchain import BuildTool
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from tests.support.scripts import script
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ci.builds.file_api import API, files_read, linked_into, targets
+from ci.builds.cmake import API, files_read, linked_into, targets
 from provisioning.base.errors import CheckFailed
 
 

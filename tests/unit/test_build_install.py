@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ci.builds import install, source
-from ci.builds.file_api import CMakeTarget
-from ci.builds.output_folders import replace_build
+from ci.builds.built_files import replace_build
+from ci.builds.cmake import CMakeTarget
 from ci.builds.recipes import Copy
 from ci.builds.source_plan import SourcePlan
 from provisioning import overlay
@@ -50,20 +50,15 @@ def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
     assert (tmp_path / "dist/bin/a").read_text(encoding="utf-8") == "part/bin/a"
 
 
-def test_after_installing_into_the_tree_no_overlay_hides_it(
-    plan: SourcePlan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_overlay_is_what_pythonpath_names(plan: SourcePlan, capsys: pytest.CaptureFixture[str]) -> None:
     adaptor = plan.dist / "python" / "backends" / "PyA.so"
     adaptor.parent.mkdir(parents=True)
     adaptor.touch()
     plan.tree.root.mkdir(parents=True)
-    run = StageRun("build_x86", "wheels", "x86_64-linux", "")
-    source.put_into_python(plan, run, install=False)
+    source.put_into_python(plan, StageRun("build_x86", "wheels", "x86_64-linux", ""))
     overlaid = overlay.description_of(plan.dist / "overlay")
-    source.put_into_python(plan, run, install=True)
     assert overlaid is not None and overlaid.tree == plan.tree.root
-    assert not (plan.dist / "overlay").exists()
-    assert f"export PYTHONPATH={plan.tree.root.parent}$" in capsys.readouterr().out
+    assert f"export PYTHONPATH={plan.dist / 'overlay'}$" in capsys.readouterr().out
 
 
 def test_the_overlay_has_the_flatc_that_the_build_made(plan: SourcePlan) -> None:
@@ -73,7 +68,7 @@ def test_the_overlay_has_the_flatc_that_the_build_made(plan: SourcePlan) -> None
     copy = Copy(file="third-party/flatc_ep/bin/flatc", to="exir/flatc", built=True)
     absent = Copy(file="third-party/other", to="exir/other", built=True)
     plan = replace(plan, recipe=plan.recipe.model_copy(update={"copies": (copy, absent)}))
-    source.put_into_python(plan, StageRun("build_x86", "wheels", "x86_64-linux", ""), install=False)
+    source.put_into_python(plan, StageRun("build_x86", "wheels", "x86_64-linux", ""))
     folder = plan.dist / "overlay" / "executorch" / "exir"
     assert os.access(folder / "flatc", os.X_OK)
     assert sorted(path.name for path in folder.iterdir()) == ["__init__.py", "flatc"]
@@ -82,7 +77,7 @@ def test_the_overlay_has_the_flatc_that_the_build_made(plan: SourcePlan) -> None
 def test_a_build_without_adaptor_leaves_no_overlay_of_an_earlier_one(plan: SourcePlan) -> None:
     plan.tree.root.mkdir(parents=True)
     run = StageRun("build_x86", "wheels", "x86_64-linux", "")
-    source.put_into_python(plan, run, install=False)
+    source.put_into_python(plan, run)
     assert (plan.dist / "overlay").is_dir()
-    source.put_into_python(plan, run, install=False, target_only=True)
+    source.put_into_python(plan, run, target_only=True)
     assert not (plan.dist / "overlay").exists()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.link_tree import changed_since, install, link_with_copies, make_overlay
-from ci.builds.tree import SourceTree
+from ci.builds.tree import SourceTree, changed_since, link_with_copies, make_overlay
 
 COPIED = ("third-party/flatcc",)
 FILES = (
@@ -112,11 +111,3 @@ def test_python_finds_the_version_of_the_overlays_tree(tree: Path, tmp_path: Pat
     found = importlib.metadata.Distribution.discover(name="executorch", path=[str(root.parent)])
     assert [distribution.version for distribution in found] == ["1.5.0+cff6f4d"]
     assert "'1.5.0+cff6f4d'" in (root / "version.py").read_text(encoding="utf-8")
-
-
-def test_installing_replaces_earlier_adaptors(tree: Path, files: dict[str, Path]) -> None:
-    folder = (tree / ADAPTOR).parent
-    folder.mkdir()
-    (folder / "PyA.cpython-38.so").touch()
-    install(tree, files)
-    assert [path.name for path in folder.iterdir()] == [Path(ADAPTOR).name]

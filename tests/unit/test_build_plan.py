@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.output_folders import require_writable
+from ci.builds.built_files import require_writable
 from ci.builds.recipes import load_recipe
 from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk
 from ci.builds.toolchain import Toolchain, cross
