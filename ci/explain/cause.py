@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from ci.explain.cuts import STANDS_OUT
-from ci.explain.divergence import DIFFERS_DB, DivergenceResult
+from ci.explain.divergence import DIFFERS_DB
 from ci.explain.divergence_report import (
     MANY_ROUND,
     NONE_ALONE,
     alike_in_words,
     between_in_words,
     faint_in_words,
+    figure_in_words,
     operands_in_words,
     rounding_in_words,
 )
+from ci.explain.divergence_result import DivergenceResult
 from ci.explain.lane import explainer
 from ci.explain.losses import Scores
 from ci.models.model_lines import OperatorAt
@@ -135,7 +137,7 @@ def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
         return Cause(words, grows, (grows.node,) if grows else (), of_chip=True, goes_on=goes_on)
     operands = operands_in_words(first)
     is_cause = "suspected" if None in first.operands.values() else "the cause is"
-    words = f"{is_cause} {place}: {in_decibels(first.sqnr_db)} against {result.reference}"
+    words = f"{is_cause} {place}: {figure_in_words(first)} against {result.reference}"
     words += f", and {operands or 'exact inputs'} before it; it alone gives {share}"
     faults = [fault for fault in first.known if isinstance(fault, SuspectedFault)]
     words = "; ".join(filter(None, [words, faint, late]))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from ci.explain.graph import Arrays, Graph, Trial
@@ -27,8 +28,12 @@ MOST_SHOWN = 2**25
 """Values, of all samples, that one program returns."""
 ROUNDS = 1.5
 """Steps of a quantizer by which two right programs differ, with the rounding of floats."""
+MOST_READERS = 3
+"""Of integers, beside the one that adds most: each takes a program."""
 EVERY = "all operators"
 """In place of a node, the program that shows all."""
+Worst = tuple[str, float]
+"""A node, and what it adds to the whole program's error."""
 
 
 class Cuts:
@@ -47,7 +52,7 @@ class Cuts:
         """The nodes at which the chip is right but for a step of the quantizer."""
         self.worst: dict[str, int] = {}
         """The sample with the least SQNR."""
-        self.errors: dict[tuple[str, ...], float] = {}
+        self.errors: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
 
     @property
     def whole(self) -> float:
@@ -111,7 +116,7 @@ class Cuts:
 
     def error(self, name: str) -> float | None:
         # The program that ends at the only end is the whole one, and takes longest.
-        return self.power(self.whole) if [*self.graph.ends] == [name] else self._passed(name, ())
+        return self.power(self.whole) if [*self.graph.ends] == [name] else self._passed([name], ())
 
     def own(self, name: str) -> float:
         """Without what operands pass on: a power of what is wrong is wrong, too, and not at fault."""
@@ -122,18 +127,43 @@ class Cuts:
             passed_on = max(self.error(operand) or 0.0 for operand in operands)
             if passed_on >= STANDS_OUT * (self.error(name) or 0.0):
                 return 0.0
-        return self._passed(name, operands) or 0.0
+        return self._passed([name], operands) or 0.0
 
-    def _passed(self, name: str, operands: Sequence[str]) -> float | None:
-        """The error of the model's outputs if the chip differs at this node alone, by what it adds to what
+    def _passed(self, names: Sequence[str], operands: Sequence[str]) -> float | None:
+        """The error of the model's outputs if the chip differs at these nodes alone, by what they add to what
         these operands pass on: a small one may grow on the way there."""
-        if math.isnan(self.sqnr_of(name)):
-            return None
         known = [operand for operand in operands if not math.isnan(self.sqnr_of(operand))]
-        names = (name, *known)
-        if names not in self.errors:
-            self.errors[names] = self.power(_sqnr_db(with_error(self.graph, name, known, self.chips)))
-        return self.errors[names]
+        if any(math.isnan(self.sqnr_of(name)) for name in names):
+            return None
+        key = (tuple(names), tuple(known))
+        if key not in self.errors:
+            self.errors[key] = self.power(_sqnr_db(with_error(self.graph, names, known, self.chips)))
+        return self.errors[key]
+
+    def of_integers(self, name: str) -> Worst | None:
+        """The source of wrong integers that an operator reads, and what it adds by all that read them."""
+        graph, most = self.graph, STANDS_OUT * self.own(name)
+        if not (integers := graph.integers_of(name)):
+            return None
+        source = graph.source_of(integers[0])
+        behind = [row for row in graph.behind_integers(source) if row in self.chips]
+        # A cast that is right alone may be wrong with what reads it: the compiler makes one of them.
+        others = islice((row for row in behind if row != name and self.own(row) > most), MOST_READERS)
+        if not any(map(self._has_wrong_integers, (name, *others))):
+            return None
+        operands = dict.fromkeys(operand for row in behind for operand in graph.operands_of(row))
+        self.sqnr[source] = min(self.sqnr_of(row) for row in behind)
+        return source, self._passed(behind, [row for row in operands if row not in behind]) or 0.0
+
+    def _has_wrong_integers(self, name: str) -> bool:
+        """Whether an operator is right with the integers that the chip has, which floats do not explain."""
+        integers = [row for row in self.graph.integers_of(name) if not math.isnan(self.sqnr_of(row))]
+        try:
+            left = self._passed([name], [*self.graph.operands_of(name), *integers]) or 0.0
+        except Exception:
+            # The CPU does not compute with an index that is beyond all values.
+            left = 0.0
+        return bool(integers) and left < STANDS_OUT * self.own(name)
 
     def growth(self, name: str) -> Loss | None:
         """The operator that makes most of the chip's error at a node, where the CPU computes the rest. None
@@ -167,18 +197,20 @@ class Cuts:
         return float(10 ** (-max(sqnr_db, self.whole) / 10))
 
 
-def with_error(graph: Graph, name: str, operands: Sequence[str], chips: Arrays) -> list[Pair]:
-    """The model's outputs on the CPU without and with the error that the chip has at a node, less what the
+def with_error(graph: Graph, names: Sequence[str], operands: Sequence[str], chips: Arrays) -> list[Pair]:
+    """The model's outputs on the CPU without and with the errors that the chip has at nodes, less what the
     error of operands is there. `chips` is what programs that end at a node give."""
     import numpy
 
-    ending = graph.ending_at(name)
-    others = ending.outputs({operand: chips[operand] for operand in operands})
-    wrong = []
-    for (wanted,), (passed_on,), seen in zip(ending.exact, others, chips[name], strict=True):
-        floats = wanted.dtype.kind == "f"
-        wrong.append(wanted + (seen - passed_on) if floats else numpy.where(seen == passed_on, wanted, seen))
-    both = zip(graph.exact, graph.outputs({name: wrong}), strict=True)
+    wrong: dict[str, list[Array]] = {}
+    for name in names:
+        ending = graph.ending_at(name)
+        others = ending.outputs({operand: chips[operand] for operand in operands})
+        for (wanted,), (passed_on,), seen in zip(ending.exact, others, chips[name], strict=True):
+            floats = wanted.dtype.kind == "f"
+            changed = wanted + (seen - passed_on) if floats else numpy.where(seen == passed_on, wanted, seen)
+            wrong.setdefault(name, []).append(changed)
+    both = zip(graph.exact, graph.outputs(wrong), strict=True)
     return [pair for rows in both for pair in _pairs(*rows)]
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
-from ci.explain.cuts import STANDS_OUT, Cuts
+from ci.explain.cuts import Cuts, Worst
+from ci.explain.divergence_result import DivergenceResult, result_of
 from ci.explain.graph import Graph, Trial
-from ci.explain.losses import FOREVER, Loss
-from ci.models.model_lines import OperatorAt
-from ci.operators.conditions import Traits
-from ci.operators.table import Inexact
-from provisioning.known_faults import SuspectedFault
+from ci.explain.losses import FOREVER
 
 DIFFERS_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
@@ -24,8 +21,8 @@ SMALL = 1 / 16
 MOST_OF_IT = 1 / 2
 """No other operator adds more than one that adds this share of the whole program's error."""
 MOST_STEPS = 60
-QUICK_SECONDS = 10.0
-"""If one suspect takes less, so does a program that shows what all others give."""
+MOST_AT_ONCE = 64
+"""Operators. Of so few, one program that shows all takes less than two that each end at a suspect."""
 MOST_SUSPECTS = 6
 """That are looked at: each takes a program or two."""
 SHOWN_SECONDS = 30.0
@@ -34,67 +31,19 @@ SHOWN_SECONDS = 30.0
 ALL = ("", "the outputs")
 """Between these two is the whole program."""
 
-Worst = tuple[str, float]
-"""A node, and what it adds to the whole program's error."""
 Suspects = Mapping[str, Collection[str]]
 """By node, the known faults that it can have, the likeliest node first."""
 NO_SUSPECTS: Suspects = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class DivergentOperator(OperatorAt):
-    traits: Mapping[str, Traits]
-    """By node, what else known faults are told by."""
-    node: str
-    sqnr_db: float
-    sample: int
-    """The number of that with the least SQNR."""
-    faint: float | None
-    """The largest value, where all are too small for fp16."""
-    rounds: bool
-    """Whether it is right but for a step of the quantizer."""
-    grows: Loss | None
-    """The operator that makes most of its rounding."""
-    share: float
-    """Of the whole program's error."""
-    operands: Mapping[str, float | None]
-    """By node, its SQNR; None where no program that ends there runs."""
-    alike: int
-    """How many other places are taken to have its fault."""
-    known: tuple[SuspectedFault | Inexact, ...] = ()
-    better: str = ""
-    """The precision at which the chip is measured to compute it rightly."""
-
-    @property
-    def stands_out(self) -> bool:
-        """Whether it is more than one of many that round."""
-        return self.share >= STANDS_OUT or bool(self.alike)
-
-
-@dataclass(frozen=True, slots=True)
-class DivergenceResult:
-    reference: str
-    """What the program is compared with."""
-    least: float
-    """The SQNR from which the program matches."""
-    sqnr_db: float
-    first: DivergentOperator | None
-    cuts: Mapping[str, float]
-    """The SQNR by the node at which a program ends."""
-    failed: Mapping[str, str]
-    """Why a program gave no SQNR, by its node."""
-    between: tuple[str, ...]
-    """The two nodes between which the search was when its time was over."""
-
-
 class Divergence:
     """The operator whose output is farthest from what its operands explain.
 
-    Those that are suspected are looked at first, by programs that end there. Where the fault of one is at
-    other places, too, it is taken to add as much there: programs that end later take longer. Then a program
-    that returns what all operators compute is tried. That changes what the compiler fuses, and may repair
-    what is searched: then each operator is the last one of a program of its own. All or none, since two
-    programs round each in its own way, and the difference looks like an error."""
+    Of a large model, those that are suspected are looked at first, by programs that end there. Where the
+    fault of one is at other places, too, it is taken to add as much there: programs that end later take
+    longer. Then a program that returns what all operators compute is tried. That changes what the compiler
+    fuses, and may repair what is searched: then each operator is the last one of a program of its own. All
+    or none, since two programs round each in its own way, and the difference looks like an error."""
 
     def __init__(
         self,
@@ -125,10 +74,12 @@ class Divergence:
         cuts, graph = self.cuts, self.graph
         if cuts.whole >= self.least:
             return self._known(None)
-        suspected = self._suspected()
+        self.keep(self._known(None, ALL))
+        shown = len(graph.operators) <= MOST_AT_ONCE and cuts.shows_all
+        suspected = None if shown else self._suspected()
         if suspected and self._is_most(suspected):
             return self._known(suspected, alike=len(self._alike(suspected[0])))
-        if time.monotonic() < self.over and cuts.shows_all:
+        if shown or (time.monotonic() < self.over and cuts.shows_all):
             # What is left is computed on the CPU.
             self.over = max(self.over, time.monotonic() + SHOWN_SECONDS)
 
@@ -139,14 +90,15 @@ class Divergence:
             return late
 
         best = worst_drop([*graph.operators], graph.ends, cuts.error, graph.operands_of, cuts.own, stops)
+        if best and best[0] not in cuts.rounds and not self.between:
+            self.keep(self._known(best))
+            best = cuts.of_integers(best[0]) or best
         return self._known(best or suspected, self.between)
 
     def _suspected(self) -> Worst | None:
         """The worst of the suspects, as far as they are looked at within half of the time."""
         best: Worst | None = None
         half = time.monotonic() + (self.over - time.monotonic()) / 2
-        quick = time.monotonic() + QUICK_SECONDS
-        self.keep(self._known(best, ALL))
         for name in islice(self.suspects, MOST_SUSPECTS):
             if time.monotonic() > half:
                 break
@@ -158,9 +110,6 @@ class Divergence:
             self.keep(self._known(best, ALL))
             if best[1] >= MOST_OF_IT * self.cuts.power(self.cuts.whole):
                 break
-            if time.monotonic() < quick and self.cuts.shows_all:
-                # What the others give is known by it.
-                half = self.over
         return best
 
     def _alike(self, name: str) -> list[str]:
@@ -174,32 +123,7 @@ class Divergence:
         return adds * (1 + len(self._alike(name))) >= MOST_OF_IT * self.cuts.power(self.cuts.whole)
 
     def _known(self, best: Worst | None, between: Sequence[str] = (), alike: int = 0) -> DivergenceResult:
-        cuts = self.cuts
-        return DivergenceResult(
-            reference=self.graph.reference,
-            least=self.least,
-            sqnr_db=cuts.whole,
-            first=self._operator(*best, alike) if best else None,
-            cuts={name: value for name, value in cuts.sqnr.items() if name},
-            failed=dict(cuts.failed),
-            between=tuple(between),
-        )
-
-    def _operator(self, name: str, adds: float, alike: int) -> DivergentOperator:
-        cuts = self.cuts
-        return DivergentOperator(
-            **asdict(self.graph.operator_at(name)),
-            traits=self.graph.traits(name),
-            node=name,
-            sqnr_db=cuts.sqnr_of(name),
-            sample=cuts.worst.get(name, 0),
-            faint=cuts.faint.get(name),
-            rounds=name in cuts.rounds,
-            grows=None,
-            share=round(adds / cuts.power(cuts.whole), 2),
-            operands={row: cuts.sqnr.get(row) for row in self.graph.operands_of(name)},
-            alike=alike,
-        )
+        return result_of(self.cuts, self.least, best, between, alike)
 
 
 def _worse(one: Worst | None, other: Worst) -> Worst:

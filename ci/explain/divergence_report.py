@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.explain.cuts import EVERY, LEAST_HALF
-from ci.explain.divergence import DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.graph import FLOAT_MODEL
 from ci.operators.table import Inexact
 from ci.plain import as_json, read
@@ -65,6 +65,10 @@ def operands_in_words(first: DivergentOperator) -> str:
     )
 
 
+def figure_in_words(first: DivergentOperator) -> str:
+    return in_decibels(first.sqnr_db) + (" where its integers are read" if first.integers else "")
+
+
 def alike_in_words(first: DivergentOperator) -> str:
     """Behind its share of the error, how many other places are taken to add as much."""
     return f", and {plural(first.alike, 'other place')} can have its fault" if first.alike else ""
@@ -97,7 +101,7 @@ def _of_operator(result: DivergenceResult, first: DivergentOperator) -> Iterator
     where += f" at {first.source} `{first.code}`" if first.source else ""
     yield f"differs most: {first.operator} ({first.node}){where}"
     operands = operands_in_words(first) or "the inputs"
-    yield f"  there: {in_decibels(first.sqnr_db)}; at its operands: {operands}"
+    yield f"  there: {figure_in_words(first)}; at its operands: {operands}"
     if faint := faint_in_words(first, result.reference):
         yield f"  {faint}"
     if first.rounds:

@@ -141,8 +141,35 @@ class Graph(ABC):
         return self._makers(self.results)
 
     def operands_of(self, name: str) -> list[str]:
-        """The operators that compute what the node reads."""
-        return [maker for maker in self._makers(self.nodes[name].reads) if maker in self.operators]
+        """The operators that compute what the node reads, some of them through integers."""
+        makers: dict[str, None] = {}
+        todo = [name]
+        while todo:
+            for maker in self._makers(self.nodes[todo.pop(0)].reads):
+                if maker not in makers and maker not in self.operators:
+                    todo.append(maker)
+                makers[maker] = None
+        return [maker for maker in makers if maker in self.operators]
+
+    def integers_of(self, name: str) -> list[str]:
+        """What the node reads that is computed of floats, and has none."""
+        makers = self._makers(self.nodes[name].reads)
+        return [maker for maker in makers if maker not in self.operators and self.operands_of(maker)]
+
+    def source_of(self, integers: str) -> str:
+        """The operator that makes integers of floats, from which these come."""
+        further = self.integers_of(integers)
+        return self.source_of(further[0]) if further else integers
+
+    def behind_integers(self, source: str) -> list[str]:
+        """The operators that read the integers of a source."""
+        behind: dict[str, None] = {}
+        todo = [source]
+        while todo:
+            readers = [reader for reader in self.readers[todo.pop()] if reader not in behind]
+            behind |= dict.fromkeys(readers)
+            todo += [reader for reader in readers if reader not in self.operators]
+        return [name for name in behind if name in self.operators]
 
     def _makers(self, names: Iterable[str]) -> list[str]:
         """Through quantizers, and through what gives several tensors."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
-from ci.explain.divergence import DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten

@@ -55,8 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.cause import of_divergence
-    from ci.explain.divergence import DIFFERS_DB, DivergenceResult
+    from ci.explain.divergence import DIFFERS_DB
     from ci.explain.divergence_report import as_text, document, fix_of
+    from ci.explain.divergence_result import DivergenceResult
     from ci.explain.lane import explainer, measured
     from ci.explain.operator_script import require_script, written
     from ci.explain.proofs import proofs_of

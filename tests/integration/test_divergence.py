@@ -75,3 +75,36 @@ def test_among_residual_additions_at_8_bits_the_line_of_the_cast_is_named_with_i
     first = json.loads(answer.read_text())["first"]
     assert first["source"].endswith("net.py:19") and first["share"] > 0.5
     assert "comparison-as-float" in [row.get("fault") for row in first["known"]]
+
+
+INDEXED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(16, 16)
+
+    def forward(self, x):
+        values, place = self.enter(x), (torch.tanh(x) * 3 + 4).floor()
+        index = place.long()
+        low, high = torch.gather(values, 1, index), torch.gather(values, 1, index + 1)
+        return low * 0.5 + high * 0.25 + torch.gather(values, 1, index * 2)
+
+def make():
+    torch.manual_seed(0)
+    return Net().eval(), lambda generator: (torch.randn(1, 16, generator=generator),)
+"""
+
+
+def test_a_quantized_cast_whose_codes_are_read_as_indices_is_named_and_not_what_reads_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "net.py").write_text(INDEXED, encoding="utf-8")
+    answer = tmp_path / "found.json"
+    words = ("divergence", f"{tmp_path}/net.py:make", "--precision", "8a8w", "--soc", "SM8650")
+    done = typed(*words, "--json", answer, env=environment(QNN_CI_REPORTS=str(tmp_path / "reports")))
+    assert done.returncode == 1, done.stderr
+    first = json.loads(answer.read_text())["first"]
+    assert first["source"].endswith("net.py:12") and first["integers"] and first["share"] > 0.9

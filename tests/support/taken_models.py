@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ci.explain.divergence import DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.jobs import WorkOptions
 from ci.models.model_lines import OperatorAt
@@ -39,6 +39,7 @@ POWER = DivergentOperator(
     sample=0,
     faint=1e-8,
     rounds=False,
+    integers=False,
     grows=None,
     share=1.0,
     operands={"tanh": 70.0},

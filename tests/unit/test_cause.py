@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ci.explain.cause import cause_of, is_of_chip, of_divergence, of_scores, with_suspects
-from ci.explain.divergence import DivergenceResult
+from ci.explain.divergence_result import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Loss, Scores
 from ci.operators.table import Inexact

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import numpy
 import pytest
 
-from ci.explain.divergence import Divergence, DivergenceResult, DivergentOperator, worst_drop
+from ci.explain.divergence import Divergence, worst_drop
 from ci.explain.divergence_report import as_text, fix_of, keep_partial, partial_of
+from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.graph import INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.arrays import Array
 from ci.models.model_lines import OperatorAt
@@ -118,9 +120,6 @@ class Toy(Graph):
     @property
     def results(self) -> Sequence[str]:
         return [self.end]
-
-    def operands_of(self, name: str) -> list[str]:
-        return [*self.operands[name]]
 
     def operator_at(self, name: str) -> OperatorAt:
         return OperatorAt(f"aten.{name}.default", "", "", "")
@@ -317,6 +316,64 @@ def test_a_step_of_rounding_that_decides_a_choice_is_followed_to_it(off: float, 
     first = first_in(Choosing(), lambda name: numpy.array([1.0 + off, 2.0]), 30.0)
     assert first.node == "norm" and first.rounds is rounds
     assert (first.grows.node if first.grows else "") == ("choice" if rounds else "")
+
+
+class Indexing(Shows):
+    """Both sides read the values at places that a cast makes whole."""
+
+    table, places = numpy.array([1.0, 20.0, 300.0, 4000.0]), numpy.array([2.0, 1.0, 0.0])
+
+    def __init__(self, end: str = "", shown: Sequence[str] = ()) -> None:
+        operands = {"values": [], "place": [], "cast": ["place"], "index": ["cast"]}
+        operands |= {"left": ["values", "index"], "right": ["values", "index"], "out": ["left", "right"]}
+        computes: dict[str, Compute] = {
+            "values": lambda: self.table,
+            "place": lambda: self.places,
+            "cast": lambda x: x.astype(int),
+            "left": lambda values, index: values[index],
+            "right": lambda values, index: values[index],
+            "out": lambda left, right: left + right,
+        }
+        super().__init__(operands, computes, end, shown)
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        rows = super().nodes
+        return {**rows, **{name: replace(rows[name], floats=False) for name in ("cast", "index")}}
+
+    def step(self, name: str) -> float:
+        return 0.01 if name == "place" else 0.0
+
+    def ending_at(self, name: str) -> Indexing:
+        return Indexing(name)
+
+    def showing(self, names: Sequence[str]) -> Indexing:
+        return Indexing(self.end, names)
+
+
+RIGHT_INDEX = [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("place", "index", "sides", "named"),
+    [
+        (0.0, [3, 2, 1], [4000.0, 300.0, 20.0], "cast"),
+        (0.0, [200, 100, 0], [0.0, 0.0, 0.0], "cast"),
+        (0.0, RIGHT_INDEX, [0.0, 20.0, 1.0], "left"),
+        (-0.01, [1, 0, 0], [20.0, 1.0, 1.0], "place"),
+    ],
+    ids=["wrong integers", "integers beyond all values", "right integers", "rounding before the cast"],
+)
+def test_integers_are_the_cause_where_they_are_not_what_the_floats_before_them_give(
+    place: float, index: Sequence[int], sides: Sequence[float], named: str
+) -> None:
+    """Of what reads them, each adds a part alone."""
+    chip: dict[str, Any] = {"values": Indexing.table, "place": Indexing.places + place, "index": index}
+    chip |= {"left": sides, "right": sides, "out": numpy.array(sides) * 2}
+    first = first_in(Indexing(), chip.__getitem__, 30.0)
+    assert (first.node, first.rounds, first.integers) == (named, named == "place", named == "cast")
+    assert named == "left" or first.share == 1.0
+    assert named != "cast" or first.operands == {"place": 999.0}
 
 
 class CannotShow(Choosing):

@@ -20,8 +20,8 @@ from ci.explain.audit import (
     SuggestedOperator,
     with_precisions,
 )
-from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.divergence_report import partial_of
+from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript

@@ -15,8 +15,9 @@ import numpy
 import torch
 
 from ci.child import doing
-from ci.explain.divergence import Divergence, DivergenceResult
+from ci.explain.divergence import Divergence
 from ci.explain.divergence_report import keep_partial
+from ci.explain.divergence_result import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_repair import RepairedModule

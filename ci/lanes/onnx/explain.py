@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ci.cached_steps import require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
-from ci.explain.divergence import DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript
