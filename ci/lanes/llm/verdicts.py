@@ -313,8 +313,8 @@ class PartRow:
     def as_text(self) -> str:
         on_cpu = "" if self.cpu_db is None else f", {in_decibels(self.cpu_db)} on the CPU"
         return (
-            f"{self.name}: SQNR of {self.output} against float: {in_decibels(self.db)},"
-            f" at the median position {in_decibels(self.typical_db)}{on_cpu}"
+            f"{self.name}: SQNR of {self.output} against float: {in_decibels(self.db)} in the worst block,"
+            f" {in_decibels(self.typical_db)} at the median position{on_cpu}"
         )
 
     def as_metric(self) -> dict[str, Metric]:
