@@ -54,7 +54,21 @@ class GroupScore(OperatorAt):
     reads: Mapping[str, int]
     """By operator of another group, how many elements they read of it."""
     noise: tuple[float, ...]
-    """That they add to the outputs if they alone are quantized, at each precision."""
+    """That they add to the outputs if they alone are quantized, relative to the signal: at a cheap precision,
+    and at a more exact one if there are two."""
+
+    @property
+    def exact(self) -> float:
+        return sum(self.noise[1:])
+
+    @property
+    def gain(self) -> float:
+        return max(self.noise[0] - self.exact, 0.0)
+
+    @property
+    def where(self) -> str:
+        named = ", ".join(self.nodes[:2]) + ("…" if len(self.nodes) > 2 else "")
+        return " ".join(filter(None, [named, where_of(self)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +168,7 @@ def _score(
         if name in values:
             (operator,) = graph.named([name])
             reads[operator] = reads.get(operator, 0) + values[name].size
-    size = sum(values[name].size for name in names if name in values)
+    size = max(sum(values[name].size for name in names if name in values), 1)
     place = asdict(graph.operator_at(names[0]))
     return GroupScore(**place, nodes=tuple(graph.named(names)), size=size, reads=reads, noise=tuple(noise))
 

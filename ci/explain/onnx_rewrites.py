@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 
 from ci.explain.onnx_graph import NO_PLACE, CpuRuntime, name_of, values_of
-from ci.explain.onnx_rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of, make_plain
+from ci.explain.onnx_rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of
 from ci.explain.rewriting import HTP_DIMENSIONS, Need, Repaired, merged, product_of
 from ci.models.arrays import Array, Sample
 from ci.models.model_lines import OperatorAt
+from ci.models.plain_onnx import make_plain
 
 Match = Callable[[Rewriting, onnx.NodeProto], OnnxMatch | None]
 

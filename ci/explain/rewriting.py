@@ -48,11 +48,6 @@ class Need:
             withheld,
         )
 
-    @classmethod
-    def read(cls, need: Mapping[str, Any]) -> Need:
-        """From what `asdict` made, and a request carried."""
-        return cls(**{**need, "rules": tuple(need["rules"]), "values": tuple(need["values"])})
-
 
 @dataclass(frozen=True, slots=True)
 class RewrittenPlace:
@@ -99,11 +94,6 @@ class Rewritten:
     def withheld(self) -> list[RewrittenPlace]:
         """Those that change the model's inputs."""
         return [change for change in self.changes if change.refused == CHANGES_INTERFACE]
-
-
-def changes_of(facts: Mapping[str, Any]) -> list[RewrittenPlace]:
-    """From a reply, to which `asdict` made them."""
-    return [RewrittenPlace(**{**change, "rules": tuple(change["rules"])}) for change in facts["changes"]]
 
 
 class NotTheSame(Exception):

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ci.explain.lane import Explains, tried
+from ci.explain.losses import GroupScore
 from ci.explain.tune_units import (
     SQNR,
     Goal,
     Point,
     Tuned,
-    Unit,
     cost_of,
     figure_in_words,
     mixed,
@@ -22,7 +22,6 @@ from ci.explain.tune_units import (
     order_of,
     predicted_count,
     share_in_words,
-    unit_of,
 )
 from ci.suite.metric import METRIC
 from ci.suite.one_model import Compiling, precision_in
@@ -45,7 +44,9 @@ Measure = Callable[[Sequence[frozenset[int]]], Sequence[Point]]
 
 
 class TuneSearch:
-    def __init__(self, units: Sequence[Unit], measure: Measure, goal: Goal, names: tuple[str, str]) -> None:
+    def __init__(
+        self, units: Sequence[GroupScore], measure: Measure, goal: Goal, names: tuple[str, str]
+    ) -> None:
         """`names` are those of the cheap and of the exact precision."""
         self.units, self.measure, self.goal = units, measure, goal
         self.names = self.cheap, self.exact = names
@@ -173,7 +174,7 @@ def tuned(subject: LaneModel, lane: Explains, precisions: tuple[str, str], goal:
     if goal.metric:
         judged["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
     program = replace(program, run=run, case=program.case.model_copy(update=judged))
-    units = [unit_of(score) for score in lane.scores_of(model, program, exact).units]
+    units = lane.scores_of(model, program, exact).units
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
         outcomes = tried(subject, [mixed(program, units, choice, exact) for choice in choices])

@@ -1,4 +1,4 @@
-"""What `tune` searches among: units of operators with their scores, measured programs, and the goal."""
+"""What `tune` searches among: groups of operators with their scores, measured programs, and the goal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ci.explain.losses import GroupScore, where_of
+from ci.explain.losses import GroupScore
 from ci.suite.accuracy import below_floor
 from ci.suite.programs import Program
 from ci.suite.trial import Outcome
@@ -20,25 +20,6 @@ SQNR, PART = "sqnr_db", "slice_sqnr_db"
 COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}
 SIZE = "size"
 """The name of the bytes in an Outcome."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Operators that change their precision together, so that nothing is converted between them."""
-
-    nodes: tuple[str, ...]
-    where: str
-    size: float
-    """Elements of their outputs: what the more exact precision costs."""
-    cheap: float
-    """The noise in the model's outputs, relative to the signal, if these alone are quantized cheaply."""
-    exact: float
-    reads: Mapping[str, float] = field(default_factory=dict)
-    """By the name of another unit's operator: how many of its elements this one takes."""
-
-    @property
-    def gain(self) -> float:
-        return max(self.cheap - self.exact, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +79,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    units: Sequence[Unit]
+    units: Sequence[GroupScore]
     points: Sequence[Point]
     """All that were measured, by how many units are exact."""
     names: tuple[str, str]
@@ -114,7 +95,7 @@ class Tuned:
     @classmethod
     def of(
         cls,
-        units: Sequence[Unit],
+        units: Sequence[GroupScore],
         measured: Iterable[Point],
         names: tuple[str, str],
         goal: Goal,
@@ -145,7 +126,7 @@ class Tuned:
         return sum(point.outcome.costs.get("cpu_seconds", 0.0) for point in self.points)
 
 
-def neighbours_of(units: Sequence[Unit]) -> list[dict[int, float]]:
+def neighbours_of(units: Sequence[GroupScore]) -> list[dict[int, float]]:
     """By unit, the elements that each other one gives it or gets from it."""
     owners = {name: index for index, unit in enumerate(units) for name in unit.nodes}
     found = [dict[int, float]() for _ in units]
@@ -155,13 +136,6 @@ def neighbours_of(units: Sequence[Unit]) -> list[dict[int, float]]:
             for mine, theirs in ((index, other), (other, index)):
                 found[mine][theirs] = found[mine].get(theirs, 0) + elements
     return found
-
-
-def unit_of(score: GroupScore) -> Unit:
-    named = ", ".join(score.nodes[:2]) + ("…" if len(score.nodes) > 2 else "")
-    cheap, exact = (*score.noise, 0.0)[:2]
-    place = " ".join(filter(None, [named, where_of(score)]))
-    return Unit(score.nodes, place, max(score.size, 1), cheap, exact, score.reads)
 
 
 def share_in_words(units: frozenset[int], count: int, names: tuple[str, str]) -> str:
@@ -183,7 +157,7 @@ def number_in_words(name: str, value: float) -> str:
 
 
 def settings_of(
-    units: Sequence[Unit], choice: frozenset[int], cheap: str, exact: str
+    units: Sequence[GroupScore], choice: frozenset[int], cheap: str, exact: str
 ) -> tuple[str, dict[str, tuple[str, ...]]]:
     """A choice of units as a precision, and the operators that have another one."""
     if len(choice) == len(units):
@@ -192,7 +166,7 @@ def settings_of(
     return cheap, {exact: names} if names else {}
 
 
-def mixed(program: P, units: Sequence[Unit], choice: frozenset[int], exact: str) -> P:
+def mixed(program: P, units: Sequence[GroupScore], choice: frozenset[int], exact: str) -> P:
     """A choice of all is the program that the exact precision gives anyway."""
     precision, nodes = settings_of(units, choice, program.run.precision, exact)
     digest = hashlib.sha256(repr(sorted(choice)).encode()).hexdigest()[:8]
@@ -201,7 +175,9 @@ def mixed(program: P, units: Sequence[Unit], choice: frozenset[int], exact: str)
     return replace(program, run=program.run.model_copy(update=update))
 
 
-def order_of(units: Sequence[Unit], neighbours: Sequence[Mapping[int, float]]) -> tuple[list[int], set[int]]:
+def order_of(
+    units: Sequence[GroupScore], neighbours: Sequence[Mapping[int, float]]
+) -> tuple[list[int], set[int]]:
     """All units; each is the one that gains most for its cost if those before it are exact. It costs its size
     and the conversions at its borders, of which it saves those to its exact neighbours. And those that save
     more conversions than they cost."""
@@ -223,7 +199,7 @@ def order_of(units: Sequence[Unit], neighbours: Sequence[Mapping[int, float]]) -
 
 
 def cost_of(
-    point: Point, goal: Goal, units: Sequence[Unit], neighbours: Sequence[Mapping[int, float]]
+    point: Point, goal: Goal, units: Sequence[GroupScore], neighbours: Sequence[Mapping[int, float]]
 ) -> tuple[float, ...]:
     """What is budgeted, then DDR traffic in three digits, as a few conversions more say nothing; then how
     much is computed exactly or converted, which takes a chip longer, and the size."""
@@ -238,7 +214,7 @@ def cost_of(
 
 
 def predicted_count(
-    units: Sequence[Unit], order: Sequence[int], goal: Goal, ends: tuple[Point, Point]
+    units: Sequence[GroupScore], order: Sequence[int], goal: Goal, ends: tuple[Point, Point]
 ) -> int:
     """How many units hold the floor, if their scores add up to what lies between both ends."""
     cheap, exact = ends

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.graph import groups_of
 from ci.explain.onnx_graph import OnnxGraph
-from ci.explain.onnx_rewriting import make_plain
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
     all_in_float,
@@ -31,6 +30,7 @@ from ci.lanes.onnx.records import DivergenceLimits
 from ci.lanes.onnx.samples import SAMPLES, ModelFiles
 from ci.lanes.onnx.user_program import dimensions_of
 from ci.models.arrays import save
+from ci.models.plain_onnx import make_plain
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 from tests.support.onnx_suites import order_of

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from ci.explain.losses import GroupScore
 from ci.explain.tune import MOST_PROGRAMS, TuneSearch
 from ci.explain.tune_report import as_text, wrong
-from ci.explain.tune_units import Goal, Point, Tuned, Unit, settings_of
+from ci.explain.tune_units import Goal, Point, Tuned, settings_of
 from ci.model_commands import tune as verb
 from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
 from ci.suite.model_report import ModelReport
@@ -33,9 +34,9 @@ GAINS = (0.001, 0.03, 0.0002, 0.01, 0.0001, 0.004, 0.0005, 0.00005)
 SIZES = (10, 100, 10, 20, 400, 40, 30, 5)
 
 
-def units(gains: Sequence[float] = GAINS, sizes: Sequence[float] = SIZES) -> list[Unit]:
+def units(gains: Sequence[float] = GAINS, sizes: Sequence[int] = SIZES) -> list[GroupScore]:
     return [
-        Unit((f"op_{index}",), f"op_{index}", size, gain, 0.0)
+        GroupScore("", "", "", "", (f"op_{index}",), size, {}, (gain, 0.0))
         for index, (gain, size) in enumerate(zip(gains, sizes, strict=True))
     ]
 
@@ -52,7 +53,7 @@ def with_figure(found: Point, name: str, figure: float) -> Point:
 class Chip:
     """The noise of cheap operators adds to what is left at the exact precision; the exact ones cost bytes."""
 
-    units: Sequence[Unit]
+    units: Sequence[GroupScore]
     left: float = 1e-5
     wrong_scores: Mapping[int, float] = field(default_factory=dict)
     fails: Callable[[frozenset[int]], bool] = lambda chosen: False
@@ -81,7 +82,7 @@ class Chip:
         return min(point.costs["ddr"] for point in map(self.point, sets) if goal.met(point))
 
 
-def chain(gains: Sequence[float], elements: float = 100.0) -> list[Unit]:
+def chain(gains: Sequence[float], elements: int = 100) -> list[GroupScore]:
     """Units of one size, of which each reads the one before it."""
     return [
         replace(unit, reads={f"op_{index - 1}": elements} if index else {})
@@ -120,7 +121,7 @@ def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:
 
 def test_what_is_not_needed_is_taken_back() -> None:
     """The first has most score for its size, and the second alone is enough."""
-    chip = Chip(units((0.001, 0.05, 0.0002), (0.5, 50, 10)))
+    chip = Chip(units((0.001, 0.05, 0.0002), (1, 100, 20)))
     found = tuned(chip, Goal({"sqnr_db": 27.0}))
     assert found.chosen is not None and found.chosen.units == {1}
 
@@ -176,7 +177,7 @@ def test_wrong_scores_cost_programs_and_no_accuracy() -> None:
 
 
 def test_an_unreachable_floor_names_the_best_and_what_limits_it() -> None:
-    chip = Chip([replace(unit, exact=unit.size / 1e7) for unit in units()])
+    chip = Chip([replace(unit, noise=(unit.noise[0], unit.size / 1e7)) for unit in units()])
     found = tuned(chip, Goal({"sqnr_db": 70.0}))
     assert found.chosen is None and len(found.best.units) == len(GAINS) and chip.asked == 2
     assert "50.0 dB" in wrong(found) and "op_4" in wrong(found)

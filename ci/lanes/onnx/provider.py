@@ -21,12 +21,12 @@ from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, Traffic, refusals
 from ci.artifacts.estimate import QnnEstimate, read_estimate
 from ci.child import doing, quiet, size_of, text_since, threads
 from ci.diagnose.explain import read
-from ci.explain.onnx_rewriting import make_plain
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.records import Audit, Unsupported
 from ci.models.arrays import Sample
+from ci.models.plain_onnx import make_plain
 from ci.suite.precision import Precision
 from ci.suite.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
 from provisioning.base.commands import Fix, joined

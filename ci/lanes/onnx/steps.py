@@ -19,7 +19,6 @@ from ci.artifacts.record import record_path
 from ci.child import blame, doing
 from ci.explain.losses import BeyondHalf, Scores, scores_of
 from ci.explain.onnx_graph import NO_PLACE
-from ci.explain.onnx_rewriting import make_plain
 from ci.forecast.forecasts import QnnEstimates
 from ci.lanes.onnx import EMBEDDED, provider
 from ci.lanes.onnx.comparison import Comparison, comparison_of
@@ -80,6 +79,7 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxOrder, calibrating
 from ci.models.arrays import Sample, save
 from ci.models.imports import modules_in
 from ci.models.inputs import DRAWN_COMPARED, InputsUsed, drawn, drawn_compared, most_calibrating
+from ci.models.plain_onnx import make_plain
 from ci.models.wheels import located
 from ci.operators.partition import CpuOperator
 from ci.plain import as_json
