@@ -10,16 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from ci.builds.tree import SourceTree, make_overlay
 from provisioning import elf
 from provisioning.base.settings import ROOT, profile_names
 from provisioning.manifest import load_profile
@@ -167,26 +163,6 @@ def test_writing_into_the_tree_and_an_option_that_nothing_reads_are_reported(
     assert findings["build-option"]["subject"] == "SUPPORT_REGEX_LOOKAHEAD"
 
 
-@pytest.mark.long("builds the tree twice")
-@pytest.mark.needs("ccache")
-def test_another_folder_takes_what_ccache_has_and_gives_the_same_bytes(
-    sources: Sources, tmp_path: Path
-) -> None:
-    """Also where the folder lies deeper, and paths have dots."""
-    cache = tmp_path / "ccache"
-    first = build(ARM64, tmp_path / "one", sources.tree, sources.sdk, ccache=cache)
-    environ = {**os.environ, "CCACHE_DIR": str(cache)}
-    subprocess.run(["ccache", "--zero-stats"], env=environ, capture_output=True, check=True)
-    other = build(ARM64, tmp_path / "an" / "other", sources.tree, sources.sdk, ccache=cache)
-    assert (first.code, other.code) == (0, 0), other.err
-    printed = subprocess.run(
-        ["ccache", "--print-stats"], env=environ, capture_output=True, text=True, check=True
-    ).stdout
-    counts = dict(line.split("\t") for line in printed.splitlines())
-    assert (int(counts["cache_miss"]), int(counts["direct_cache_hit"]) > 10) == (0, True)
-    assert hashes(first.dist) == hashes(other.dist)
-
-
 def test_the_dry_run_prints_the_commands_that_the_build_runs(sources: Sources, arm64: Built) -> None:
     before = hashes(arm64.folder)
     printed = build(ARM64, arm64.folder, sources.tree, sources.sdk, "--dry-run")
@@ -194,21 +170,6 @@ def test_the_dry_run_prints_the_commands_that_the_build_runs(sources: Sources, a
     assert commands == [line[2:] for line in arm64.log.splitlines() if line.startswith("$ ")]
     assert hashes(arm64.folder) == before
     subprocess.run(["sh", "-n"], input=printed.out, text=True, check=True, timeout=60)
-
-
-@pytest.mark.whole
-def test_a_vendors_toolchain_file_is_enough(sources: Sources, arm64: Built, tmp_path: Path) -> None:
-    """Its own flags stay: ours stand beside them."""
-    file = tmp_path / "vendor.cmake"
-    lines = ["set(CMAKE_SYSTEM_NAME Linux)", "set(CMAKE_SYSTEM_PROCESSOR aarch64)"]
-    for language, name in (("C", "gcc"), ("CXX", "g++")):
-        lines.append(f"set(CMAKE_{language}_COMPILER aarch64-linux-gnu-{name})")
-        lines.append(f'set(CMAKE_{language}_FLAGS_INIT "-DVENDOR=1")')
-    file.write_text("\n".join(lines), encoding="utf-8")
-    done = build(ARM64, tmp_path, sources.tree, sources.sdk, "--toolchain-file", file)
-    assert done.code == 0, done.err
-    ninja = (tmp_path / "build" / "build" / "build.ninja").read_text(encoding="utf-8")
-    assert "-DVENDOR=1" in ninja and "-ffile-prefix-map=" in ninja
 
 
 @pytest.mark.long("builds the tree three times")
@@ -282,36 +243,6 @@ def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
     assert (again.code, again.report["metrics"]["rebuilt_because"]) == (0, []), again.err
 
 
-@pytest.mark.whole
-def test_a_build_waits_with_its_files_for_another_that_puts_its_own_there(
-    sources: Sources, tmp_path: Path
-) -> None:
-    """As two do that have folders of their own to compile in, and leave --output out."""
-    with ThreadPoolExecutor(1) as thread:
-        with FileLock(tmp_path / ".dist.dist.lock"):
-            building = thread.submit(build, ARM64, tmp_path, sources.tree, sources.sdk)
-            while not building.done() and not [*tmp_path.rglob("qnn_executor_runner")]:
-                time.sleep(0.1)
-            with pytest.raises(TooLate):
-                building.result(3)
-            assert not (tmp_path / "dist").exists()
-        done = building.result()
-    assert (done.code, (done.dist / "manifest.json").is_file()) == (0, True), done.err
-
-
-@pytest.mark.whole
-def test_a_release_is_stripped_or_says_that_it_cannot_be(
-    sources: Sources, arm64: Built, tmp_path: Path
-) -> None:
-    done = build(ARM64, tmp_path, sources.tree, sources.sdk, "--release")
-    assert (done.code, done.report["findings"]) == (0, []), done.err
-    symbols = [b".symtab" in (made.dist / LIBRARY).read_bytes() for made in (arm64, done)]
-    assert symbols == [True, False]
-    nothing = "--cmake-arg=CMAKE_STRIP=/nowhere/strip"
-    again = build(ARM64, tmp_path, sources.tree, sources.sdk, "--release", nothing)
-    assert (again.code, [finding["rule"] for finding in again.report["findings"]]) == (0, ["build-strip"])
-
-
 def test_android_gets_large_pages_its_loader_and_its_api(android: Built) -> None:
     assert (android.code, android.report["outcome"]) == (0, "pass"), android.err
     assert sorted(file["path"] for file in android.manifest["files"]) == [*RUNNERS, LIBRARY]
@@ -368,40 +299,3 @@ def test_each_adaptor_of_the_tree_is_built_and_imported_with_the_printed_python_
     command = f"{line}\nexec {sys.executable} try.py"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "5 2.27.0 True quantized_decomposed", done.stderr
-
-
-QUANTIZES = """\
-import torch
-import executorch.kernels.quantized
-from executorch.exir import to_edge
-
-class Quantizes(torch.nn.Module):
-    def forward(self, x):
-        kept = torch.ops.quantized_decomposed.quantize_per_tensor.default(x, 0.1, 0, 0, 255, torch.uint8)
-        return torch.ops.quantized_decomposed.dequantize_per_tensor.default(kept, 0.1, 0, 0, 255, torch.uint8)
-
-program = to_edge(torch.export.export(Quantizes(), (torch.rand(4),))).to_executorch()
-print([operator.name for plan in program.executorch_program.execution_plan for operator in plan.operators])
-"""
-
-
-@pytest.mark.long("builds the tree, then lowers with its overlay")
-@pytest.mark.heavy
-def test_an_overlay_serves_a_program_that_quantizes_outside_of_a_delegate(tmp_path: Path) -> None:
-    """Of the installed package, which stands for a tree: there the library is not yet built."""
-    import executorch
-
-    installed, tree = Path(next(iter(executorch.__path__))), tmp_path / "executorch"
-    place = "kernels/quantized/libquantized_ops_aot_lib.so"
-    for folder in ("", "kernels", "kernels/quantized"):
-        (tree / folder).mkdir()
-        for path in (installed / folder).iterdir():
-            linked = tree / folder / path.name
-            if path != installed / place and not f"{place}/".startswith(f"{linked.relative_to(tree)}/"):
-                linked.symlink_to(path)
-    for files, served in (({place: installed / place}, True), ({}, False)):
-        make_overlay(SourceTree(tree, "1.5.1", "", False, 0), files, tmp_path / "overlay", "wheels")
-        command = [sys.executable, "-c", QUANTIZES]
-        environ = {**os.environ, "PYTHONPATH": str(tmp_path / "overlay")}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
-        assert ("quantize_per_tensor" in done.stdout) is served, done.stderr[-2000:]

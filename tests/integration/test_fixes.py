@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,31 +113,6 @@ def test_a_moved_mask_of_int64_is_named_at_its_line_with_fixes_that_were_tried(f
     assert len(figures) == 2 and min(figures) > 25
 
 
-@pytest.mark.long("compiles three programs")
-def test_repair_says_what_another_type_of_an_input_would_give_and_with_leave_gives_it(folder: Path) -> None:
-    words = ("repair", "faulty_models.py:masked_in_int32", "--precision", "8a8w", "-o", folder / "out")
-    withheld = ci(folder, *words, code=1).stdout
-    gives = re.search(r"--may-change-interface gives ([\d.]+) dB", withheld)
-    assert gives and float(gives[1]) > 25 and "--may-change-interface" in withheld.rpartition("next: ")[2]
-    ci(folder, *words, "--may-change-interface")
-
-
-@pytest.mark.whole
-def test_where_quantizing_loses_the_fix_lists_what_each_operator_loses(folder: Path) -> None:
-    typed_words = ("faulty_models.py:dwarfed", "--precision", "8a8w")
-    for verb, more in (("compile", ["--no-search"]), ("quantize", [])):
-        done = ci(folder, verb, *typed_words, "-o", folder / "out", *more, code=1)
-        assert "--where" in done.stderr and "divergence" not in done.stderr
-    done = ci(folder, "compile", *typed_words, "-o", folder / "out", code=1)
-    assert "cause is quantizing aten.linear.default at faulty_models.py" in done.stderr
-    assert "--precision 16a8w" in done.stderr and "dB SQNR" in done.stderr.rpartition("try: ")[2]
-    listed = ci(folder, "quantize", *typed_words, "--where").stdout.splitlines()
-    assert "aten.linear.default" in listed[2] and "faulty_models.py" in listed[2]
-    path = suite_of(folder, ("net", "dwarfed", "", "8a8w"))
-    chosen = ci(folder, "quantize", "--suite", path, "-k", "net/8a8w/SM8650", "--where").stdout.splitlines()
-    assert chosen[2:] == listed[2:]
-
-
 BROKEN = (
     ("normed", "normed", "", "fp16", "remove_parametrizations"),
     ("bag", "bag", "", "fp16", ".sum(1)"),
@@ -193,29 +166,6 @@ def test_each_model_that_does_not_compile_names_its_fix_and_with_it_compiles(
     assert fixed.code == 0, fixed.out
 
 
-@pytest.mark.whole
-def test_a_bag_that_no_runtime_loads_is_not_written(folder: Path) -> None:
-    words = ("compile", "faulty_models.py:bag", "--verify", "none", "-o", folder / "out")
-    assert ".sum(1)" in ci(folder, *words, code=1).stderr
-    assert not list((folder / "out").glob("*.pte"))
-
-
-@pytest.mark.whole
-def test_inputs_with_names_compile_from_a_pt2_and_a_missing_package_from_a_python_that_has_it(
-    folder: Path,
-) -> None:
-    model, inputs = faulty_models.named()
-    torch.export.save(torch.export.export(model, inputs), folder / "net.pt2")
-    ci(folder, "compile", "net.pt2", "-o", folder / "out")
-    site = folder / "site"
-    site.mkdir()
-    (site / "of_another_environment.py").write_text("import torch\nmodel = lambda: torch.nn.Linear(16, 4)\n")
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    ci(folder, "compile", "faulty_models.py:lacking", "--python", python, "-o", folder / "out")
-
-
 def test_fp16_for_a_chip_without_it_is_refused_before_anything_is_compiled(folder: Path) -> None:
     done = ci(folder, "compile", "faulty_models.py:bag", "--soc", "SM8350", "-o", folder / "out", code=2)
     assert "SM8350 has no fp16" in done.stderr and not (folder / "out").exists()
@@ -233,28 +183,3 @@ def test_the_fix_of_recurrent_layers_holds_onnx_runtime_takes_them_whole_and_dra
     assert "nothing on the CPU" in done.stdout and "random inputs" in done.stderr
     listed = ci(folder, "quantize", "net.onnx", "--precision", "8a8w", "--where").stdout
     assert "GRU" in listed and not (folder / "exposed.onnx").exists()
-
-
-@pytest.mark.whole
-def test_audit_speaks_of_operators_and_shapes_that_the_model_has(folder: Path) -> None:
-    answer = folder / "audit.json"
-    done = ci(folder, "audit", "faulty_models.py:detector", "--precision", "8a8w", "--json", answer)
-    assert not json.loads(answer.read_text())["precisions"]["8a8w"]["inexact"], done.stdout
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("precision", ["8a8w", "fp16"])
-def test_audit_sends_a_product_of_integers_to_no_other_precision_and_in_float_it_is_on_htp(
-    folder: Path, precision: str
-) -> None:
-    (folder / "product.py").write_text(
-        "import torch\nclass Net(torch.nn.Module):\n    def forward(self, a, x):\n"
-        "        return torch.bmm(a, a), torch.bmm(a.float(), a.float()), x.relu()\n"
-        "def make():\n    return Net(), (torch.ones(2, 4, 4, dtype=torch.int32), torch.randn(2, 8))\n"
-    )
-    answer = folder / "audit.json"
-    ci(folder, "audit", "product.py:make", "--precision", precision, "--json", answer)
-    row = json.loads(answer.read_text())["precisions"][precision]
-    (left,) = row["cpu"]
-    assert left["operator"] == "aten.bmm.default" and "--precision" not in left["suggestion"]
-    assert ".float()" in left["suggestion"] and row["delegated"]["aten.bmm.default"] == 1

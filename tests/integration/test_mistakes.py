@@ -15,7 +15,6 @@ from ci.models import imports
 from ci.models.factory import ModelWithInputs, infer_all, make
 from ci.models.samples import samples_of
 from ci.models.user_model import BadFactory
-from tests.support.typed import typed
 
 NETS = """\
 import numpy, torch
@@ -201,28 +200,3 @@ def test_a_line_that_python_cannot_read_is_named_as_it_stands(folder: Path) -> N
     with pytest.raises(BadFactory, match=r"_0\.py:2.*`def net\(:`") as refused:
         built(folder, "import torch\ndef net(:\n    return 1\n", "net")
     assert "_0.py:2" in refused.value.fix
-
-
-@pytest.mark.heavy
-@pytest.mark.long("starts the process that compiles, which imports executorch")
-def test_compile_says_it(folder: Path) -> None:
-    (folder / "net.py").write_text(OF_SAMPLES)
-    ended = typed("compile", "net.py:alone", "-o", "out", cwd=folder)
-    assert ended.returncode == 1
-    assert "return model, (text, mask)" in ended.stderr and "--calibrate" in ended.stderr
-
-
-@pytest.mark.heavy
-@pytest.mark.long("starts the process that compiles, which imports executorch")
-@pytest.mark.parametrize("wrong", ["another shape", "other names"])
-def test_compile_says_what_is_wrong_with_samples(folder: Path, wrong: str) -> None:
-    function, arrays, named = SAMPLES[wrong]
-    (folder / "net.py").write_text(OF_SAMPLES)
-    (folder / "samples").mkdir()
-    if "" in arrays:
-        np.save(folder / "samples" / "0.npy", arrays[""])
-    else:
-        np.savez(folder / "samples" / "0.npz", **arrays)
-    ended = typed("compile", f"net.py:{function}", "--calibrate", "samples", "-o", "out", cwd=folder)
-    assert ended.returncode == 1, ended.stderr
-    assert all(word in ended.stderr for word in named) and "`" in ended.stderr.rpartition("try: ")[2]

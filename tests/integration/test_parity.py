@@ -29,7 +29,6 @@ CONFIG = f"{QUALCOMM}/scripts/qnn_config.sh"
 DOWNLOAD = f"{QUALCOMM}/scripts/download_qnn_sdk.py"
 VERSION_BZL = "shim_et/xplat/executorch/backends/qualcomm/qnn_version.bzl"
 DOCKER = ".ci/docker/build.sh"
-UTILS_CMAKE = "tools/cmake/Utils.cmake"
 SCHEMA_CMAKE = f"{QUALCOMM}/cmake/Schema.cmake"
 
 FORGOTTEN = {
@@ -73,42 +72,12 @@ def test_the_new_backend_of_seed_003_is_missing_file_by_file_for_its_platforms()
     assert absent.variants == ["android", "hexagon"]
 
 
-def test_a_directory_that_could_not_be_evaluated_is_not_compared() -> None:
-    files = miniature_tree.files()
-    files[RUNTIME_BUCK] += "nothing_of_the_kind()\n"
-    assert {finding.rule for finding in checked(files).differences} == {"parity-not-evaluated"}
-
-
 def test_a_deliberate_difference_that_is_gone_is_a_note_on_its_line() -> None:
     entry = Deliberate(rule="parity-missing-in-buck", what="a.cpp", reason="because it was once so")
     by = mapping().model_copy(update={"deliberate": (*mapping().deliberate, entry)})
     [note] = stale(miniature_tree.files(), by=by)
     assert note.place.file == "manifests/parity.toml"
     assert checked(miniature_tree.files(), by=by).differences == ()
-
-
-@pytest.mark.whole
-def test_of_a_deliberate_difference_each_name_must_be_needed_and_each_variant_allowed() -> None:
-    files = _with(TOP_CMAKE, {LINK: f"{LINK}target_compile_definitions(wrappers PRIVATE A=2)\n"})
-    entry = Deliberate(rule="parity-definition-differs", what=("A=2", "B"), reason="because it was once so")
-
-    def found(**changes: object) -> set[tuple[str, str]]:
-        deliberate = (*mapping().deliberate, entry.model_copy(update=changes))
-        by = mapping().model_copy(update={"deliberate": deliberate})
-        done = checked(files, by=by)
-        return {(finding.rule, finding.what) for finding in (*done.differences, *done.notes)}
-
-    unneeded = ("parity-stale-entry", "parity-definition-differs of B")
-    assert found() == {unneeded}
-    assert found(if_exists="backends/nowhere") == set()
-    assert {rule for rule, _ in found(variants=("hexagon",))} == {unneeded[0], "parity-definition-differs"}
-
-
-@pytest.mark.whole
-def test_a_row_for_newer_trees_is_not_missed_in_an_older_one() -> None:
-    pipeline = f"{QUALCOMM}/genai_pipeline/"
-    files = {path: text for path, text in miniature_tree.files().items() if not path.startswith(pipeline)}
-    assert stale(files) == []
 
 
 def test_what_two_programs_compile_is_a_note_at_the_second_until_it_is_accepted() -> None:
@@ -118,10 +87,6 @@ def test_what_two_programs_compile_is_a_note_at_the_second_until_it_is_accepted(
     files = _with(f"{WHISPER}/CMakeLists.txt", {"": program})
     [note] = [note for note in checked(files).notes if note.rule == "parity-compiled-twice"]
     assert (note.what, note.place.file) == (f"{WHISPER}/runner/runner.cpp", f"{WHISPER}/CMakeLists.txt")
-
-
-def test_a_reason_for_a_dependency_that_is_gone_is_a_note() -> None:
-    assert [note.what for note in stale(_with(TOP_CMAKE, {"pybind11::lto": ""}))] == ["pybind11-lto"]
 
 
 def _with_renamed_target(old: str, new: str, *paths: str) -> dict[str, str]:
@@ -207,44 +172,6 @@ def test_a_file_that_one_list_of_androids_archive_or_of_windows_lacks_is_found(
     assert (finding.rule, finding.place.file) == (rule, file)
 
 
-def test_a_folder_of_the_archive_that_is_gone_is_a_stale_entry() -> None:
-    files = {path: text for path, text in miniature_tree.files().items() if not path.startswith(JAVA)}
-    assert any("src/main/java" in note.what for note in stale(files))
-
-
-OPERATORS = f"{EXAMPLES}/operators/Operator.cpp"
-
-
-@pytest.mark.whole
-def test_a_library_of_the_examples_is_no_part_of_the_backend() -> None:
-    at, path = "add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/executor_runner)\n", f"{EXAMPLES}/CMakeLists.txt"
-    library = (
-        "find_program(generator gen)\n"
-        "add_library(more_ops_lib STATIC ${EXECUTORCH_ROOT}/kernels/portable.cpp)\n"
-        "target_link_libraries(more_ops_lib PRIVATE executorch portable_kernels)\n"
-        "target_compile_options(more_ops_lib PUBLIC -fno-exceptions)\n"
-    )
-    files = _with(path, {at: library + at}) | {"kernels/portable.cpp": "// kernel\n"}
-    assert checked(files).differences == ()
-    # With a file of the examples it is a library that the mapping does not know.
-    more = "target_sources(more_ops_lib PRIVATE operators/Operator.cpp)\n"
-    files = _with(path, {at: library + more + at})
-    files |= {"kernels/portable.cpp": "// kernel\n", OPERATORS: "// operator\n"}
-    [finding] = checked(files).differences
-    assert (finding.rule, finding.what) == ("parity-unmapped-target", "more_ops_lib")
-
-
-@pytest.mark.whole
-def test_a_function_of_the_project_above_is_known() -> None:
-    files = _with(TOP_CMAKE, {LINK: f"{LINK}executorch_link_logging(wrappers)\n"})
-    files[UTILS_CMAKE] += (
-        "function(executorch_link_logging name)\n"
-        "  target_link_libraries(${name} PRIVATE extension_tensor)\nendfunction()\n"
-    )
-    [finding] = checked(files).differences
-    assert (finding.rule, finding.place.file) == ("parity-dependency-missing-in-buck", UTILS_CMAKE)
-
-
 NAMESPACE = '        header_namespace = "pal",\n'
 
 
@@ -264,30 +191,6 @@ def test_a_namespace_that_breaks_includes_is_one_finding_at_its_library(
     [finding] = checked(files).differences
     assert (finding.rule, finding.place.file) == ("parity-header-renamed", path)
     assert text in files[path].split("\n")[finding.place.line - 1]
-
-
-@pytest.mark.whole
-def test_a_namespace_that_spells_the_packages_path_is_silent() -> None:
-    namespace = f'        header_namespace = "executorch/{QUALCOMM}/aot/wrappers",\n'
-    files = _with(WRAPPERS_BUCK, {"        platforms": f"{namespace}        platforms"})
-    assert checked(files).differences == ()
-
-
-@pytest.mark.whole
-def test_the_standard_of_buckconfig_is_held_against_each_project_of_cmake() -> None:
-    files = _with(".buckconfig", {"-std=c++17": "-std=c++20"})
-    places = {(finding.rule, finding.place.file) for finding in checked(files).differences}
-    assert places == {
-        ("parity-standard-differs", f"{path}/CMakeLists.txt") for path in (QUALCOMM, EXAMPLES, ANDROID)
-    }
-
-
-@pytest.mark.whole
-def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
-    files = miniature_tree.files()
-    files |= {f"{QUALCOMM}/pipeline/{name}.py": "# new\n" for name in ("__init__", "a", "deep/b", "deep/c")}
-    [finding] = checked(files).differences
-    assert (finding.rule, finding.what) == ("parity-unknown-file", f"{QUALCOMM}/pipeline/**/*.py")
 
 
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
@@ -520,14 +423,6 @@ def _renamed() -> tuple[Difference, ...]:
     return checked(files).differences
 
 
-def test_rules_that_no_buck_file_calls_are_found() -> None:
-    files = miniature_tree.files()
-    del files[f"{WRAPPERS_BUCK.removesuffix('targets.bzl')}BUCK"]
-    assert [row.place.file for row in checked(files).differences if row.rule == "parity-package-missing"] == [
-        WRAPPERS_BUCK
-    ]
-
-
 @pytest.mark.parametrize("name", DRIFTS)
 def test_a_drift_is_found_on_its_line(name: str) -> None:
     *_, rule, file, text = DRIFTS[name]
@@ -543,11 +438,6 @@ def test_g_a_renamed_file_isdifferences(folder: str, old: str, new: str, rule: s
     assert any(place.file == file and old in lines[place.line - 1] for place in places), places
     reported = {(finding.rule, finding.what) for finding in _renamed()}
     assert (rule, f"{QUALCOMM}/{folder}/{new}") in reported or rule == "parity-missing-file"
-
-
-@pytest.mark.parametrize("path", NEW_MODULES)
-def test_h_a_python_file_that_no_library_has_isdifferences(path: str) -> None:
-    assert ("parity-unknown-file", path) in {(finding.rule, finding.place.file) for finding in _renamed()}
 
 
 HARMLESS = [

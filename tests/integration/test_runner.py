@@ -213,15 +213,6 @@ def test_writes_a_profile_by_custom_and_none_when_told(home: Home) -> None:
     assert not (home.folder / "etdump.etdp").exists()
 
 
-def test_a_customary_file_that_cannot_be_written_is_a_warning(home: Home) -> None:
-    (home.folder / "etdump.etdp").mkdir()
-
-    ran = home.program("add")
-
-    assert ran.code == 0
-    assert "warning: --etdump_path 'etdump.etdp'" in ran.err
-
-
 TIMES = """
 import json, sys
 from executorch.devtools import Inspector
@@ -243,49 +234,6 @@ def test_executorchs_inspector_finds_each_call_of_each_inference_in_a_profile(ho
     whole, add = events["Method::execute"], events["native_call_add.out"]
     assert len(whole) == len(add) == 3
     assert all(0 < part < took for part, took in zip(add, whole, strict=True))
-
-
-INSPECT = """
-import json, sys
-from executorch.devtools import Inspector
-
-inspector = Inspector(etdump_path=sys.argv[1], debug_buffer_path=sys.argv[2])
-events = [event for block in inspector.event_blocks for event in block.events]
-data = {event.name: event.debug_data[0] for event in events if event.debug_data}
-print(json.dumps({name: tensor.flatten().tolist() for name, tensor in data.items()}))
-"""
-
-
-@pytest.mark.whole
-def test_records_intermediate_outputs_as_executorchs_inspector_reads_them(home: Home) -> None:
-    ran = home.program(
-        "add", "--dump_intermediate_outputs", "--debug_output_path", "d.bin", "--etdump_path", "e.etdp"
-    )
-
-    assert ran.code == 0, ran.err
-    command = [sys.executable, "-c", INSPECT, "e.etdp", "d.bin"]
-    shown = subprocess.run(command, cwd=home.folder, capture_output=True, text=True, check=True).stdout
-    recorded = json.loads(shown.splitlines()[-1])
-    assert recorded["native_call_add.out"] == pytest.approx(floats(home.read("add_ref0.raw")))
-    assert recorded["native_call_mul.out"] == pytest.approx(floats(home.read("add_ref1.raw")))
-
-
-def test_intermediate_outputs_are_written_where_a_file_for_them_is_named(home: Home) -> None:
-    ran = home.program(
-        "add", "--dump_intermediate_outputs", "--debug_output_path", "d.bin", "--etdump_path", "e.etdp"
-    )
-
-    assert ran.code == 0, ran.err
-    # The sum is one of them, as it is in memory.
-    assert home.read("add_ref0.raw") in home.read("d.bin")
-
-
-def test_shared_memory_that_is_not_there_is_a_warning(home: Home) -> None:
-    ran = home.program("add", "--shared_buffer")
-
-    assert ran.code == 0, ran.err
-    assert "--shared_buffer: there is no shared memory here" in ran.err
-    assert outputs(home) == references(home, "add")
 
 
 @pytest.mark.parametrize("name", ["add", "conv"])

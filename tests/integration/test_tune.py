@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ci.explain.losses import GroupScore, scores_of
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.graphs import graph_of
 from ci.models.arrays import Sample
 from ci.suite.precision import precision_named
 from provisioning.base.settings import ROOT
@@ -81,42 +78,6 @@ types = [str(getattr(model, node.target).dtype) for node in read]
 """
 
 
-def nodes_of(units: Sequence[GroupScore]) -> list[list[str]]:
-    return [[*unit.nodes] for unit in units]
-
-
-def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    weights = {"w": random.standard_normal((4, 3, 3, 3)), "head": random.standard_normal((4, 5))}
-    model = write(
-        model_of(
-            [
-                helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
-                helper.make_node("Relu", ["c"], ["r"], name="relu"),
-                helper.make_node("ReduceMean", ["r"], ["m"], name="mean", axes=[2, 3], keepdims=0),
-                helper.make_node("MatMul", ["m", "head"], ["y"], name="product"),
-            ],
-            output=(1, 5),
-            weights={name: value.astype("f4") for name, value in weights.items()},
-        ),
-        tmp_path / "net.onnx",
-    )
-    samples: list[Sample] = [{"x": random.standard_normal((1, 3, 8, 8)).astype("f4")} for _ in range(3)]
-    quantized = []
-    for precision in ("u8u8", "u16u8"):
-        (tmp_path / precision).mkdir()
-        quantized.append(provider.quantized(model, samples, precision_named(precision), tmp_path / precision))
-    graphs = [graph_of(path, samples[:1], tmp_path) for path in (model, *quantized)]
-    found = scores_of(graphs[0], graphs[1:])
-    assert nodes_of(found.units) == [["conv", "relu", "mean"], ["product"]]
-    (right,) = provider.on_cpu(model, samples[:1])
-    for number, path in enumerate(quantized):
-        (output,) = provider.on_cpu(path, samples[:1])
-        whole = ((output["y"] - right["y"]) ** 2).sum() / (right["y"] ** 2).sum()
-        assert found.whole[number] == pytest.approx(whole)
-        assert sum(unit.noise[number] for unit in found.units) == pytest.approx(whole, rel=3)
-
-
 def test_weights_with_a_scale_for_each_channel_are_quantized_at_an_old_opset(tmp_path: Path) -> None:
     """ONNX has an axis from opset 13 on; PaddlePaddle's exporter writes 11."""
     random = np.random.default_rng(0)
@@ -142,22 +103,6 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )  # fmt: skip
     assert not done.returncode, done.stderr
     return json.loads((folder / "found.json").read_text())
-
-
-@pytest.mark.whole
-def test_what_two_calls_of_a_layer_read_has_types_that_need_no_cast(quantized: Any) -> None:
-    """ExecuTorch casts int64, and a cast that two parts of the program need is an input neither knows."""
-    *_, types = quantized
-    assert "torch.int8" in types and "torch.int64" not in types
-
-
-@pytest.mark.whole
-def test_the_quantizer_gives_named_operators_their_precision(quantized: Any) -> None:
-    kinds, units, _ = quantized
-    assert kinds == {"conv2d": 2**8 - 1, "linear": 2**16 - 1}
-    assert any(nodes[0] == "conv2d" and len(nodes) == 2 for nodes in nodes_of(units))
-    assert any({"cat", "mean", "amax"} <= {*nodes} for nodes in nodes_of(units))
-    assert all(0 <= exact <= cheap < 1e-2 for cheap, exact in (unit["noise"] for unit in units))
 
 
 def tune(folder: Path, *words: str | Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

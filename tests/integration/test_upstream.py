@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 
 from ci.lanes.upstream.accepted import accepted_file, load_tests
 from provisioning.accepted_file import Accepted, Values
-from provisioning.base.findings import Metric, Report, Severity
+from provisioning.base.findings import Metric, Severity
 from tests.support.upstream_suite import Suite, counts, findings
 
 
@@ -82,17 +80,6 @@ def test_nothing_that_a_hung_test_started_is_left(whole: Suite) -> None:
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 assert str(whole.logs) not in str((entry / "cwd").readlink())
-
-
-@pytest.mark.whole
-def test_files_of_failed_tests_are_kept_and_of_others_only_on_request(whole: Suite, suite: Suite) -> None:
-    kept = {path.name.removeprefix("TestOps.test_") for path in whole.logs.iterdir() if path.is_dir()}
-    assert {"fails", "aborts"} <= kept and "abs" not in kept
-    assert list((whole.logs / "TestOps.test_fails").rglob("model.pte"))
-    stale = suite.logs / "TestOps.test_abs" / "stale"
-    suite.write(stale, "")
-    suite.run("-k", "abs and not absent", "--keep")
-    assert {path.name for path in stale.parent.iterdir()} == {"model.pte"}
 
 
 def test_surprises_run_each_time_until_they_are_accepted_and_then_are_cached(suite: Suite) -> None:
@@ -169,30 +156,6 @@ def test_a_test_runs_again_when_something_changed(remembered: Suite, file: str) 
     assert remembered.executed == {"abs"}
 
 
-@pytest.mark.whole
-def test_a_test_runs_again_for_another_chip_or_variable(
-    remembered: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for _ in range(2):
-        remembered.run("-k", "*_abs")
-    assert remembered.executed == set()
-    remembered.run("-k", "*_abs", "--soc", "SM8750")
-    assert remembered.executed == {"abs"}
-    monkeypatch.setenv("QNN_BACKEND", "gpu")
-    remembered.run("-k", "*_abs")
-    assert remembered.executed == {"abs"}
-
-
-@pytest.mark.whole
-def test_a_runner_in_another_place_is_as_good(remembered: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in another clone."""
-    remembered.run("-k", "*_abs")
-    shutil.copytree(remembered.root / "dist", remembered.root / "moved")
-    monkeypatch.setenv("QNN_EXECUTOR_RUNNER", str(remembered.root / "moved/bin/qnn_executor_runner"))
-    remembered.run("-k", "*_abs")
-    assert remembered.executed == set()
-
-
 def test_a_killed_run_loses_no_verdict(suite: Suite) -> None:
     if not (run := os.fork()):
         try:
@@ -207,22 +170,6 @@ def test_a_killed_run_loses_no_verdict(suite: Suite) -> None:
     # The tests run in the order of their names: this one had not begun.
     assert (code, suite.executed) == (1, {"outputs"})
     assert counts(report) == {"passed": 1, "failed": 2, "cached": 2}
-
-
-@pytest.mark.whole
-def test_a_killed_worker_is_no_verdict_of_its_test(suite: Suite) -> None:
-    def kill_worker() -> None:
-        _wait_for(suite, "hangs")
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                # It works in the folder of its test.
-                if (entry / "cwd").readlink().is_relative_to(suite.logs):
-                    os.kill(int(entry.name), signal.SIGKILL)
-
-    threading.Thread(target=kill_worker, daemon=True).start()
-    _, report = suite.run("-k", "fails or hangs", "--jobs", "1", "--timeout", "3")
-    assert suite.executed_so_far().split() == ["test_fails", *["test_hangs_in_native_code"] * 2]
-    assert "no result after 3 s" in next(f.message for f in report.findings if "hangs" in f.subject)
 
 
 def _wait_for(suite: Suite, name: str) -> None:
@@ -277,28 +224,3 @@ def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(s
     assert (code, findings(report)) == (0, {})
     accepted = load_tests("delegate", "wheels", "SM8650")
     assert {test: row.outcome for test, row in accepted.tests.items()} == {"TestOps.test_abs": "passed"}
-
-
-@pytest.mark.whole
-def test_tests_that_cannot_be_imported_are_an_environment_error(suite: Suite) -> None:
-    suite.write(
-        suite.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py", "import nothing"
-    )
-    assert suite.command() == 3
-    assert Report.read(suite.root / "reports" / "test_delegate.json").outcome == "error"
-
-
-@pytest.mark.whole
-def test_an_interrupted_run_says_so_and_keeps_what_it_had(suite: Suite) -> None:
-    suite.accept({"fails": "failed"})
-
-    def interrupt_once_it_hangs() -> None:
-        _wait_for(suite, "hangs")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=interrupt_once_it_hangs, daemon=True).start()
-    assert suite.command("-k", "fails or hangs") == 130
-    (finding,) = Report.read(suite.root / "reports" / "test_delegate.json").findings
-    assert (finding.rule, finding.message) == ("delegate-not-measured", "interrupted")
-    suite.run("-k", "fails")
-    assert suite.executed == set()

@@ -70,23 +70,6 @@ def both(suite: Suite, *flags: str) -> tuple[int, Report]:
 
 
 @pytest.mark.whole
-def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(suite: Suite) -> None:
-    code, _ = both(suite, "-k", "conv1d", "-k", "relu")
-    assert (code, suite.executed) == (0, {"conv1d", "relu"})
-    suite.forget_executed()
-    assert suite.command("passes", "qat", "-k", "relu", "-k", "convv1d", stage="test_upstream") == 2
-    assert not suite.executed_so_far()
-    code, _ = both(suite, "-k", "conv1d")
-    assert (code, suite.executed) == (0, set())
-
-
-def test_a_shard_is_not_accepted(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("passes", "-k", "relu", "--accept", "--shard", "1/2")
-    assert suite.command(*flags, stage="test_upstream") == 2
-    assert "--shard" in capsys.readouterr().err and not suite.executed_so_far()
-
-
-@pytest.mark.whole
 def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_words(
     suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,20 +85,6 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
     }
     unknown = ("test_waits", "test_killed", "test_full")
     assert (code, errors) == (3, dict.fromkeys(unknown, "upstream-machine"))
-
-
-@pytest.mark.whole
-def test_a_suite_that_has_lost_its_tests_is_an_error(suite: Suite) -> None:
-    both(suite, "-k", "relu or conv1d", "--accept")
-    suite.write(suite.tests / "test_conv_bn_qat.py", "")
-    for flags in ((), ("--accept",)):
-        code, report = both(suite, "-k", "relu", *flags)
-        assert (code, [(finding.rule, finding.subject) for finding in report.findings]) == (
-            1,
-            [("upstream-gone", "qat")],
-        )
-        assert "--accept" not in report.findings[0].fix
-    assert load_tests("qat", "wheels", "SM8650").tests
 
 
 def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remembers(suite: Suite) -> None:

@@ -135,10 +135,6 @@ class Dwarfed(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def dwarfed() -> Any:
-    return Dwarfed().eval(), _drawn(8, 16)
-
-
 class Anchored(nn.Module):
     """A grid of places that is computed in each run, of constants alone."""
 
@@ -275,7 +271,3 @@ def masked(kind: torch.dtype = torch.int64) -> Any:
         return torch.randn(1, 8, 32, generator=generator), (torch.arange(8)[None] < count).to(kind)
 
     return Masked().eval(), inputs
-
-
-def masked_in_int32() -> Any:
-    return masked(torch.int32)

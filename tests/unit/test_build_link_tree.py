@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import time
 from pathlib import Path
@@ -53,13 +52,6 @@ def test_changes_of_the_tree_are_followed(shown: Path, tree: Path) -> None:
     assert sorted(path.name for path in shown.iterdir()) == ["backends", "exir", "third-party", "version.txt"]
 
 
-def test_dots_after_a_folder_of_a_project_stay_in_the_links(tree: Path, tmp_path: Path) -> None:
-    into = tmp_path / "build" / "tree" / "executorch"
-    link_with_copies(tree, COPIED, into, ["backends/qualcomm"])
-    assert (into / "backends/qualcomm/../..").resolve() == into.resolve()
-    assert (into / "backends/qualcomm/a.cpp").resolve() == (tree / "backends/qualcomm/a.cpp").resolve()
-
-
 def test_files_written_since_a_moment_are_named(tree: Path) -> None:
     now = time.time() + 10
     assert changed_since(tree, now) == []
@@ -103,11 +95,3 @@ def test_an_overlays_own_file_replaces_that_of_the_tree_and_leaves_the_tree_as_i
     root = overlay_of(tree, files, tmp_path / "overlay")
     assert (root / "exir/core.py").read_bytes() == b"new"
     assert (tree / "exir/core.py").read_text(encoding="utf-8") == "exir/core.py"
-
-
-def test_python_finds_the_version_of_the_overlays_tree(tree: Path, tmp_path: Path) -> None:
-    (tree / "version.py").write_text("__version__ = 'of another day'", encoding="utf-8")
-    root = overlay_of(tree, {}, tmp_path / "overlay")
-    found = importlib.metadata.Distribution.discover(name="executorch", path=[str(root.parent)])
-    assert [distribution.version for distribution in found] == ["1.5.0+cff6f4d"]
-    assert "'1.5.0+cff6f4d'" in (root / "version.py").read_text(encoding="utf-8")

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 
 from ci.device.bundle import manifest, scripts, verb
 from ci.signing.lpai import rehearsal
-from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from tests.support import chains, programs
@@ -261,50 +259,6 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_written(maker: Mak
     assert not maker.bundle.exists()
 
 
-PHONE = "aarch64-android"
-FOR_PHONES = ("--profile", "qnn-2.37")
-
-
-def fix_for_a_phone(maker: Maker, *flags: str | Path) -> Fix:
-    with pytest.raises(EnvironmentLacking) as lacking:
-        maker.make(*flags, target=PHONE)
-    assert isinstance(lacking.value.fix, Fix)
-    return lacking.value.fix
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_who_wants_a_phone_without_androids_libraries_is_told_before_a_build_which_profile_has_them(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch, own: bool
-) -> None:
-    if not own:
-        monkeypatch.delenv("QNN_SDK_ROOT")
-    shutil.rmtree(maker.dist)
-    commands = fix_for_a_phone(maker, maker.model()).commands
-    assert {command[0] for command in commands if not command[0].startswith("-")} == {
-        "provision",
-        "build_android",
-    }
-    assert all(FOR_PHONES in pairwise(command) for command in commands)
-
-
-@pytest.mark.parametrize("profile", [(), FOR_PHONES])
-def test_the_build_that_a_bundle_lacks_is_of_its_profile(maker: Maker, profile: tuple[str, ...]) -> None:
-    shutil.copytree(maker.sdk / SDK_FOLDER, maker.sdk / "lib" / PHONE)
-    shutil.rmtree(maker.dist)
-    assert fix_for_a_phone(maker, *profile, maker.model()).command == ("build_android", *profile)
-
-
-def test_a_language_model_for_a_phone_is_not_sent_to_a_profile_that_refuses_it(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Contexts for Genie are of ONNX Runtime's QNN, which is newer than that profile's."""
-    monkeypatch.delenv("QNN_SDK_ROOT")
-    (maker.root / "dialog").mkdir()
-    with pytest.raises(EnvironmentLacking) as lacking:
-        maker.run("--profile", "wheels-2.51", "--soc", "SM8650", "--target", PHONE, maker.root / "dialog")
-    assert FOR_PHONES[1] not in lacking.value.fix
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -398,15 +352,6 @@ def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(maker: Mak
     shutil.copy(maker.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so", signed)
     assert signing_rules(maker, overlay) == (1, ["signing-unsigned"])
     assert not maker.bundle.exists()
-
-
-def test_a_program_for_lpai_needs_what_lpai_needs(maker: Maker, overlay: Path) -> None:
-    model = maker.root / "for.pte"
-    content = programs.context("SM8850", 81, build_id=NEWER)
-    spec = programs.options(soc_id=87, arch=81, backend_type=4)
-    model.write_bytes(programs.program(data=content, spec=spec))
-    assert (maker.make(model, soc="SM8850"), maker.rules()) == (1, ["bundle-lpai"])
-    assert maker.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
 
 
 def test_a_program_for_the_lpai_of_another_chip_makes_no_bundle(maker: Maker, overlay: Path) -> None:

@@ -10,13 +10,8 @@ import pytest
 
 from ci.device import run_bundle, session
 from ci.device.transport import Adb, CommandResult, TimedOut
-from ci.diagnose.explain import read
-from ci.diagnose.tables import failure_rules
-from ci.gate.supervision import death, with_causes
-from ci.report.html import html
 from provisioning.base.errors import UpstreamError, UsageError
 from provisioning.base.findings import Severity
-from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.stage_run import StageRun
 from tests.support.local_device import Local
 from tests.support.scripts import script
@@ -132,32 +127,6 @@ def test_a_bundle_for_another_chip_is_refused_before_it_is_sent(
 
     finding = run_bundle.wrong_chip(Chip(), wanted)
     assert (finding.severity if finding else None) == severity
-
-
-def test_device_stage_page_and_annotations_give_the_answers_of_diagnose(tmp_path: Path) -> None:
-    log = tmp_path / "run.log"
-    examples = {name: rule.example for name, rule in failure_rules().items()}
-    log.write_text(f"{examples['stub-mismatch']}\n{examples['disk-full']}\n", encoding="utf-8")
-    answers = read(log.read_text(encoding="utf-8")).explanations
-    assert [answer.id for answer in answers] == ["stub-mismatch"]
-
-    run = StageRun("run_device", "wheels", "aarch64-android", "qnn-ci run_device")
-    run_bundle.report_failure(
-        session.RunResult(1, log.read_text(encoding="utf-8")), Local(), tmp_path, run, 5
-    )
-    notes = [finding for finding in run.findings if finding.rule == "device-diagnosis"]
-    assert [(note.message, note.fix) for note in notes] == [(answer.cause, answer.fix) for answer in answers]
-    assert [note.subject for note in notes] == [f"run.log: {answer.id}" for answer in answers]
-
-    failed = StageRun("test_delegate", "wheels", "x86_64-linux", "qnn-ci test_delegate")
-    failed.add("delegate-run", Severity.ERROR, "net", "it failed")
-    reports = [run.finish(), with_causes(failed.finish(), log)]
-    assert [finding.fix for finding in reports[1].findings[1:]] == [answer.fix for answer in answers]
-    died = death("test_delegate", "it ended", log, "qnn-ci test_delegate", 0)
-    for report in reports:
-        for shown in (github_annotations([report]), html([report])):
-            assert all(answer.cause[:40] in shown for answer in answers)
-    assert all(answer.cause in died.message for answer in answers) and answers[0].fix in died.fix
 
 
 def test_a_device_whose_log_no_cause_explains_says_who_speaks_and_what_to_collect(tmp_path: Path) -> None:

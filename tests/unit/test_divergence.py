@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 from ci.explain.divergence import Divergence, worst_drop
-from ci.explain.divergence_report import as_text, fix_of, keep_partial, partial_of
+from ci.explain.divergence_report import as_text, keep_partial, partial_of
 from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.graph import INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.arrays import Array
@@ -231,26 +231,6 @@ def test_how_much_of_the_error_is_the_operators_own_tells_a_fault_from_rounding(
     assert wrong is None or first.node == wrong
 
 
-FOUND = first_in(Toy(OPERANDS), lambda name: numpy.zeros(4))
-
-
-@pytest.mark.parametrize(
-    ("sqnr_db", "first", "between", "fix"),
-    [
-        (60.0, None, [], "quantize --where"),
-        (3.0, None, [], "on the CPU"),
-        (3.0, None, ["relu", "add"], "tried"),
-        (3.0, FOUND, [], "tried"),
-    ],
-)
-def test_every_end_of_the_search_names_what_to_do_next(
-    sqnr_db: float, first: DivergentOperator | None, between: list[str], fix: str
-) -> None:
-    reference = "the quantized model on the CPU"
-    result = DivergenceResult(reference, 30.0, sqnr_db, first, {}, {}, tuple(between))
-    assert fix in fix_of(result, lambda *words: " ".join(words), "what was tried")
-
-
 def test_a_search_whose_time_is_over_says_between_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -453,26 +433,6 @@ def alone(*names: str) -> dict[str, list[str]]:
     return {name: [f"fault-of-{name}"] for name in names}
 
 
-@pytest.mark.parametrize(
-    ("fault_of_n9", "named", "others", "behind_it"), [("pad", "n9", 2, False), ("log", "n40", 1, True)]
-)
-def test_what_one_place_of_a_fault_adds_is_taken_to_be_added_at_the_others(
-    fault_of_n9: str, named: str, others: int, behind_it: bool
-) -> None:
-    """Programs that end at those take longest; one of another fault is looked at."""
-    cut, powers = list[str](), {"n9": 0.2, "n40": 0.6, "n50": 0.2}
-
-    def gives(name: str) -> Any:
-        cut.append(name)
-        noise = [power if int(name[1:]) >= int(node[1:]) else 0.0 for node, power in powers.items()]
-        return 1 + numpy.sqrt(numpy.array([*noise, 0.0]))
-
-    suspects = {"n9": [fault_of_n9], "n20": ["other"], "n40": ["pad"], "n50": ["pad"]}
-    first = first_in(Toy(chain(64)), gives, 30.0, whole=6.0, suspects=suspects)
-    assert (first.node, first.alike) == (named, others)
-    assert "n20" in cut and ("n40" in cut) is behind_it
-
-
 def test_a_suspect_that_adds_most_of_the_error_is_named_by_programs_that_end_there() -> None:
     cut = list[str]()
 
@@ -483,47 +443,3 @@ def test_a_suspect_that_adds_most_of_the_error_is_named_by_programs_that_end_the
     result = found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n9", "n40", "n50"))
     assert result.first and (result.first.node, result.first.share, result.between) == ("n40", 1.0, ())
     assert {*cut} == {"n8", "n9", "n39", "n40"}
-
-
-def test_suspects_that_are_right_take_at_most_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut, clock = list[str](), [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-
-    def gives(name: str) -> Any:
-        cut.append(name)
-        clock[0] += 10
-        return wrong_from(40)(name)
-
-    right = [f"n{place}" for place in range(1, 30, 2)]
-    result = found_in(Toy(chain(64)), gives, 30.0, seconds=400, whole=0.0, suspects=alone(*right))
-    assert result.first and result.first.node == "n40" and len({*cut} & {*right}) < 15
-
-
-def test_a_suspect_is_kept_before_its_operands_are_known(tmp_path: Path) -> None:
-    def gives(name: str) -> Any:
-        if name == "n39":
-            raise KeyboardInterrupt
-        return wrong_from(40)(name)
-
-    keep = partial(keep_partial, tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n40"), keep=keep)
-    known = partial_of(tmp_path)
-    assert known and known.first and known.first.node == "n40" and known.first.operands == {"n39": None}
-
-
-def test_a_search_that_ends_before_others_were_looked_at_names_the_worst_suspect(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    operands = {"a": [], "pad": ["a"], "b": ["pad"], "other": ["b"], "out": ["other"]}
-    lost = {"pad": 0.4, "b": 0.4, "other": 1.0, "out": 1.0}
-
-    def gives(name: str) -> Any:
-        clock[0] += 10
-        return 1 + numpy.sqrt(numpy.full(4, lost.get(name, 0.0) * 1e-2))
-
-    result = found_in(Toy(operands), gives, 30.0, seconds=15, whole=20.0, suspects=alone("pad"))
-    assert result.first and result.first.node == "pad" and result.between
-    assert result.first and result.first.share == pytest.approx(0.4, abs=0.01)

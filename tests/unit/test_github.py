@@ -25,7 +25,6 @@ from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
-from tests.support import engine, needs
 from tests.support.environments import write_sdk
 from tests.support.examples import example
 from tests.support.scripts import script
@@ -170,19 +169,6 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_takes_it(
     assert [file.name for file in args.suite] == ["models.toml"]
 
 
-def test_an_onnx_suite_of_another_repository_goes_to_the_job_that_runs_onnx_models(
-    adopter: dict[str, str],
-) -> None:
-    suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/onnx.toml")
-    suite.write_text('schema = 2\n[case.net]\nmodel = "net.onnx"\n[[case.net.run]]\nlane = "onnx"\n')
-    both = planned({**adopter, "QNN_CI_SUITE": "ci/my models.toml, ci/onnx.toml"})
-    assert [job["name"] for job in both] == ["programs", "onnx"]
-    assert shlex.split(both[1]["arguments"]) == ["--suite", "ci/onnx.toml"]
-    assert "onnx.toml" not in both[0]["arguments"]
-    alone = planned({**adopter, "QNN_CI_SUITE": "ci/onnx.toml"})
-    assert [job["name"] for job in alone] == ["validate", "onnx"]
-
-
 def test_a_suite_of_two_lanes_goes_to_the_jobs_of_both_and_each_runs_its_lane(
     adopter: dict[str, str],
 ) -> None:
@@ -247,12 +233,6 @@ def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: 
         for wrong in ("many", "-1", "1000", "1.5"):
             with pytest.raises(UsageError):
                 planned({**adopter, name: wrong})
-
-
-@pytest.mark.parametrize("wrong", ["SIZE", "SIZE=small other", "A-B=1", "SIZE='small"])
-def test_the_plan_refuses_variables_that_no_job_could_set(adopter: dict[str, str], wrong: str) -> None:
-    with pytest.raises(UsageError):
-        planned({**adopter, "QNN_CI_VARIABLES": wrong})
 
 
 def test_jobs_run_on_the_runners_that_the_caller_names(adopter: dict[str, str]) -> None:
@@ -325,11 +305,6 @@ def test_a_named_job_that_cannot_run_is_an_error_and_no_job_less(
         plan.plan({**adopter, "QNN_CI_STAGES": stages})
 
 
-@pytest.mark.parametrize("base", ["", "0" * 40, "feedfacefeedfacefeedfacefeedfacefeedface"])
-def test_what_changed_since_an_unknown_commit_is_not_known(base: str) -> None:
-    assert plan.changed_files(base) is None
-
-
 WANTED = setup.SetupInputs("wheels", (), ("x86_64-linux",), ("SM8650",))
 
 
@@ -390,19 +365,6 @@ def test_no_verdict_comes_with_a_restored_store(tmp_path: Path, restored: str) -
     environ = {"RUNNER_TEMP": str(tmp_path), "QNN_CI_PROFILE": "none", "QNN_CI_RESTORED": restored}
     assert setup.setup({**os.environ, **environ, "QNN_CI_STORE": ""}) == 2
     assert entry.exists() == (not restored)
-
-
-def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    environ = {
-        **os.environ,
-        "QNN_SDK_ROOT": str(tmp_path),
-        "QNN_CI_STORE": str(tmp_path / "store"),
-        "QNN_CI_REPORTS": str(tmp_path / "reports"),
-    }
-    assert setup.setup(environ) == 3
-    assert "::error title=provision" in capfd.readouterr().out
 
 
 def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, **more: str) -> int:
@@ -492,12 +454,6 @@ def test_what_a_stage_says_of_a_line_of_the_suite_is_annotated_there(
     assert "::error file=models.toml,line=3," in capfd.readouterr().out
 
 
-def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = tmp_path / "reports"
-    StageRun("validate", "wheels", "x86_64-linux", "").finish(Outcome.PASS).write(reports)
-    assert run_stage(tmp_path, monkeypatch, "exit 0") == 1
-
-
 def test_a_verb_of_the_laboratory_passes_by_its_own_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,15 +487,6 @@ def test_a_stage_gets_its_variables_and_root_if_its_row_says_so(
     assert run_stage(tmp_path, monkeypatch, f"env > {tmp_path}/env", **more) == 0
     seen = (tmp_path / "env").read_text().splitlines()
     assert {"SWITCH=required", "OTHER=a b"} <= set(seen) and (tmp_path / "root").exists()
-
-
-def test_checks_that_a_row_of_integration_tests_cannot_run_make_it_red() -> None:
-    rows = [row for name, row in gate_table().row.items() if name.startswith("integration")]
-    assert {row.arguments.split()[0] for row in rows} == {"tests", "tests/integration"}
-    for row in rows:
-        assert row.root and row.variables == {engine.SWITCH: "required", needs.SWITCH: "required"}
-        on_the_runner = {"binutils", "chromium", "docker.io", "openssh-client", "openssl", "shellcheck"}
-        assert {*needs.PACKAGES.values(), *engine.PROGRAMS.values()} <= {*row.packages, *on_the_runner}
 
 
 def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:

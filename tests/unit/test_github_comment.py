@@ -190,14 +190,6 @@ def test_a_program_of_one_side_alone_is_not_compared_and_no_good_news() -> None:
     assert (found.compared, found.not_compared, found.worse) == (0, 2, 0)
 
 
-def test_both_stages_of_a_lane_say_a_change_once_and_another_lane_says_its_own() -> None:
-    stages = ("test_lowering", "test_emulator", "test_onnx", "validate")
-    before, now = ([report(stage, net=row(pte_bytes=size)) for stage in stages] for size in (1e6, 2e6))
-    found = changes_of(now, before)
-    assert [entry.lane for entry in found.changes] == ["executorch", "onnx"]
-    assert found.compared == 2
-
-
 def test_the_file_is_never_too_large_for_the_job_that_reads_it() -> None:
     names = [f"{index}{'ü' * 300}" for index in range(2000)]
     before, now = (
@@ -207,12 +199,6 @@ def test_the_file_is_never_too_large_for_the_job_that_reads_it() -> None:
     assert len(found.as_json().encode()) <= MOST_BYTES and found.changes
     assert found.left_out == 2000 - len(found.changes)
     assert Changes.model_validate_json(found.as_json()) == found
-
-
-def test_names_of_a_report_that_fit_no_schema_do_no_harm() -> None:
-    odd = {"\ud800\n::error::x": row(pte_bytes=1e6), "": {"verdict": 3, "figures": [1]}}
-    found = changes_of([report("test_emulator", **odd)], [report("test_emulator", **odd)])
-    assert found.compared == 2 and Changes.model_validate_json(found.as_json()) == found
 
 
 def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Path) -> None:
@@ -229,12 +215,6 @@ def changes(folder: Path) -> int:
     return comment.changes(
         {"QNN_CI_REPORTS": str(folder / "reports"), "QNN_CI_BEFORE": str(folder / "before")}
     )
-
-
-def test_a_gate_without_reports_has_nothing_to_compare(tmp_path: Path) -> None:
-    assert changes(tmp_path) == 0
-    found = Changes.model_validate_json((tmp_path / "reports/comment.json").read_bytes())
-    assert (found.compared, found.not_compared, found.changes) == (0, 0, ())
 
 
 def test_a_report_that_is_none_is_an_error(tmp_path: Path) -> None:
@@ -278,23 +258,6 @@ def test_a_pull_request_has_one_comment_that_later_runs_write_anew(hub: GitHub, 
     assert "2 MB" not in body and "❌" in body
 
 
-def test_calls_of_the_gate_in_one_run_have_one_comment(hub: GitHub, tmp_path: Path) -> None:
-    hub.upload(7, content(change("one/8a8w")), name=f"{comment.ARTIFACT}-wheels-one")
-    hub.upload(7, content(change("two/8a8w"), compared=3), name=f"{comment.ARTIFACT}-wheels-two")
-    hub.upload(7, b"no concern of ours", name="reports-wheels-two")
-    write(hub, tmp_path)
-    (body,) = hub.bodies
-    assert "one&#47;8a8w" in body and "two&#47;8a8w" in body and "2 of 10 programs" in body
-
-
-def test_of_several_attempts_the_last_file_is_taken(hub: GitHub, tmp_path: Path) -> None:
-    for name in ("earlier", "later"):
-        hub.upload(7, content(change(name)))
-    write(hub, tmp_path)
-    (body,) = hub.bodies
-    assert "later" in body and "earlier" not in body
-
-
 @pytest.mark.parametrize("upload", [None, b"no JSON"])
 def test_no_older_check_mark_stays_beside_a_run_that_says_nothing(
     hub: GitHub, tmp_path: Path, upload: bytes | None
@@ -307,10 +270,6 @@ def test_no_older_check_mark_stays_beside_a_run_that_says_nothing(
         write(hub, tmp_path, id=8, run_number=4, conclusion="failure")
     (body,) = hub.bodies
     assert "✅" not in body and "❌" in body and "DDR" not in body
-
-
-def test_a_run_that_says_nothing_begins_no_comment(hub: GitHub, tmp_path: Path) -> None:
-    assert write(hub, tmp_path) == 0 and hub.comments == {}
 
 
 STRANGER: dict[str, Any] = {
@@ -346,12 +305,6 @@ def test_a_run_of_no_or_several_pull_requests_writes_nothing(
     assert write(hub, tmp_path, **of_run) == 0 and hub.comments == {}
 
 
-def test_a_closed_pull_request_gets_no_comment(hub: GitHub, tmp_path: Path) -> None:
-    hub.upload(7, content(change()))
-    hub.pulls[5]["state"] = "closed"
-    assert write(hub, tmp_path) == 0 and hub.comments == {}
-
-
 @pytest.mark.parametrize("later", [{"run_number": 4}, {"run_attempt": 2}])
 def test_an_older_run_that_ends_last_leaves_the_newer_ones_comment(
     hub: GitHub, tmp_path: Path, later: dict[str, Any]
@@ -362,25 +315,6 @@ def test_an_older_run_that_ends_last_leaves_the_newer_ones_comment(
     write(hub, tmp_path, id=7)
     (body,) = hub.bodies
     assert "newer" in body and "older" not in body
-
-
-@pytest.mark.parametrize(("first", "second"), [(3, 4), (4, 3)])
-def test_two_runs_that_both_find_no_comment_leave_the_newer_ones(
-    hub: GitHub, tmp_path: Path, first: int, second: int
-) -> None:
-    """The second runs while the first is about to write."""
-    hub.upload(3, content(change("run-3")))
-    hub.upload(4, content(change("run-4")))
-
-    def meanwhile(method: str) -> None:
-        if method == "POST":
-            hub.before = lambda method: None
-            write(hub, tmp_path, id=second, run_number=second)
-
-    hub.before = meanwhile
-    write(hub, tmp_path, id=first, run_number=first)
-    (body,) = hub.bodies
-    assert "run&#45;4" in body and "attempt=1" in body
 
 
 # What hostile runs upload

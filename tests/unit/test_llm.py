@@ -21,11 +21,11 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.child import reporting
-from ci.lanes.llm import check_verb, verb
+from ci.lanes.llm import check_verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.architecture import beginning_warning, read_architecture
 from ci.lanes.llm.beginning import load_tokenizer
-from ci.lanes.llm.check import longer_windows, read_by_genie
+from ci.lanes.llm.check import read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
 from ci.lanes.llm.genie import (
     GeneratedText,
@@ -58,7 +58,6 @@ from ci.lanes.llm.orders import (
 from ci.lanes.llm.product import CompileNeeds
 from ci.lanes.llm.prompts import (
     chat_text,
-    judged_text,
     prefix_lengths,
     prefixes_of,
     read_corpus,
@@ -70,7 +69,6 @@ from ci.lanes.llm.prompts import (
 )
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import (
-    FIXES,
     Bounds,
     Figure,
     figure_problems,
@@ -95,7 +93,7 @@ from provisioning.manifest import soc_named
 from qnn_ci.command import program_of
 from tests.support.checkpoints import write_adapter
 from tests.support.drawn_checkpoints import CHOSEN_BY, cause, drawn, layer_named, replayed
-from tests.support.typed import parsed, run_here
+from tests.support.typed import parsed
 
 SCALING: dict[str, Any] = {
     "rope_type": "llama3",
@@ -322,29 +320,6 @@ class TestCheckpoint:
         }
         assert read_architecture(checkpoint(tmp_path, **{**more, **changes})).context == most
 
-    @pytest.mark.parametrize(
-        ("kind", "tied"), [("llama", False), ("smollm3", True), ("phi3", False), ("mistral", False)]
-    )
-    def test_a_head_is_tied_by_the_familys_default(self, tmp_path: Path, kind: str, tied: bool) -> None:
-        assert read_architecture(checkpoint(tmp_path, model_type=kind, rope_scaling=None)).tied is tied
-
-    def test_a_key_of_another_family_changes_nothing(self, tmp_path: Path) -> None:
-        shape = read_architecture(checkpoint(tmp_path, query_pre_attn_scalar=1024))
-        assert shape.score_scale == shape.head_dim**-0.5
-
-    @pytest.mark.parametrize(
-        ("kind", "removes"),
-        [("dynamic", "remove"), ("yarn", "if you added it"), ("linear", ""), ("longrope", ""), ("other", "")],
-    )
-    def test_no_rope_is_removed_from_a_model_that_needs_it(
-        self, tmp_path: Path, kind: str, removes: str
-    ) -> None:
-        scaling = {"rope_type": kind, "factor": 4.0}
-        with pytest.raises(UsageError) as refused:
-            read_architecture(checkpoint(tmp_path, rope_scaling=scaling))
-        assert refused.value.fix is not None
-        assert refused.value.fix.startswith(removes) and ("remove" in refused.value.fix) == bool(removes)
-
     def test_the_rope_of_transformers_5_is_that_of_transformers_4(self, tmp_path: Path) -> None:
         old = read_architecture(checkpoint(tmp_path))
         for scaling in (SCALING, {"rope_type": "default"}):
@@ -353,13 +328,6 @@ class TestCheckpoint:
             assert shape.rope_theta == old.rope_theta
             same = np.array_equal(shape.frequencies(), old.frequencies())
             assert same == (scaling == SCALING)
-
-    def test_the_ropes_of_gemma_3_by_transformers_5_are_those_of_transformers_4(self, tmp_path: Path) -> None:
-        kinds = {"full_attention": 1e6, "sliding_attention": 3e4}
-        new = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in kinds.items()}
-        plain = {"model_type": "gemma3_text", "rope_scaling": None, "rope_theta": None}
-        shape = read_architecture(checkpoint(tmp_path, **plain, rope_parameters=new))
-        assert (shape.rope_theta, shape.rope_local_base_freq) == (1e6, 3e4)
 
     @pytest.mark.parametrize("name", PUBLISHED)
     def test_a_published_checkpoint_has_the_tensors_that_are_read(self, tmp_path: Path, name: str) -> None:
@@ -558,30 +526,6 @@ class TestCheckpoint:
         (out / RECORD).write_text(earlier.as_text())
         assert self.compiled(["compile"], whole_checkpoint, "-o", "out") == 0
         assert (out / "prefill_0.bin").exists() and not (out / "prefill_1.bin").exists()
-
-    @pytest.mark.parametrize(
-        ("flags", "named"),
-        [
-            (["--precision", "16a8w"], "model/genie-16a8w/SM8650"),
-            (["--precision", "16a8w", "--through", "executorch"], "model/executorch-16a8w/SM8650"),
-        ],
-    )
-    def test_its_work_is_named_by_the_words_that_the_user_typed(
-        self, whole_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], named: str
-    ) -> None:
-        text = whole_checkpoint.parent / "text.txt"
-        text.write_text(" ".join(f"a{number}" for number in range(2000)))
-        names: list[str] = []
-
-        def run_step(step: Any, programs: Sequence[Any]) -> dict[str, Result]:
-            names.extend(program.name for program in programs)
-            raise CheckFailed("the rest is another test's", fix="")
-
-        monkeypatch.setattr("ci.lanes.llm.product.run_cached_step", run_step)
-        monkeypatch.setattr("ci.lanes.llm.product.require_installed", lambda: None)
-        monkeypatch.setattr("ci.lanes.llm.work.ready_environment", lambda *_: None)
-        assert self.compiled(["compile", *flags, "--calibrate", str(text)], whole_checkpoint) == 1
-        assert names == [named]
 
     def test_a_folder_that_holds_other_things_is_refused(self, whole_checkpoint: Path) -> None:
         theirs = whole_checkpoint.parent / "out" / "theirs.bin"
@@ -1083,14 +1027,6 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, read=reading(share=0.8, lost=0.001), noise=reading(1.0)) == 1
         assert "at least 0.9" in messages(tmp_path)
 
-    def test_no_layer_is_named_for_what_rounding_alone_costs(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        parts, swapped = [part(0, "prefill", 40.0, 40.0)], reading(0.01, share=0.85, lost=0.001)
-        limited = ("--first-choice", "0.95")
-        assert self.check(tmp_path, monkeypatch, *limited, parts=parts, read=swapped, noise=swapped) == 1
-        assert "layer" not in messages(tmp_path)
-
     def test_what_rounding_alone_changes_is_warned_of(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -1137,20 +1073,6 @@ class TestCheck:
             assert self.check(tmp_path, monkeypatch, *flags, noise=reading(0.001), read=few) == red
         assert code(1e-6, 1e-5, precision="fp16") == 0
         assert code(1e-6, 5e-5, precision="fp16") == 1
-
-    def test_one_prompt_whose_values_are_cut_off_is_not_genies_fault(self) -> None:
-        """A healthy Gemma 3 was red by one of ten prefixes."""
-        bounds = Bounds("16a8w", {"prefill_genie": figures_of(read_with(0))}, [], {})
-
-        def is_wrong(*divergences: float) -> bool:
-            windows = [
-                replace(window, divergence=[nats] * 40)
-                for nats, window in zip(divergences, read_with(0), strict=True)
-            ]
-            return bool(list(figure_problems({"prefill_genie": figures_of(windows)}, bounds)))
-
-        assert not is_wrong(0.03, *[1e-5] * 7)
-        assert is_wrong(1e-5, *[0.03] * 7)
 
     def test_a_few_tokens_may_be_cut_off_and_not_half_of_them(self) -> None:
         """Two right models were red by 8.05e-5 and 7.9e-5: each graph cuts off other tokens."""
@@ -1206,62 +1128,10 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, "--on", "parts", precision="fp16", parts=parts[:1]) == 0
         assert "prefill_0, layers 0 to 0: SQNR of hidden_1 against float: 40.0 dB" in capsys.readouterr().out
 
-    @pytest.mark.parametrize(
-        ("cause", "flags", "measured"),
-        [
-            ("graph", (), {"parts": [part(1, "prefill", 5.0, 5.0)], "noise": reading(1.0)}),
-            ("graph", ("--on", "cpu"), {"noise": reading(0.001), "read": reading(0.03)}),
-            ("lowering", (), {"parts": [part(1, "prefill", 20.0, 40.0)]}),
-            ("halves", (), {"parts": [part(1, "prefill", 26.0)], "precision": "fp16"}),
-            (
-                "rounding",
-                (),
-                {"parts": [part(1, "prefill", 40.0, 40.0)], "noise": reading(0.06), "read": reading(0.07)},
-            ),
-            (
-                "hidden",
-                (),
-                {"parts": [part(1, "prefill", 40.0, 40.0)], "noise": reading(0.001), "read": reading(0.03)},
-            ),
-            ("genie", (), {"parts": [part(1, "prefill", 40.0, 40.0)], "genie": reading(0.2)}),
-        ],
-    )
-    def test_what_to_do_follows_from_what_is_wrong(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        cause: str,
-        flags: tuple[str, ...],
-        measured: dict[str, Any],
-    ) -> None:
-        """Other text to calibrate by repairs no graph, and a graph that is right on the CPU is right."""
-        assert self.check(tmp_path, monkeypatch, *flags, **measured) == 1
-        assert {finding.fix for finding in found_by(tmp_path)} == {FIXES[cause]}
-
     def test_a_tokenizer_of_another_model_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert self.check(tmp_path, monkeypatch, vocabulary={"a": 1}) == 1
-
-    def test_a_checkpoint_that_has_moved_is_named_by_a_flag(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.check(tmp_path, monkeypatch) == 0
-        moved = (tmp_path / "model").rename(tmp_path / "moved")
-        command = ("check", tmp_path / "out", "--text", tmp_path / "text.txt")
-        for flags, code in (((), 2), (("--checkpoint", moved), 0)):
-            assert run_llm(self.emulated, *command, *flags) == code
-        assert "--checkpoint FOLDER" in capsys.readouterr().err
-
-    def test_a_text_that_is_not_utf_8_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        latin = tmp_path / "latin.txt"
-        latin.write_bytes("caf\u00e9 ".encode("latin-1") * 3000)
-        assert self.check(tmp_path, monkeypatch, "--text", str(latin)) == 2
-        assert f"{latin} is not UTF-8 text at byte 3" in capsys.readouterr().err
-        with pytest.raises(UsageError, match=r"latin\.txt"):
-            windows(tmp_path / "out", read_architecture(tmp_path / "model"), latin, 128)
 
     def test_data_sets_are_read_in_the_forms_that_they_are_published_in(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -1292,13 +1162,6 @@ class TestCheck:
         for place in of:
             (folder / place).mkdir(exist_ok=True)
             (folder / place / name).write_text(text)
-
-    def test_a_template_without_the_tokenizers_configuration_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        self.add(tmp_path, "chat_template.jinja", "{{ messages[0]['content'] }}")
-        assert self.check(tmp_path, monkeypatch) == 2
-        assert "without tokenizer_config.json" in capsys.readouterr().err
 
     def test_a_template_that_begins_twice_is_refused_before_the_emulator_works(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -1335,14 +1198,6 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, sizes=(1, 0), asked=asked) == 1 and not asked
         [finding] = found_by(tmp_path)
         assert "prefill_0.bin" in finding.message and finding.fix.startswith("compile it again")
-
-    @pytest.mark.parametrize(("words", "code"), [(1002, 0), (1001, 2)])
-    def test_a_text_too_short_for_its_prefixes_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, code: int
-    ) -> None:
-        """The longest have 32 + 8 tokens, each of the other 48 ends 20 later, and two tokens follow."""
-        flags = ("--tokens", "100", "--prefixes", "49")
-        assert self.check(tmp_path, monkeypatch, *flags, words=words) == code
 
     def test_a_text_that_quantized_it_does_not_judge_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1414,14 +1269,6 @@ class TestCheck:
         parts = [part(0, "prefill", prefill, prefill), part(0, "decode", decode, decode)]
         assert self.check(tmp_path, monkeypatch, parts=parts, worst=worst) == code
 
-    def test_where_rounding_hides_the_part_the_nearest_to_its_limit_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
-        for kept, named in (((24, 33), True), ((24, 31), False)):
-            assert self.check(tmp_path, monkeypatch, parts=parts, kept=kept, read=reading(9.0)) == 1
-            assert ("prefill_1" in messages(tmp_path)) == named
-
     def test_a_report_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
         assert self.check(tmp_path, monkeypatch, parts=parts) == 0
@@ -1429,27 +1276,6 @@ class TestCheck:
         [row] = report.metrics["programs"].values()  # type: ignore[union-attr]
         assert isinstance(row, dict) and row["verdict"] == "pass" and row["precision"] == "16a8w"
         assert {"figures", "parts", "speed"} <= set(row)
-
-
-def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path: Path) -> None:
-    from ci.lanes.llm.commands import limited
-
-    binaries = [tmp_path / name for name in ("prefill_0.bin", "decode_0.bin")]
-    shape = read_architecture(checkpoint(tmp_path))
-    config = write_config(tmp_path, shape, binaries, soc_named("SM8650"), context=128, most=5)
-    for size, names in ((1 << 20, ["prefill_0.bin", "decode_0.bin"]), (2_000_000_000, ["decode_0.bin"])):
-        for binary in binaries:
-            with binary.open("wb") as file:
-                file.truncate(size)
-        with limited(config, 3) as copy:
-            dialog = json.loads(copy.read_text())["dialog"]
-        assert dialog["engine"]["model"]["binary"]["ctx-bins"] == names
-    os.truncate(binaries[1], 3_200_000_001)
-    with pytest.raises(UsageError, match="decode"), limited(config, 3):
-        pass
-    binaries[1].unlink()
-    with pytest.raises(UsageError, match=r"decode_0\.bin"), limited(config, 3):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -1530,45 +1356,6 @@ class TestVerdicts:
             assert bool(list(model_findings("tiny", 18, trained))) == wrong
 
 
-def test_a_text_with_a_nul_is_refused_with_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"ab\0c")
-    with pytest.raises(UsageError, match="place 2"):
-        read_corpus(path)
-
-
-@pytest.mark.parametrize(("whole", "last"), [(True, 1024), (False, 26)])
-def test_genies_last_text_goes_to_the_contexts_end_though_ours_is_shorter(
-    tmp_path: Path, whole: bool, last: int
-) -> None:
-    """Without a graph for prefill it would take hours to come there, and ends where the windows do."""
-    save_tokenizer(tmp_path)
-    shape, text = read_architecture(checkpoint(tmp_path)), tmp_path / "text.txt"
-    order = replace(ORDER, model=str(tmp_path), context=1024)
-    text.write_text("a b " * 150)
-    end = judged_text(order, shape, text, 100, 3, whole=whole).texts[-1]
-    assert len(shape.beginning) + len(end.prompt) + len(end.tokens) == last
-    # Genie takes no longer prompt.
-    assert len(end.prompt) <= 1024 - 32
-    assert [*end.prompt, *end.tokens] == ([0, 5] * 600)[: last - len(shape.beginning)]
-
-
-def test_what_reads_to_the_contexts_end_can_be_typed(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    shape, text = read_architecture(checkpoint(tmp_path)), tmp_path / "text.txt"
-    order = replace(ORDER, model=str(tmp_path), context=512)
-
-    def hint(words: int, tokens: int) -> str:
-        text.write_text("a " * words)
-        return longer_windows(judged_text(order, shape, text, tokens, 40), 512, len(shape.beginning))
-
-    assert "--tokens 2044 --text FILE, of 2044 tokens" in hint(1200, 1000)
-    assert "--text" not in hint(2044, 1000) and hint(2044, 2044) == ""
-    with pytest.raises(UsageError, match="1200 tokens") as caught:
-        hint(1200, 2044)
-    assert "2044 tokens, --text FILE" in caught.value.fix
-
-
 @pytest.mark.parametrize(
     ("run", "named"),
     [
@@ -1584,21 +1371,6 @@ def test_what_a_way_does_not_offer_is_refused(tmp_path: Path, run: str, named: s
     suite.write_text(f'{head}{run}\nsocs = ["SM8650"]\n')
     with pytest.raises(UsageError, match=named):
         SUITES.all_programs([suite])
-
-
-def test_several_words_choose_from_several_suites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of the words is enough for a program, and a word that fits none is an error."""
-    flags: list[str] = []
-    for case in ("mine", "yours"):
-        suite = tmp_path / f"{case}.toml"
-        run = f'[[case.{case}.run]]\nlane = "llm"\nprecision = "fp16"\nsocs = ["SM8650"]\n'
-        suite.write_text(f"schema = 2\n[case.{case}]\nperplexity = 20\n{run}{run}parts = 2\n")
-        flags += ["--suite", str(suite)]
-    run_here(verb, *flags, "-k", "mine/genie-fp16/", "-k", "yours/*parts", "--list")
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["mine/genie-fp16/SM8650", "yours/genie-fp16-2-parts/SM8650"]
-    with pytest.raises(UsageError, match="-k theirs"):
-        run_here(verb, *flags, "-k", "mine", "-k", "theirs", "--list")
 
 
 @pytest.mark.parametrize(("context", "count"), [(128, 12), (1024, 8), (8192, 2)])

@@ -51,14 +51,6 @@ class TestOutput:
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
-    def test_what_is_in_the_way_is_said(self, tmp_path: Path) -> None:
-        (tmp_path / "net.pte").mkdir()
-        with writing_into(tmp_path, tmp_path.parent / "store") as (scratch, publish):
-            (scratch / "net.pte").touch()
-            with pytest.raises(UsageError):
-                publish([scratch / "net.pte"])
-        assert [path.name for path in tmp_path.iterdir()] == ["net.pte"]
-
     def test_another_models_file_is_never_overwritten_and_a_users_own_one_is(self, tmp_path: Path) -> None:
         files = [tmp_path / "net.pt2", tmp_path / "net-samples"]
         files[0].write_text("the user's own")
@@ -72,20 +64,6 @@ class TestOutput:
             assert "a/net.py:make" in error.value.message and str(path) in (error.value.fix or "")
         files[0].unlink()
         require_own(files[:1], "b/net.py:make")
-
-    def test_a_users_own_document_may_have_an_origin_of_any_kind(self, tmp_path: Path) -> None:
-        path = tmp_path / "net.json"
-        path.write_text('{"schema": 1, "origin": 5}')
-        with pytest.raises(UsageError):
-            require_own([path], "net.py:make")
-
-    def test_a_folder_with_files_of_the_users_is_never_replaced(self, tmp_path: Path) -> None:
-        folder = tmp_path / "net-samples"
-        folder.mkdir()
-        require_own([folder], "net.py:make")
-        (folder / "recorded.npy").touch()
-        with pytest.raises(UsageError):
-            require_own([folder], "net.py:make")
 
 
 def onnx(*arguments: str) -> int:
@@ -253,14 +231,6 @@ class TestAudit:
         assert compiled == ["fp16", "u8u8", "u16u8"]
         assert self.audited(tmp_path) == (0, rows)
         assert [what for what, _ in stand_in.orders].count("mixed") == 3
-
-    def test_a_model_that_changed_is_compiled_again(self, stand_in: StandIn, tmp_path: Path) -> None:
-        model = tmp_path / "net.onnx"
-        write(conv_model(), model)
-        self.audited(tmp_path, "--precision", "fp16")
-        write(conv_model((1, 3, 9, 9)), model)
-        main("qnn-ci", "", VERBS, ["audit", str(model), "--precision", "fp16"])
-        assert [what for what, _ in stand_in.orders].count("mixed") == 2
 
     def test_an_operator_that_fails_in_the_table_is_named_if_the_model_has_it(
         self, stand_in: StandIn, tmp_path: Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from ci.lanes.onnx.crosscheck import (
 from ci.lanes.onnx.findings import build_id_of, changed, cost, findings_of, lane_of
 from ci.lanes.onnx.records import Accuracy, Contexts, ProgramFacts
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
-from ci.suite.accepted import Baseline, Recorded, load_baseline, load_tolerances
+from ci.suite.accepted import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Metric, Outcome, Severity
 from provisioning.base.stage_run import RUN, StageRun
 from tests.support.onnx_suites import (
@@ -140,36 +139,6 @@ class TestChanged:
             assert "60.0 dB instead of 50.0 dB" in found[0][2]
 
     @pytest.mark.parametrize(
-        ("share", "rule"),
-        [(2 / 3, None), (1.0, "onnx-better"), (0.6, "onnx-changed"), (None, "onnx-changed")],
-    )
-    def test_another_share_of_equal_integers_is_another_result(
-        self, tmp_path: Path, share: float | None, rule: str | None
-    ) -> None:
-        figures = {} if share is None else {"agreement": share}
-        agreed = Recorded(accuracy={"agreement": 0.666666})
-        found = self.found(tmp_path, agreed, compiled(facts(near=Accuracy(figures))))
-        assert [row[0] for row in found] == ([rule] if rule else [])
-
-    @pytest.mark.parametrize(
-        ("figures", "wrong"),
-        [
-            ({"sqnr_db": 19.9}, True),
-            ({"sqnr_db": 0.0, "reference_sqnr_db": 20.0}, False),
-            ({"agreement": 0.9}, True),
-            ({"agreement": 0.5, "reference_agreement": 1.0}, False),
-            ({"sqnr_db": 99.0, "agreement": 0.9}, True),
-        ],
-    )
-    def test_of_wrong_outputs_the_record_holds_a_note_says_so(
-        self, tmp_path: Path, figures: dict[str, float], wrong: bool
-    ) -> None:
-        text = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        program = programs_of(write_suite(tmp_path, text))[0]
-        expected = [("onnx-wrong", Severity.NOTE)] if wrong else []
-        assert rules(program, compiled(facts(near=Accuracy(figures)))) == expected
-
-    @pytest.mark.parametrize(
         ("agreed", "reply", "words"),
         [
             (Recorded(refused=("Erf",), taken=("Add",)), REFUSED, None),
@@ -214,10 +183,6 @@ class TestCost:
     def test_what_is_tolerated_is_tolerated_to_the_byte(self, program: OnnxProgram, more: int) -> None:
         most = int(self.tolerances.costs["context_bytes"].most(50_000)) + more
         assert len(self.rules(program, self.agreed, bytes=most)) == more
-
-    def test_what_cannot_be_compared_says_so(self, program: OnnxProgram) -> None:
-        assert self.rules(program, self.agreed, ddr=None) == {"cost-unknown": Severity.ERROR}
-        assert self.rules(program, None) == {"cost-no-baseline": Severity.WARNING}
 
     @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
     def test_more_traffic_than_is_tolerated_is_an_error(self, program: OnnxProgram, name: str) -> None:
@@ -292,15 +257,6 @@ class TestCrossCheck:
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}})
         assert self.lane(tmp_path, program) == LaneFigures(None, 40.5, 5, 7, None, "v2.49")
 
-    def test_a_figure_that_is_no_number_hides_no_other_program(
-        self, tmp_path: Path, program: OnnxProgram
-    ) -> None:
-        rows = {NAME: {"figures": {"sqnr_db": 40.5}}, "other": {"figures": {"max_rel": math.inf}}}
-        self.report(tmp_path, "test_emulator", rows)
-        lane = self.lane(tmp_path, program)
-        assert lane is not None
-        assert lane.sqnr_db == 40.5
-
     @pytest.mark.parametrize(
         ("old", "new"),
         [
@@ -321,13 +277,6 @@ class TestCrossCheck:
         program = programs_of(write_suite(tmp_path, BOTH.replace(old, new)))[0]
         assert self.lane(tmp_path, program) is None
 
-    def test_a_program_of_that_name_of_another_suite_is_not_compared(
-        self, tmp_path: Path, program: OnnxProgram
-    ) -> None:
-        other = {NAME: {"figures": {"sqnr_db": 40.5}, "suite": "other.toml"}}
-        self.report(tmp_path, "test_emulator", other)
-        assert self.lane(tmp_path, program) is None
-
     @pytest.mark.parametrize(
         ("profile", "run", "counts"),
         [
@@ -342,12 +291,6 @@ class TestCrossCheck:
     ) -> None:
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}}, profile)
         assert (self.lane(tmp_path, program, run) is not None) is counts
-
-    def test_without_a_report_the_baseline_is_taken(self, tmp_path: Path, program: OnnxProgram) -> None:
-        values = {"build_id": "v2.49", "pte_bytes": 9, "accuracy": {"sqnr_db": 40.0}}
-        runs = {NAME.rpartition("/")[0]}
-        load_baseline(program.suite, "wheels", "executorch").rewritten({NAME: values}, {}, runs)
-        assert self.lane(tmp_path, program) == LaneFigures(None, 40.0, 9, None, None, "v2.49", agreed=True)
 
     @pytest.mark.parametrize(
         ("theirs", "agreed", "severities"),

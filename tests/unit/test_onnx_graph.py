@@ -15,12 +15,10 @@ from ci.explain.graph import groups_of
 from ci.explain.onnx_graph import OnnxGraph
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
-    all_in_float,
     external_files,
     fix_dimensions,
     load_graph,
     problems_of,
-    shapes_of,
     signature_of,
     simplify_gathers,
     wrong_reciprocals,
@@ -136,14 +134,6 @@ class TestPlain:
         assert (weight.name, array.tolist(), array.shape) == ("w", value, np.shape(value))
         assert array.dtype in (np.int64, np.float32)
         assert not make_plain(model)
-
-    def test_a_constant_of_text_and_one_that_is_an_output_stay(self) -> None:
-        nodes = [
-            helper.make_node("Constant", [], ["text"], name="text", value_string="a"),
-            helper.make_node("Constant", [], ["y"], name="y", value_float=1.0),
-        ]
-        model = model_of(nodes)
-        assert not make_plain(model) and len(model.graph.node) == 2
 
     def test_a_rewritten_model_has_the_values_of_external_data_and_keeps_them_beside_it(
         self, tmp_path: Path
@@ -300,15 +290,6 @@ def test_a_reciprocal_is_wrong_where_the_range_of_its_input_ends_below_1(
     assert wrong_reciprocals(model) == (["inverse"] if wrong else [])
 
 
-def test_a_model_with_floats_of_which_nothing_is_quantized_is_all_in_float() -> None:
-    assert all_in_float(relu())
-    quantize = helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
-    assert not all_in_float(model_of([quantize]))
-    shape = helper.make_tensor_value_info("x", TensorProto.INT32, [2])
-    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["x"])], "integers", [shape], [shape])
-    assert not all_in_float(helper.make_model(graph))
-
-
 def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_is_meant(
     tmp_path: Path,
 ) -> None:
@@ -381,14 +362,3 @@ def test_each_part_of_an_operators_result_is_a_node_and_has_the_operators_name_i
     assert groups == [["left", "relu"], ["add"]]
     (disturbed,) = graph.disturbed([{"relu": np.full((1, 2), 10, "f4")}])
     assert disturbed[0].tolist() == [[14, 16]]
-
-
-def test_a_softmax_over_another_axis_is_another_operator_in_a_forecasts_difference() -> None:
-    """Its shape is the same, and a phone takes twice as long."""
-
-    def listed(axis: int) -> dict[str, int]:
-        model = model_of([helper.make_node("Softmax", ["x"], ["y"], axis=axis)], output=(1, 3, 8, 8))
-        return shapes_of(model, model.graph.node)
-
-    assert listed(1) == {"Softmax axis=1 1x3x8x8": 1}
-    assert listed(1) != listed(2)

@@ -9,24 +9,20 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ci import trouble
 from ci.__main__ import VERBS
-from ci.jobs import WorkOptions
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx.records import Contexts, NotCompiled, QuantizedModel
 from ci.lanes.onnx.suite import programs_of
 from ci.plain import as_json
 from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.suite_file import accepted_path
-from provisioning.accepted_file import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
-from provisioning.base.settings import Selection
 from tests.support import onnx_worker
 from tests.support.onnx_suites import PREPARED, SUITE, contexts, near, write_suite
 
@@ -46,18 +42,6 @@ class TestSuite:
         with pytest.raises(ManifestError) as caught:
             programs_of(write_suite(tmp_path, SUITE.replace(old, new)))
         assert words.lower() in caught.value.message.lower()
-
-
-def test_cases_of_one_name_in_two_suites_have_logs_of_their_own(tmp_path: Path) -> None:
-    suites = [tmp_path / name for name in ("one", "two")]
-    for suite in suites:
-        suite.mkdir()
-    programs = [program for suite in suites for program in programs_of(write_suite(suite))]
-    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path / "store", tmp_path)
-    plan = onnx_compile.plan_of(programs, selection, WorkOptions())
-    step = onnx_compile.CompileOnnx(plan)
-    models = {(program.suite, program.case_name) for program in programs}
-    assert len({step.export(program).request["log"] for program in programs}) == len(models) > 1
 
 
 class TestStage:
@@ -120,28 +104,6 @@ class TestStage:
         assert self.stage(tmp_path) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 - len(bad)
 
-    def test_a_crash_of_the_trace_alone_is_a_note_that_names_it(self, tmp_path: Path) -> None:
-        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "crashes", "traced": "yes"}
-        assert self.stage(tmp_path) == 0
-        assert (
-            self.done().count("compile_forms u16u8 SM8650") == 2
-            and self.done().count("compile_forms u16u8 SM8750") == 1
-        )
-        for _ in "12":
-            (note,) = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-trace"]
-            assert (note.subject, note.severity) == ("net/16a8w/SM8650", Severity.NOTE)
-            assert "SIGSEGV" in note.message and "trace" in note.message
-            # A remembered result says it too.
-            assert self.stage(tmp_path) == 0
-
-    def test_what_qnn_is_to_refuse_is_not_asked_without_the_trace_that_names_it(self, tmp_path: Path) -> None:
-        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "crashes", "traced": "yes"}
-        refused = SUITE.partition("thresholds")[0] + 'refused = ["Erf"]\n'
-        self.answers = NotCompiled(failed="", build_id="v2.51.0", refused=("Erf",))
-        assert self.stage(tmp_path, text=refused) == 1
-        assert self.rules(tmp_path) == {"onnx-crash"}
-        assert self.done().count("compile_forms u16u8 SM8650") == 1
-
     @pytest.mark.parametrize(
         ("words", "how", "rule", "code"),
         [
@@ -170,14 +132,6 @@ class TestStage:
         assert list(agreed) == ["net/16a8w/SM8750"]
         assert self.stage(tmp_path, *limit, text=recorded) == code and self.rules(tmp_path) == {rule}
 
-    def test_a_models_own_error_beside_one_of_the_machine_does_not_make_it_a_verdict(
-        self, tmp_path: Path
-    ) -> None:
-        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "waits for ever"}
-        self.answers = contexts(reload_equal=False)
-        assert self.stage(tmp_path, "--timeout", "2") == 3
-        assert self.rules(tmp_path) == {"onnx-machine", "onnx-reload"}
-
     def test_what_passed_is_remembered_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
         for text, code, cached in ((SUITE, 0, 0), (SUITE, 0, 2), (SUITE.replace(" 20,", " 40,"), 1, 0)):
             assert self.stage(tmp_path, text=text) == code
@@ -199,16 +153,6 @@ class TestStage:
         path.write_text(path.read_text().replace("50000", "1234"))
         assert self.stage(tmp_path) == 1
         assert self.rules(tmp_path) == {"cost-context-bytes"}
-
-    def test_what_qnn_refused_before_and_takes_now_is_no_longer_agreed_as_refused(
-        self, tmp_path: Path
-    ) -> None:
-        path = accepted_path(tmp_path / "onnx.toml", "wheels")
-        row: Values = {"build_id": "v2.51.0.260929181845", "refused": ["Erf"], "taken": ["Add"]}
-        accept(path, lambda accepted: accepted.updated({"onnx/net/16a8w/SM8650": row}))
-        self.stage(tmp_path, "--accept")
-        recorded = self.agreed(tmp_path)["net/16a8w/SM8650"]
-        assert (recorded.refused, recorded.taken, recorded.context_bytes) == ((), (), 50_000)
 
     def test_a_crash_that_is_a_result_is_remembered_and_another_result_is_an_error(
         self, tmp_path: Path
@@ -253,48 +197,6 @@ class TestStage:
         assert {row.refused for row in agreed.values()} == {("Erf",)}
         assert self.stage(tmp_path, text=recorded) == 0
 
-    def test_costs_of_a_chip_that_the_suite_does_not_name_are_agreed_on_beside_the_suites_own(
-        self, tmp_path: Path
-    ) -> None:
-        other = ("--soc", "SM8850")
-        assert self.stage(tmp_path, *other) == 0
-        (warning,) = [
-            finding for finding in self.report(tmp_path).findings if finding.rule == "cost-no-baseline"
-        ]
-        _, _, fix = warning.fix.partition(" -- ")
-        # What the warning says to type.
-        assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
-        assert list(self.agreed(tmp_path)) == ["net/16a8w/SM8850"]
-        assert self.stage(tmp_path, *other) == 0
-        assert "cost-no-baseline" not in {finding.rule for finding in self.report(tmp_path).findings}
-        assert self.stage(tmp_path, "--accept") == 0
-        chips = ["net/16a8w/SM8650", "net/16a8w/SM8750", "net/16a8w/SM8850"]
-        assert list(self.agreed(tmp_path)) == chips
-        # Of a run that the suite has no more, nothing stays.
-        assert self.stage(tmp_path, "--accept", text=SUITE.replace("16a8w", "u16s16")) == 0
-        assert list(self.agreed(tmp_path)) == [
-            "net/u16s16/SM8650",
-            "net/u16s16/SM8750",
-        ]
-
-    def test_thresholds_are_not_written_of_another_chip_alone_and_the_fix_writes_them(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        bare = SUITE.partition("thresholds")[0]
-        assert self.stage(tmp_path, "--soc", "SM8850", "--accept", text=bare) == 0
-        assert (tmp_path / "onnx.toml").read_text() == bare
-        (kept,) = [line for line in capsys.readouterr().err.splitlines() if "keeps its thresholds" in line]
-        assert "net/16a8w" in kept and "SM8650, SM8750" in kept
-        assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
-        (warning,) = [
-            finding for finding in self.report(tmp_path).findings if finding.rule == "threshold-placeholder"
-        ]
-        _, _, fix = kept.partition(" -- ")
-        assert warning.fix.endswith(fix)
-        assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
-        assert self.held(tmp_path)["sqnr_db"] == 29.0
-        assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
-
     def test_less_than_is_required_fails_until_its_thresholds_are_written_for_a_reason(
         self, tmp_path: Path
     ) -> None:
@@ -316,20 +218,6 @@ class TestStage:
         programs = self.agreed(tmp_path)
         assert {program.reason for program in programs.values()} == {"it has 2 bits"}
         assert self.stage(tmp_path, "--accept", text=bare) == 0
-
-    def test_the_figure_of_each_program_is_printed_cached_or_not(
-        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        for cached in (0, 2):
-            assert self.stage(tmp_path) == 0
-            assert self.report(tmp_path).metrics["cached"] == cached
-            printed = capfd.readouterr().err
-            assert all(
-                any(name in line and "30.0 dB" in line for line in printed.splitlines())
-                for name in ("net/16a8w/SM8650", "net/16a8w/SM8750")
-            )
-            rows: Any = self.report(tmp_path).metrics["programs"]
-            assert {row["figures"]["sqnr_db"] for row in rows.values()} == {30.0}
 
     def test_without_the_provider_nothing_counts_as_passed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

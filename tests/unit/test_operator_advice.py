@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
-from ci.explain.audit import AuditRow, NoProgram, as_text, with_precisions
+from ci.explain.audit import AuditRow, as_text, with_precisions
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.product import on_cpu_in_words
@@ -20,7 +20,7 @@ from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.conditions import Traits
 from ci.operators.onnx import inexact_onnx
 from ci.operators.partition import CpuOperator
-from ci.operators.table import Inexact, inexact, name_in_table, read
+from ci.operators.table import Inexact, inexact, read
 from ci.outcome import Result
 from provisioning.fixes import NO_FIX
 from tests.support.lowering import compiled_as
@@ -50,19 +50,6 @@ def only(operator: str, scheme: str, soc: str = "SM8650") -> Inexact:
     return found
 
 
-def test_lost_accuracy_and_a_failure_to_compile_are_two_messages(given: Any) -> None:
-    given(SM8650={"16a4w": {**WHOLE, "others": {**LOW, **RANK_6}}, "16a8w": WHOLE})
-    accuracy, compiling = inexact(["aten.log.default"], "16a4w")
-    assert accuracy.message == (
-        "log at 16a4w loses accuracy on the emulator of SM8650 with inputs across [0.5, 2.5] (-6 dB): "
-        "keep it at 16a8w"
-    )
-    assert compiling.message == (
-        "log at 16a4w does not compile for SM8650 with inputs shape 1x2x1x3x7x5: keep it at 16a8w"
-    )
-    assert (accuracy.compiles, compiling.compiles) == (True, False)
-
-
 def test_what_quantizing_loses_is_a_message_of_its_own(given: Any) -> None:
     lost = {"shape 7": {"result": "lost", "db": 3.1}}
     given("stack", SM8650={"8a8w": {**WHOLE, "others": {**LOW, **lost}}, "fp16": WHOLE})
@@ -73,25 +60,6 @@ def test_what_quantizing_loses_is_a_message_of_its_own(given: Any) -> None:
         "with inputs shape 7 (3 dB to float): keep it at fp16"
     )
     assert quantizing.compiles
-
-
-def test_a_form_of_the_chain_that_a_model_need_not_have_is_nothing_about_it(given: Any) -> None:
-    wrong = {"result": "wrong", "db": 2}
-    given("cat", SM8650={"8a8w": {**WHOLE, "others": {"in a chain, constant": wrong}}, "fp16": WHOLE})
-    assert [*inexact(["aten.cat.default"], "8a8w")] == []
-    given("cat", SM8650={"8a8w": {**WHOLE, "others": {"in a chain": wrong}}, "fp16": WHOLE})
-    found = only("aten.cat.default", "8a8w")
-    assert "in a chain (2 dB)" in found.message
-
-
-def test_what_quantizing_loses_of_a_tests_values_is_nothing_about_a_model(given: Any) -> None:
-    given(
-        "add",
-        SM8650={
-            "8a8w": {**WHOLE, "others": {"dtype": {"result": "lost"}, "f32_bcast_unary": {"result": "lost"}}}
-        },
-    )
-    assert not list(inexact(["aten.add.Tensor"], "8a8w"))
 
 
 @pytest.mark.parametrize(
@@ -183,24 +151,6 @@ def test_another_chip_is_named(given: Any) -> None:
     assert "of SM8650 (SM8550 was not measured) with inputs across [0.5, 2.5] (-6 dB), plain" in found.message
 
 
-@pytest.mark.parametrize(
-    ("measured", "place"),
-    [
-        ("executorch 1, QNN v2.49.40.26", "SM8650 (QNN v2.49.40) with"),
-        # The last one need not have measured the cell.
-        ("QNN v2.51.0.26; 3 of 4 tests with QNN v2.49.40.26", "SM8650 with"),
-    ],
-)
-def test_the_build_that_was_measured_is_named_if_there_is_one(given: Any, measured: str, place: str) -> None:
-    given(build=measured, SM8650={"16a4w": {**WHOLE, "others": LOW}})
-    assert f"on the emulator of {place}" in only("log", "16a4w").message
-
-
-def test_a_chip_that_is_better_than_sm8650_is_not_told_of_it(given: Any) -> None:
-    given(SM8650={"16a4w": {"result": "wrong", "cases": 9}}, SM8750={"16a4w": {**WHOLE, "cases": 1}})
-    assert list(inexact(["log"], "16a4w", "SM8750")) == []
-
-
 def test_the_scheme_to_keep_is_good_on_the_chip_that_is_asked_for(given: Any) -> None:
     given(
         SM8650={"16a4w": {**WHOLE, "others": LOW}, "16a8w": WHOLE, "8a8w": WHOLE},
@@ -212,12 +162,6 @@ def test_the_scheme_to_keep_is_good_on_the_chip_that_is_asked_for(given: Any) ->
 def test_an_operator_is_found_by_what_it_is_exported_as(given: Any) -> None:
     given("layer_norm", SM8650={"8a8w": {"result": "dies"}})
     assert only("aten.native_layer_norm.default", "8a8w").message.startswith("layer_norm at 8a8w")
-
-
-def test_newer_tests_are_repeated_by_their_own_suite(given: Any) -> None:
-    given("lt", SM8650={"8a8w": {"result": "dies", "form": "test_less_than"}})
-    command = only("aten.lt.Tensor", "8a8w").command
-    assert command == "nox -s test_upstream -- rework-op -k 'test_less_than['"
 
 
 def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
@@ -350,17 +294,3 @@ def test_an_operator_of_onnx_that_fails_is_named_with_the_precision_to_keep_it_a
         "Log at 8a8w is wrong (3 dB) on the emulator of SM8650 (SM8750 was not measured): keep it at fp16"
     )
     assert [*inexact_onnx(["LRN", "Log", "Erf"], "fp16"), *inexact_onnx(["LRN"], "u16s8")] == []
-
-
-@pytest.mark.usefixtures("given_onnx")
-def test_the_audit_names_it_where_nothing_compiles_too() -> None:
-    (known,) = inexact_onnx(["LRN"], "16a8w")
-    lines = list(as_text({"16a8w": NoProgram("QNN cannot compile it", "r", (known,))}))
-    assert known.message in lines and f"  → {known.command}" in lines
-
-
-def test_a_name_that_several_rows_have_is_no_rows() -> None:
-    with own_table(cells={"grid_sampler_2d": {}, "grid_sampler_3d": {}}):
-        assert name_in_table("aten.grid_sampler.default") == ""
-    with own_table(cells={"grid_sampler_2d": {}}):
-        assert name_in_table("aten.grid_sampler.default") == "grid_sampler_2d"

@@ -19,7 +19,7 @@ from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.programs import accuracy_of
-from ci.report.values import Bar, bar_of, in_unit, verdict_of
+from ci.report.values import Bar, in_unit, verdict_of
 from ci.suite.model_report import ModelReport, reported
 from ci.suite.one_model import OneModel
 from provisioning.base.errors import CheckFailed, UsageError
@@ -156,16 +156,6 @@ def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path:
     assert verdicts(tmp_path)["compile"] == "pass"
 
 
-def test_a_command_of_last_week_is_shown_unless_a_gate_has_run_since(tmp_path: Path) -> None:
-    command(tmp_path, "compile", "a.py:make", prints("first"))
-    earlier = Report.read(tmp_path / "compile.json")
-    replace(earlier, started="2025-01-01T08:00:00+00:00").write(tmp_path)
-    command(tmp_path, "audit", "a.py:make", prints("3 htp"))
-    assert verdicts(tmp_path)["compile"] == "pass"
-    replace(_report("gate"), started="2126-01-01T08:00:00+00:00", run="r").write(tmp_path)
-    assert verdicts(tmp_path)["compile"] == "not run"
-
-
 def test_a_wrong_command_line_is_no_work(tmp_path: Path) -> None:
     def wrong(report: ModelReport) -> int:
         raise UsageError("there is no such file")
@@ -274,12 +264,6 @@ def test_what_another_call_passed_is_shown_and_named(
     assert any("test_lowering" in line and "2026-11-20 08:00 UTC" in line for line in shown)
 
 
-def test_a_failure_of_another_call_still_counts(tmp_path: Path) -> None:
-    _report("test_lowering", BAD, outcome=Outcome.FAIL).write(tmp_path)
-    replace(_report("test_emulator"), **LATER).write(tmp_path)  # type: ignore[arg-type]
-    assert _run(tmp_path, "--check") == 1
-
-
 def test_what_must_have_run_must_have_run_in_this_run(tmp_path: Path) -> None:
     _report("test_lowering").write(tmp_path)
     replace(_report("test_emulator"), **LATER).write(tmp_path)  # type: ignore[arg-type]
@@ -323,13 +307,6 @@ def test_reports_of_another_run_or_profile_are_left_out_and_named(
     }
     provision = next(report for report in collect(reports) if report.stage == "provision")
     assert words in provision.findings[0].message
-
-
-def test_an_earlier_gates_stand_ins_go_with_it(tmp_path: Path) -> None:
-    replace(_report("gate"), started=OLD).write(tmp_path)
-    did_not_run("validate", "left out by --skip").write(tmp_path)
-    _report("test_emulator").write(tmp_path)
-    assert verdicts(tmp_path) == {"validate": "not run", "test_emulator": "pass"}
 
 
 @pytest.mark.parametrize(("finding", "outcome"), [(BAD, Outcome.PASS), (FACT, Outcome.FAIL)])
@@ -445,12 +422,6 @@ def test_the_page_shows_which_part_of_an_output_is_lost(stage: str) -> None:
     assert "slices 4 to 83 of 84" in text_of(read_page(html([report])))
 
 
-def test_a_cosine_that_is_too_small_is_a_short_red_bar() -> None:
-    accuracy = accuracy_of({"figures": {"cosine": 0.148, "sqnr_db": 0.1}, "thresholds": {}})
-    (bar,) = [bar for bar in accuracy if "cosine" in bar.name]
-    assert bar.kind == "bad" and bar.length < 20
-
-
 @pytest.mark.parametrize(
     ("key", "value", "shown"),
     [
@@ -481,15 +452,6 @@ def test_a_figure_is_shown_in_the_unit_of_its_name(key: str, value: float, shown
 )
 def test_a_program_passes_only_if_all_its_rows_say_so(words: list[str | None], expected: str) -> None:
     assert verdict_of(*({"verdict": word} for word in words)) == expected
-
-
-def test_a_bar_and_its_marks_are_on_one_scale_with_room_behind_the_longest() -> None:
-    bar = bar_of("figure", 50, "50", good=True, marks=[(100, 0.6), (None, 0.2), (-1, 0.2)])
-    assert bar.length == pytest.approx(47.6, abs=0.1)
-    assert bar.marks == [(pytest.approx(95.2, abs=0.1), 0.6), (0.0, 0.2)]
-    below_zero = bar_of("figure", -3, "-3", good=False, longest=100)
-    assert (below_zero.kind, below_zero.length) == ("bad", 0.5)
-    assert bar_of("figure", 50, "50", good=True, longest=100).length == bar.length
 
 
 def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:

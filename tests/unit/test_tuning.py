@@ -16,7 +16,7 @@ import pytest
 from ci.explain.losses import GroupScore
 from ci.explain.tune import MOST_PROGRAMS, TuneSearch
 from ci.explain.tune_report import as_text, wrong
-from ci.explain.tune_units import Goal, Point, Tuned, settings_of
+from ci.explain.tune_units import Goal, Point, Tuned
 from ci.model_commands import tune as verb
 from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
 from ci.suite.model_report import ModelReport
@@ -113,12 +113,6 @@ def test_the_chosen_set_holds_the_floor_at_nearly_the_least_cost(floor: float) -
     assert found.chosen.costs["ddr"] - chip.least(goal) <= 0.05 * most
 
 
-def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:
-    goal = Goal({"sqnr_db": 15.0})
-    found = point(frozenset(), {"sqnr_db": 16.0, "slice_sqnr_db": 16.0}, {})
-    assert goal.met(found) and not goal.met(with_figure(found, "slice_sqnr_db", 3.0))
-
-
 def test_what_is_not_needed_is_taken_back() -> None:
     """The first has most score for its size, and the second alone is enough."""
     chip = Chip(units((0.001, 0.05, 0.0002), (1, 100, 20)))
@@ -149,12 +143,6 @@ def test_exact_units_are_neighbours_where_that_saves_conversions() -> None:
     assert found.chosen.costs["ddr"] == chip.least(goal)
 
 
-def test_a_unit_between_exact_ones_costs_nothing() -> None:
-    chip = ConvertingChip(chain((0.02, 0.0, 0.02, 0.001, 0.001)))
-    found = tuned(chip, Goal({"sqnr_db": 25.0}))
-    assert found.chosen is not None and found.chosen.units == {0, 1, 2}
-
-
 def test_both_ends_are_measured_and_few_programs_in_all() -> None:
     gains = [10 ** (-2 - index / 40) for index in range(200)]
     chip = Chip(units(gains, [1 + index % 7 for index in range(200)]), left=1e-4)
@@ -167,13 +155,6 @@ def test_the_cheap_precision_is_enough_where_it_holds() -> None:
     chip = Chip(units())
     found = tuned(chip, Goal({"sqnr_db": 5.0}))
     assert found.chosen is not None and not found.chosen.units and chip.asked == 2
-
-
-def test_wrong_scores_cost_programs_and_no_accuracy() -> None:
-    chip = Chip(units(), wrong_scores={7: 0.05, 1: 0.0})
-    goal = Goal({"sqnr_db": 30.0})
-    found = tuned(chip, goal)
-    assert found.chosen is not None and goal.met(found.chosen) and 7 in found.chosen.units
 
 
 def test_an_unreachable_floor_names_the_best_and_what_limits_it() -> None:
@@ -222,18 +203,6 @@ def test_a_mixture_that_does_not_compile_holds_nothing() -> None:
 def test_a_model_of_which_nothing_compiles_says_why() -> None:
     with pytest.raises(CheckFailed, match="the compiler dies"):
         tuned(Chip(units(), fails=lambda chosen: True), Goal({"sqnr_db": 25.0}))
-
-
-def test_a_figure_that_the_outputs_do_not_have_is_named() -> None:
-    with pytest.raises(CheckFailed, match="top1"):
-        tuned(Chip(units()), Goal({"top1": 0.9}))
-
-
-def test_a_choice_of_all_is_the_exact_precision_itself() -> None:
-    every = units()
-    assert settings_of(every, frozenset(range(8)), *NAMES) == ("16a8w", {})
-    assert settings_of(every, frozenset(), *NAMES) == ("8a8w", {})
-    assert settings_of(every, frozenset([2, 1]), *NAMES) == ("8a8w", {"16a8w": ("op_1", "op_2")})
 
 
 @pytest.mark.parametrize(
@@ -344,24 +313,6 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
     tune_suites([taken], taken, mixture, report, accepts=False)
     (model,) = tried
     assert Path(model.typed).stem == "helps" and model.per_channel
-
-
-def test_a_choice_says_its_worst_sample_and_what_it_saves_against_all_at_the_exact_precision() -> None:
-    cheap, exact = (
-        point(frozenset(), {}, {"size": 10.0, "ddr": 20.0}),
-        point(frozenset({0, 1}), {}, {"size": 20.0, "ddr": 10.0}),
-    )
-    outcome = Outcome(figures={"sqnr_db": 31.0}, costs={"size": 15.0, "ddr": 11.0}, worst_db=27.5)
-    chosen = Point(frozenset({1}), outcome)
-    points = [cheap, chosen, exact]
-    text = "\n".join(as_text(Tuned(units()[:2], points, NAMES, Goal({}), chosen, chosen, [])))
-    assert "27.5 dB" in text and "saves 25% of the bytes" in text and "10% more DDR bytes" in text
-
-
-@pytest.mark.parametrize("samples", [[], ["--samples", "99"]])
-def test_a_share_of_few_samples_is_no_floor(samples: list[str]) -> None:
-    with pytest.raises(UsageError, match="top1"):
-        run_here(verb, "net.py:make", "--top1", "0.99", *samples)
 
 
 @pytest.mark.parametrize("words", [[], ["net.py:make", "--accept"]])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
-from ci.artifacts.compiler_log import CRASHES
 from ci.lanes.upstream.accepted import load_tests
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
-from provisioning.accepted_file import locked
 from tests.support.own_manifests import own_accepted_tests
 
 SOC = "SM8650"
@@ -36,31 +33,6 @@ def update(judge: Judge, *verdicts: UpstreamVerdict, tests: tuple[str, ...] = ("
     return judge.updated(verdicts, tests, "executorch 1")
 
 
-def test_two_runs_at_once_lose_nothing_of_each_other(folder: Path) -> None:
-    one, other = judge(folder), judge(folder)
-    update(one, verdict("a", "failed"))
-    update(other, verdict("b", "dies"))
-    last = judge(folder)
-    assert {test: row.outcome for test, row in last.accepted.tests.items()} == {"a": "failed", "b": "dies"}
-
-
-def test_a_cause_that_names_the_operator_is_no_guess_from_the_log(folder: Path) -> None:
-    named = f"AssertionError: Failed to generate Qnn context binary: {CRASHES}aten.add.Tensor"
-    (folder / "a.log").write_text("AssertionError: Failed to generate Qnn context binary\n")
-    update(judge(folder), UpstreamVerdict("a", "dies", named, parts=(Part("dies"),)))
-    assert judge(folder).accepted.cause("a") == named
-
-
-def test_a_run_waits_while_another_writes(folder: Path) -> None:
-    writer = threading.Thread(target=update, args=(judge(folder), verdict("a", "failed")))
-    with locked(folder / "manifests" / "passes"):
-        writer.start()
-        writer.join(0.5)
-        assert writer.is_alive() and not judge(folder).accepted.tests
-    writer.join(30)
-    assert judge(folder).expected("a") == "failed"
-
-
 def test_an_update_removes_what_upstream_has_removed(folder: Path) -> None:
     update(judge(folder), verdict("a", "failed"), verdict("b", "passed"))
     assert judge(folder).gone(["b"]) == ["a"]
@@ -74,11 +46,3 @@ def test_a_remembered_verdict_does_not_change_what_its_test_costs(folder: Path) 
     update(judge(folder), verdict("a", "passed", seconds=7.0))
     remembered = UpstreamVerdict("a", "passed", cpu_seconds=0.1, cached=True)
     assert update(judge(folder), remembered).accepted.of("a").cost == (7.0, 1)
-
-
-def test_parts_of_a_suite_add_up_and_a_test_whose_process_ended_keeps_its_cost(folder: Path) -> None:
-    update(judge(folder), verdict("a", "passed", seconds=2.0))
-    update(judge(folder), verdict("b", "passed"))
-    update(judge(folder), verdict("a", "timeout", seconds=900.0))
-    tests = judge(folder).accepted.tests
-    assert (tests["a"].outcome, tests["a"].cost, set(tests)) == ("timeout", (2.0, 1), {"a", "b"})

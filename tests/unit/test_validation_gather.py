@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +16,6 @@ from provisioning.validation import chosen as chosen_rules
 from provisioning.validation.context import Context, Need
 from provisioning.validation.gather import gather
 from tests.support.environments import ANDROID, LINUX, PROFILE, X86, write_sdk
-from tests.support.scripts import script
 
 
 @pytest.fixture
@@ -50,20 +48,6 @@ def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
     chosen = replace(selection, target=targets[0], named_targets=targets)
     (context,) = gather(chosen, {"QNN_SDK_ROOT": str(sdk)}, {Need.COMPILER})
     assert list(context.answers) == questioned
-
-
-def test_a_compiler_that_hangs_is_named_and_not_said_to_be_absent(
-    selection: Selection, tmp_path: Path
-) -> None:
-    for name in ("gcc", "clang"):
-        script(tmp_path / "bin" / name, "exec sleep 60")
-    environ = {"QNN_SDK_ROOT": str(write_sdk(tmp_path / "sdk")), "PATH": f"{tmp_path}/bin:{os.defpath}"}
-    (context,) = gather(selection, environ, {Need.HOST, Need.TOOLS}, seconds=0.2)
-    (result,) = check([context], chosen_rules(["compiler-version"]))
-    assert [(finding.subject, "PATH" in finding.message) for finding in result.findings] == [
-        ("gcc", False),
-        ("clang", False),
-    ]
 
 
 def test_a_named_tree_is_the_sdk_and_needs_no_environment(selection: Selection, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from provisioning.validation.probe import ask, understand
 from provisioning.validation.scan import libraries
 from tests.support.elves import Library, skel
 from tests.support.environments import ANDROID, context_of
-from tests.support.scripts import script
 
 BUILD = "v2.49.40.260810104044"
 
@@ -142,68 +141,3 @@ def test_a_compiler_that_hangs_is_given_up(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("import time\ntime.sleep(600)\n")
     answer = ask("SM8650", {"PYTHONPATH": str(tmp_path)}, seconds=0.3)
     assert (answer.made_device, answer.detail) == (False, "no answer within 0.3 s")
-
-
-SCHEMA = """\
-import dataclasses, enum, types
-QcomChipset = enum.Enum("QcomChipset", ["SM8650"])
-_soc_info_table = {QcomChipset.SM8650: None}
-QnnExecuTorchBackendType = types.SimpleNamespace(kHtpBackend=6)
-QnnExecuTorchLogLevel = types.SimpleNamespace(kLogLevelError=1)
-
-@dataclasses.dataclass
-class QnnExecuTorchHtpBackendOptions: ...
-
-@dataclasses.dataclass
-class QnnExecuTorchBackendOptions:
-    kind: int
-    htp_options: object
-
-@dataclasses.dataclass
-class QnnExecuTorchOptions:
-    soc: object
-    backend: object
-    log_level: int = 0
-"""
-ADAPTOR = """\
-import types
-GetQnnSdkBuildId = lambda library: "v2.49.40.260810104044"
-
-class QnnManager:
-    def __init__(self, options): ...
-    def InitBackend(self): return types.SimpleNamespace(value=0)
-    def Destroy(self): ...
-"""
-
-
-def built_tree(folder: Path) -> dict[str, str]:
-    """Variables that name a package as a build leaves it: without the flatc that a wheel has."""
-    qualcomm = folder / "tree" / "executorch" / "backends" / "qualcomm"
-    for place, text in (
-        ("serialization/qc_schema.py", SCHEMA),
-        ("python/PyQnnManagerAdaptor.py", ADAPTOR),
-        ("../../data/bin/README.md", ""),
-        ("../../__init__.py", ""),
-    ):
-        (qualcomm / place).parent.mkdir(parents=True, exist_ok=True)
-        (qualcomm / place).write_text(text, encoding="utf-8")
-    return {"PYTHONPATH": str(folder / "tree"), "QNN_SDK_ROOT": str(folder), "PATH": str(folder / "bin")}
-
-
-@pytest.mark.parametrize(
-    "place",
-    ["bin/flatc", "tree/executorch/exir/_serialize/flatbuffers-flatc", "tree/executorch/data/bin/flatc"],
-)
-def test_the_compiler_of_a_built_tree_is_asked_with_the_flatc_that_executorch_takes(
-    tmp_path: Path, place: str
-) -> None:
-    variables = built_tree(tmp_path)
-    script(tmp_path / place, 'while [ "$1" != -o ]; do shift; done; : > "$2/options.bin"')
-    answer = ask("SM8650", variables)
-    assert (answer.made_device, answer.build_id) == (True, BUILD), answer.detail
-
-
-def test_an_error_of_the_probe_itself_is_no_answer_of_the_compiler(tmp_path: Path) -> None:
-    answer = ask("SM8650", built_tree(tmp_path))
-    assert (answer.made_device, answer.step) == (False, "probe")
-    assert "flatc" in answer.detail
