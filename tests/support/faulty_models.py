@@ -122,19 +122,6 @@ def lacking() -> Any:
     return importlib.import_module("of_another_environment").model().eval(), _drawn(1, 8, 16)
 
 
-class Dwarfed(nn.Module):
-    """The second layer is about channels that the first one's largest dwarfs: quantizing loses them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.first.weight.data[0] *= 3e4
-        self.second.weight.data[:, 0] = 0
-
-    def forward(self, x: Tensor) -> Any:
-        return self.second(torch.relu(self.first(x)))
-
-
 class Anchored(nn.Module):
     """A grid of places that is computed in each run, of constants alone."""
 
