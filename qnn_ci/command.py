@@ -21,7 +21,7 @@ if str(ROOT) not in sys.path:
 
 from ci.__main__ import VERBS as CI  # noqa: E402
 from ci.suite import options  # noqa: E402
-from ci.suite.one_model import LANES, check_model, lane_of  # noqa: E402
+from ci.suite.one_model import check_model, lane_of  # noqa: E402
 from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
@@ -86,7 +86,7 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         typed = command_line.parsed(CI[verb], arguments)
         if not typed.model and (lane := getattr(typed, "lane", None)):
             return "ci", lane
-        return "ci", LANES[lane_of(typed.model, folder)].environment
+        return "ci", lane_of(typed.model, folder).environment
     package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)
     return package, table[verb].environment
 

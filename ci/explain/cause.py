@@ -30,7 +30,7 @@ from ci.explain.losses import Scores
 from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import against_nearest, missed
 from ci.suite.findings import SLICE, below_usual, chip_differs
-from ci.suite.lane_model import LaneModel
+from ci.suite.one_model import OneModel
 from ci.suite.programs import Thresholds
 from ci.suite.trial import Outcome
 from provisioning.base.commands import Fix, joined
@@ -84,7 +84,7 @@ def is_of_chip(outcome: Outcome, kind: str) -> bool | None:
 
 
 def cause_of(
-    subject: LaneModel,
+    model: OneModel,
     program: Any,
     outcome: Outcome,
     seconds: float = SECONDS,
@@ -92,7 +92,7 @@ def cause_of(
 ) -> Cause | None:
     """`suspects` are the known faults that its nodes can have: of a search that the time ended they are all
     that is known."""
-    of_chip, model = is_of_chip(outcome, program.run.kind), subject.model
+    of_chip = is_of_chip(outcome, program.run.kind)
     # What noise may have lost is searched for once there are real samples.
     if of_chip is None or not (of_chip or outcome.wrong):
         return None
@@ -100,7 +100,7 @@ def cause_of(
     model = replace(model, work=replace(model.work, until=until))
     try:
         if of_chip:
-            whole, goes_on = outcome.near("sqnr_db", -math.inf), subject.command("divergence", program.soc)
+            whole, goes_on = outcome.near("sqnr_db", -math.inf), model.command("divergence", program.soc)
             result = explainer(model).divergence_of(model, program, DIFFERS_DB, seconds * SEARCHES, whole)
             return with_suspects(of_divergence(result, goes_on), suspects)
         return of_scores(explainer(model).scores_of(model, program, FLOAT, seconds * SEARCHES))

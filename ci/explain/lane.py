@@ -10,9 +10,9 @@ from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.suite.lane_model import LaneModel, of_lane
-from ci.suite.one_model import OneModel
+from ci.suite.one_model import OneModel, of_lane
 from ci.suite.options import Choice
+from ci.suite.product import Compiles
 from ci.suite.stage import of_program
 from ci.suite.trial import Outcome
 from provisioning.base.errors import ToolkitError, UsageError
@@ -24,7 +24,7 @@ class Explains(Protocol):
     def chosen_program(self, model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> Any:
         """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
 
-    def of_suites(self, model: OneModel, choice: Choice) -> Sequence[LaneModel]:
+    def of_suites(self, model: OneModel, choice: Choice) -> Sequence[OneModel]:
         """Each program that is chosen, with its precision."""
 
     def divergence_of(
@@ -45,7 +45,7 @@ class Explains(Protocol):
     def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float = FOREVER) -> Scores:
         """The noise in the outputs if one group of operators alone is quantized."""
 
-    def rewritten(self, subject: Any, choice: RewriteChoice) -> Rewritten:
+    def rewritten(self, model: OneModel, choice: RewriteChoice) -> Rewritten:
         """The model with the rewrites that answer known faults, each proved on the CPU."""
 
     def audited(self, model: OneModel, precisions: Sequence[str]) -> AuditRows:
@@ -60,21 +60,27 @@ def explainer(model: OneModel) -> Explains:
     return lane
 
 
-def tried(subject: LaneModel, programs: Sequence[Any]) -> list[Outcome]:
+def tried(model: OneModel, programs: Sequence[Any]) -> list[Outcome]:
     """What becomes of each: it is compiled, run and compared. The one trial of a candidate."""
-    plan = subject.plan(programs)
-    results, outcomes = subject.do(plan), list[Outcome]()
+    lane: Compiles = of_lane(model, "product")
+    plan = lane.planned(model, programs)
+    results, outcomes = lane.results_of(model, plan), list[Outcome]()
     for program in plan.programs:
         try:
-            outcomes.append(subject.product(plan, program, of_program(program, results)).outcome)
+            outcomes.append(lane.product_of(model, plan, program, of_program(program, results)).outcome)
         except ToolkitError as error:
             outcomes.append(Outcome.of_error(error))
     return outcomes
 
 
-def measured(subject: LaneModel) -> Outcome:
+def programs_of(model: OneModel) -> list[Any]:
+    lane: Compiles = of_lane(model, "product")
+    return lane.programs_of(model)
+
+
+def measured(model: OneModel) -> Outcome:
     try:
-        (outcome,) = tried(subject, subject.programs)
+        (outcome,) = tried(model, programs_of(model))
     except ToolkitError as error:
         return Outcome.of_error(error)
     return outcome

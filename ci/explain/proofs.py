@@ -13,17 +13,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ci.explain.cause import SECONDS, Cause, Proved, cause_of, remember
-from ci.explain.lane import Explains, explainer, measured, only
+from ci.explain.lane import explainer, measured, only, programs_of
 from ci.explain.repair import of_rewritten
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
-from ci.models.user_model import user_model
 from ci.suite.accuracy import CLEARLY_DB
-from ci.suite.lane_model import LaneModel
 from ci.suite.offers import MORE_EXACT
-from ci.suite.one_model import ONNX, OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.precision import written_name
 from ci.suite.trial import Outcome
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
@@ -50,7 +47,7 @@ class Candidate:
     """None where it does not apply."""
     edit: Edit | None = None
     """Where that is what is tried."""
-    rewritten: Callable[[], LaneModel | None] | None = None
+    rewritten: Callable[[], OneModel | None] | None = None
     """The model that is tried, where a search may look into it."""
 
 
@@ -76,7 +73,7 @@ class Proofs:
 
 
 def proofs_of(
-    subject: LaneModel,
+    model: OneModel,
     soc: str,
     before: Outcome,
     cause: Cause | None,
@@ -89,11 +86,11 @@ def proofs_of(
     began = time.monotonic()
     last_begin = began + max(seconds, min(needed, longest))
     until = began + max(seconds, min(2 * needed, longest))
-    limited = replace(subject.model, work=replace(subject.model.work, until=until))
+    limited = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False, program=None)
     repairing, nearer, others, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
     still_red: tuple[Candidate, Outcome] | None = None
-    for candidate in islice(_candidates(subject.of(limited, subject.how), soc, cause, before), MOST):
+    for candidate in islice(_candidates(limited, cause, before), MOST):
         if time.monotonic() > last_begin:
             break
         sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
@@ -122,35 +119,35 @@ def proofs_of(
     proofs = Proofs(helping, others, late, edits[helping[0]] if helping else None)
     if cause and not cause.goes_on:
         proved = Proved(cause.in_words(), cause.line, proofs.fix if helping else "")
-        remember(subject.model.selection.store, before.program, proved)
+        remember(model.selection.store, before.program, proved)
     return proofs
 
 
 def _with_cause(words: str, tried: Candidate, outcome: Outcome, until: float) -> str:
     """The fix of what died, and what is wrong with the program that it gives: nothing was known of it."""
-    subject = tried.rewritten() if tried.rewritten else None
-    if subject is None:
+    model = tried.rewritten() if tried.rewritten else None
+    if model is None:
         return words
     seconds = max(until - time.monotonic(), TIMES * outcome.costs.get("cpu_seconds", 0.0))
-    cause = cause_of(subject, only(subject.programs), outcome, min(seconds, SECONDS))
+    cause = cause_of(model, only(programs_of(model)), outcome, min(seconds, SECONDS))
     # The command that goes on with a search names a file of the trial.
     return Fix("{}: {}", words, cause.in_words()) if cause and not cause.goes_on else words
 
 
 def outcome_with_cause(
-    subject: LaneModel, program: Any, outcome: Outcome, suspects: Sequence[SuspectedFault], until: float
+    model: OneModel, program: Any, outcome: Outcome, suspects: Sequence[SuspectedFault], until: float
 ) -> tuple[Outcome, Cause | None]:
     """The outcome, whose first error then says the cause, as far as it is found by this time of
     time.monotonic(), and the fixes that were tried. The time is that of all programs of a command."""
     left = until - time.monotonic()
     # The rest is for fixes.
     search_seconds = left * 2 / 3 if outcome.wrong else left
-    cause = cause_of(subject, program, outcome, search_seconds, suspects) if left > 0 else None
+    cause = cause_of(model, program, outcome, search_seconds, suspects) if left > 0 else None
     if not outcome.wrong:
         return outcome, cause
     first, *others = outcome.wrong
     left = until - time.monotonic()
-    proofs = proofs_of(subject, program.soc, outcome, cause, left, left + LONGEST - SECONDS)
+    proofs = proofs_of(model, program.soc, outcome, cause, left, left + LONGEST - SECONDS)
     fixes, words, place = [proofs.fix], [first.message], first.place
     if cause:
         words += [cause.in_words()]
@@ -167,10 +164,10 @@ def outcome_with_cause(
     return replace(outcome, wrong=[first, *others]), cause
 
 
-def _candidates(subject: LaneModel, soc: str, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
+def _candidates(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
     """Those that there are, as far as none of them needs what this machine lacks."""
     try:
-        yield from candidates_of(subject, soc, cause, died=bool(before.error))
+        yield from candidates_of(model, cause, died=bool(before.error))
     except ToolkitError as error:
         sys.stderr.write(readable(f"no more fixes are tried: {error.message}\n", sys.stderr))
 
@@ -202,48 +199,37 @@ def _in_words(outcome: Outcome) -> str:
     return f"{words}, which is still red" if outcome.wrong else words
 
 
-def candidates_of(subject: LaneModel, soc: str, cause: Cause | None, *, died: bool) -> Iterator[Candidate]:
+def candidates_of(model: OneModel, cause: Cause | None, *, died: bool) -> Iterator[Candidate]:
     """Rewrites at the place of the cause, or of the whole model; then flags. None of a model that does not
     export."""
-    one = subject.of(_for_one(subject.model, soc), replace(subject.how, search=False))
-    lane = explainer(subject.model)
     try:
-        rewritten = lane.rewritten(one, RewriteChoice())
+        rewritten = explainer(model).rewritten(model, RewriteChoice())
     except ToolkitError as error:
         if error.exit_code != CheckFailed.exit_code:
             raise
         return
-    model = subject.model
     if rules := _rules_at(rewritten.withheld, cause):
         words = ", ".join(
             dict.fromkeys(change.words for change in rewritten.withheld if _is_at(change, cause))
         )
-        yield _repaired(one, lane, RewriteChoice(rules, interface=True), soc, words)
-    precision = str(written_name(model.precision or "fp16"))
+        yield _repaired(model, RewriteChoice(rules, interface=True), words)
+    precision = written_name(model.precision or "fp16")
     other = None if model.precision_file else EXACT.get(precision)
-    yield from _rewrites(one, lane, rewritten.made, soc, cause, other if died else None)
-    if model.lane == ONNX and not model.per_channel and precision != "fp16":
-        yield _of_model(subject, soc, per_channel=True)
+    yield from _rewrites(model, rewritten.made, cause, other if died else None)
+    if "per_channel" in model.lane.flags and not model.per_channel and precision != "fp16":
+        yield _of_model(replace(model, per_channel=True))
     if other:
-        yield _of_model(subject, soc, precision=other)
+        yield _of_model(replace(model, precision=other))
 
 
-def _of_model(subject: LaneModel, soc: str, **changed: Any) -> Candidate:
-    other = subject.of(_for_one(replace(subject.model, **changed), soc), replace(subject.how, search=False))
-    return Candidate(other.command("compile", soc, "-o", "out"), _tried(lambda: measured(other)))
-
-
-def _for_one(model: OneModel, soc: str) -> OneModel:
-    if model.selection.socs == (soc,):
-        return model
-    return replace(model, selection=replace(model.selection, soc=soc, named_socs=(soc,)))
+def _of_model(other: OneModel) -> Candidate:
+    command = other.command("compile", other.selection.soc, "-o", "out")
+    return Candidate(command, _tried(lambda: measured(other)))
 
 
 def _rewrites(
-    one: LaneModel,
-    lane: Explains,
+    model: OneModel,
     every: Sequence[RewrittenPlace],
-    soc: str,
     cause: Cause | None,
     exact: str | None,
 ) -> Iterator[Candidate]:
@@ -257,11 +243,11 @@ def _rewrites(
         }
         # One edit alone is the whole rewrite.
         if len(edits) == 1 and (edit := edits.pop()):
-            yield Candidate(str(edit), _tried(lambda: _of_edit(one, edit)), edit)
-        yield (repaired := _repaired(one, lane, choice, soc))
+            yield Candidate(str(edit), _tried(lambda: _of_edit(model, edit)), edit)
+        yield (repaired := _repaired(model, choice))
         result = repaired.outcome()
         if exact and result and result.wrong:
-            yield _repaired(one.of(replace(one.model, precision=exact), one.how), lane, choice, soc)
+            yield _repaired(replace(model, precision=exact), choice)
 
 
 def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[str, ...]:
@@ -269,29 +255,29 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
     return tuple(dict.fromkeys(rule for change in here for rule in change.rules))
 
 
-def _repaired(one: LaneModel, lane: Explains, choice: RewriteChoice, soc: str, words: str = "") -> Candidate:
+def _repaired(model: OneModel, choice: RewriteChoice, words: str = "") -> Candidate:
     """`words` say what the user changes for it."""
 
     @cache
-    def rewritten() -> LaneModel | None:
-        return of_rewritten(one, lane.rewritten(one, choice))
+    def rewritten() -> OneModel | None:
+        return of_rewritten(model, explainer(model).rewritten(model, choice))
 
     def outcome() -> Outcome | None:
         return measured(candidate) if (candidate := rewritten()) else None
 
     flags = [word for rule in choice.rules or () for word in ("--only", rule)]
     flags += ["--may-change-interface"] if choice.interface else []
-    command = session("repair", *one.model.words(soc), *flags, "-o", "repaired")
+    command = session("repair", *model.words(model.selection.soc), *flags, "-o", "repaired")
     typed = Fix("{}, as {} does", words, command) if words else command
     return Candidate(typed, _tried(outcome), rewritten=rewritten)
 
 
-def _of_edit(one: LaneModel, edit: Edit) -> Outcome | None:
+def _of_edit(model: OneModel, edit: Edit) -> Outcome | None:
     """Of the source with that line changed: of a folder that links to all else that the model's has."""
-    model = user_model(one.model.typed, Parser.user_folder())
-    folder = model.search_path
+    source = model.file
+    folder = source.search_path
     changed = repository_of(folder / "file") / edit.file
-    if not model.file or model.file.suffix != ".py" or not changed.is_relative_to(folder):
+    if not source.file or source.file.suffix != ".py" or not changed.is_relative_to(folder):
         return None
     lines = changed.read_text(encoding="utf-8").splitlines(keepends=True)
     if lines[edit.line - 1].count(edit.old) != 1:
@@ -307,8 +293,8 @@ def _of_edit(one: LaneModel, edit: Edit) -> Outcome | None:
             if depth < len(inside.parts) - 1:
                 (copy / here / part).mkdir()
         (copy / inside).write_text("".join(lines), encoding="utf-8")
-        typed = f"{copy / model.file.name}:{one.model.typed.rpartition(':')[2]}"
-        return measured(one.of(replace(one.model, typed=typed), one.how))
+        typed = f"{copy / source.file.name}:{model.typed.rpartition(':')[2]}"
+        return measured(replace(model, typed=typed))
 
 
 def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ci.explain.lane import Explains, measured
+from ci.explain.lane import explainer, measured
 from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
-from ci.suite.lane_model import LaneModel
-from ci.suite.one_model import ONNX, Compiling
+from ci.suite.one_model import OneModel
 from ci.suite.precision import precision_named
 from ci.suite.trial import Outcome, smallest
 from provisioning.base.units import in_decibels
@@ -25,7 +25,7 @@ Rules = tuple[tuple[str, ...], ...]
 class Repair:
     """What became of a model."""
 
-    subject: LaneModel
+    model: OneModel
     before: Outcome
     rewritten: Rewritten
     after: Outcome | None
@@ -52,27 +52,25 @@ class Repair:
         return [*names, BY_CHANNEL] if self.by_channel else [*names]
 
     @property
-    def model(self) -> LaneModel:
+    def repaired(self) -> OneModel:
         """What it left of the model."""
-        subject = of_rewritten(self.subject, self.rewritten) or self.subject
-        if not self.by_channel:
-            return subject
-        return subject.of(replace(subject.model, per_channel=True), subject.how)
+        model = of_rewritten(self.model, self.rewritten) or self.model
+        return replace(model, per_channel=True, program=None) if self.by_channel else model
 
 
-def repair_of(subject: LaneModel, lane: Explains, choice: RewriteChoice) -> Repair:
+def repair_of(model: OneModel, choice: RewriteChoice) -> Repair:
     """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
     that were tried."""
-    before = measured(subject)
-    rewritten = lane.rewritten(subject, choice)
+    before, lane = measured(model), explainer(model)
+    rewritten = lane.rewritten(model, choice)
     all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.made))
     known: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
 
     def outcome_of(chosen: Rules) -> Outcome:
         if chosen not in known:
             rules = tuple(rule for names in chosen for rule in names)
-            part = rewritten if chosen == all_rules else lane.rewritten(subject, replace(choice, rules=rules))
-            candidate = of_rewritten(subject, part)
+            part = rewritten if chosen == all_rules else lane.rewritten(model, replace(choice, rules=rules))
+            candidate = of_rewritten(model, part)
             known[chosen] = part, measured(candidate) if candidate else before
             sys.stderr.write(f"  with {', '.join(rules)}: {known[chosen][1].in_words()}\n")
         return known[chosen][1]
@@ -94,16 +92,16 @@ def repair_of(subject: LaneModel, lane: Explains, choice: RewriteChoice) -> Repa
     refused = [change for change in rewritten.changes if change.refused]
     words = f"it gains nothing on the emulator: {after.in_words()} without it"
     refused += [replace(change, refused=words) for change in rewritten.made if change.rules not in kept]
-    repair = Repair(subject, before, chosen, after if kept else None, refused)
-    return _of_interface(replace(repair, by_channel=_by_channel(repair)), lane, choice)
+    repair = Repair(model, before, chosen, after if kept else None, refused)
+    return _of_interface(replace(repair, by_channel=_by_channel(repair)), choice)
 
 
-def _of_interface(repair: Repair, lane: Explains, choice: RewriteChoice) -> Repair:
+def _of_interface(repair: Repair, choice: RewriteChoice) -> Repair:
     """What is withheld of a model that stays red is tried, so that the user knows what he would allow."""
-    subject, now = repair.subject, repair.now
+    model, now = repair.model, repair.now
     if now.green or not any(change.refused == CHANGES_INTERFACE for change in repair.refused):
         return repair
-    candidate = of_rewritten(subject, lane.rewritten(subject, replace(choice, interface=True)))
+    candidate = of_rewritten(model, explainer(model).rewritten(model, replace(choice, interface=True)))
     outcome = measured(candidate) if candidate else now
     if not outcome.improves_on(now):
         return repair
@@ -117,12 +115,16 @@ def _of_interface(repair: Repair, lane: Explains, choice: RewriteChoice) -> Repa
 
 def _by_channel(repair: Repair) -> Outcome | None:
     """ExecuTorch's quantizer has a scale for each channel by itself."""
-    subject, now = repair.subject, repair.now
-    model = subject.model
+    model, now = repair.model, repair.now
     lossy = not now.error and now.sqnr_db < LOSSY_DB
-    if model.lane != ONNX or model.per_channel or not lossy or not _is_quantized(model.precision):
+    if (
+        "per_channel" not in model.lane.flags
+        or model.per_channel
+        or not lossy
+        or not _is_quantized(model.precision)
+    ):
         return None
-    of_channels = subject.of(replace(model, per_channel=True), subject.how)
+    of_channels = replace(model, per_channel=True, program=None)
     result = measured(of_rewritten(of_channels, repair.rewritten) or of_channels)
     return result if now.worse_than(result) else None
 
@@ -131,12 +133,14 @@ def _is_quantized(precision: str | None) -> bool:
     return precision is not None and precision_named(precision).quantized
 
 
-def of_rewritten(subject: LaneModel, rewritten: Rewritten) -> LaneModel | None:
+def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
     """The rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.made:
         return None
-    model = replace(subject.model, typed=str(rewritten.model), dimensions=(), python=None)
+    # Its nodes have other names, and one chip is enough for a trial.
+    alone: dict[str, Any] = {"program": None, "keep_on_cpu": (), "and_socs": (), "embed": False}
+    model = replace(model, typed=str(rewritten.model), dimensions=(), python=None, **alone)
     if rewritten.samples:
         inferences = rewritten.compared or model.inferences
         model = replace(model, calibrate=str(rewritten.samples), inferences=inferences)
-    return subject.of(model, Compiling())
+    return model

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ci.explain.cause import cause_of
-from ci.explain.lane import Explains
+from ci.explain.lane import programs_of
 from ci.explain.repair import LOSSY_DB, Repair, repair_of
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
-from ci.suite.lane_model import ELSEWHERE, LaneModel
 from ci.suite.model_report import DIES, ModelReport
 from ci.suite.offers import words_of
 from ci.suite.one_model import OneModel
 from ci.suite.output import keep_origins, require_own, writing_into
+from ci.suite.product import ELSEWHERE
 from ci.suite.suite_file import accepted_path
 from ci.suite.trial import Outcome, cells_of
 from provisioning.accepted_file import Accepted, Values, accept
@@ -37,17 +37,17 @@ REPAIRED = "repaired"
 """In the name of the file of what was accepted of a suite's repairs."""
 
 
-def repair_model(subject: LaneModel, lane: Explains, choice: RewriteChoice, report: ModelReport) -> int:
+def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
-    repair = repair_of(subject, lane, choice)
+    repair = repair_of(model, choice)
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
-    if not (after or repair.refused) and (cause := cause_of(subject, subject.programs[0], now)):
+    if not (after or repair.refused) and (cause := cause_of(model, programs_of(model)[0], now)):
         print(cause.in_words())
     files = _write(repair, report) if after else []
     answer.add(
-        model=subject.name,
-        soc=subject.model.selection.soc,
+        model=model.name,
+        soc=model.selection.soc,
         changes=[asdict(change) for change in rewritten.made],
         refused=[asdict(change) for change in repair.refused],
         before=_answered(repair.before),
@@ -56,8 +56,8 @@ def repair_model(subject: LaneModel, lane: Explains, choice: RewriteChoice, repo
         files=[str(path) for path in files],
     )
     if not after and (repair.by_channel or now.wrong):
-        by_channel = subject.model.per_channel or bool(repair.by_channel)
-        _next(repair, replace(subject.model, per_channel=by_channel))
+        by_channel = model.per_channel or bool(repair.by_channel)
+        _next(repair, replace(model, per_channel=by_channel))
     _report(repair, report)
     return exit_code_of(good=now.green)
 
@@ -65,33 +65,28 @@ def repair_model(subject: LaneModel, lane: Explains, choice: RewriteChoice, repo
 def _report(repair: Repair, report: ModelReport) -> None:
     now = repair.now
     if not now.green:
-        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.subject.name}, which"
+        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.model.name}, which"
         report.fail(f"{whose}: {now.says}", now.fix, now.wrong[0].rule if now.wrong else DIES)
 
 
 def repair_suites(
-    every: Sequence[LaneModel],
-    lane: Explains,
-    choice: RewriteChoice,
-    report: ModelReport,
-    *,
-    accepts: bool,
+    models: Sequence[OneModel], choice: RewriteChoice, report: ModelReport, *, accepts: bool
 ) -> int:
     """Repair each program of suites, say in a table what it was and became, and keep that if it is accepted.
     Writes no model: the command for one does."""
     rows, code, repairs = [("program", "before", "repaired by", "after")], 0, dict[str, Values]()
-    for subject in every:
-        repair = repair_of(subject, lane, choice)
+    for model in models:
+        repair = repair_of(model, choice)
         _report(repair, report)
         code = code if repair.now.green else CheckFailed.exit_code
         words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
-        rows.append((subject.name, *words))
-        name = f"{subject.suites.lane}/{subject.name}"
+        rows.append((model.name, *words))
+        name = f"{model.program.lane}/{model.name}"
         repairs[name] = as_accepted(repair)
-        if accepts and subject.given:
+        if accepts:
             # At once: a run that is interrupted has then lost nothing.
             of_it = {name: repairs[name]}
-            accept(accepted_path(subject.given.suite, REPAIRED), partial(replaced, of_it=of_it))
+            accept(accepted_path(model.program.suite, REPAIRED), partial(replaced, of_it=of_it))
     print("\n".join(aligned(rows)))
     answer.add(repairs=repairs)
     return code
@@ -157,9 +152,9 @@ def _of_changes(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
 
 def _write(repair: Repair, report: ModelReport) -> list[Path]:
     """The model, the samples that it draws itself, and what to change in its source."""
-    subject, rewritten = repair.subject, repair.rewritten
+    model, rewritten = repair.model, repair.rewritten
     assert rewritten.model is not None
-    output, model = subject.how.output, subject.model
+    output = model.output
     name = Path(model.typed.partition(":")[0])
     stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
     path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
@@ -193,7 +188,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
 def _next(repair: Repair, model: OneModel) -> None:
     """The command for what is red still; else the one that writes the program."""
     words = model.words(model.selection.soc)
-    output = ("-o", str(repair.subject.how.output))
+    output = ("-o", str(repair.model.output))
     if repair.of_interface:
         command = session("repair", *words, "--may-change-interface", *output)
     elif repair.now.error:

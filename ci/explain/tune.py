@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ci.explain.lane import Explains, tried
+from ci.explain.lane import explainer, programs_of, tried
 from ci.explain.losses import GroupScore
 from ci.explain.tune_units import (
     SQNR,
@@ -24,15 +24,12 @@ from ci.explain.tune_units import (
     share_in_words,
 )
 from ci.suite.metric import METRIC
-from ci.suite.one_model import Compiling, precision_in
+from ci.suite.one_model import OneModel, precision_in
 from ci.suite.precision import TWO_PRECISIONS, written_name
 from ci.suite.programs import TaskMetric
 from ci.suite.trial import smallest
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
-
-if TYPE_CHECKING:
-    from ci.suite.lane_model import LaneModel
 
 MOST_PROGRAMS = 12
 KEPT_BACK = 3
@@ -161,12 +158,11 @@ class TuneSearch:
         return total * above / span if span > 0 else 0.0
 
 
-def tuned(subject: LaneModel, lane: Explains, precisions: tuple[str, str], goal: Goal) -> Tuned:
+def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     """The mixture of both precisions for a model, or for a suite's program."""
-    model = replace(subject.model, precision=precisions[0])
-    subject = replace(subject, model=model, how=Compiling())
+    model = replace(model, precision=precisions[0])
     cheap, exact = (precision_in(model.lane, name) for name in precisions)
-    program = subject.program(model.selection.soc)
+    program = programs_of(model)[0]
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
         raise UsageError(f"{written_name(cheap)} quantizes nothing", fix=TWO_PRECISIONS)
@@ -174,10 +170,10 @@ def tuned(subject: LaneModel, lane: Explains, precisions: tuple[str, str], goal:
     if goal.metric:
         judged["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
     program = replace(program, run=run, case=program.case.model_copy(update=judged))
-    units = lane.scores_of(model, program, exact).units
+    units = explainer(model).scores_of(model, program, exact).units
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
-        outcomes = tried(subject, [mixed(program, units, choice, exact) for choice in choices])
+        outcomes = tried(model, [mixed(program, units, choice, exact) for choice in choices])
         if "ms" in goal.budget and not any("ms" in outcome.costs for outcome in outcomes):
             raise CheckFailed(
                 f"--budget ms=: there is no forecast for {program.soc}",
@@ -187,5 +183,5 @@ def tuned(subject: LaneModel, lane: Explains, precisions: tuple[str, str], goal:
             )
         return [Point(choice, outcome) for choice, outcome in zip(choices, outcomes, strict=True)]
 
-    names = str(written_name(cheap)), str(written_name(exact))
+    names = written_name(cheap), written_name(exact)
     return TuneSearch(units, measured, goal, names).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from ci.suite.one_model import add_compile, compiling_of, one_model_of
+from ci.suite.one_model import add_compile, model_to_compile
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -26,19 +26,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.model_commands.compile_one import compile_model, compile_precisions
-    from ci.suite.lane_model import lane_model
-    from ci.suite.model_report import ModelReport, reported
+    from ci.suite.model_report import reported
     from ci.work import sharing_templates
 
     precisions: list[str] = list(dict.fromkeys(args.precisions or ()))
-    how, suite = compiling_of(args), args.suite and args.suite.absolute()
-    model = one_model_of(args)
+    model, suite = model_to_compile(args), args.suite and args.suite.absolute()
     if len(precisions) > 1:
         with sharing_templates():
-            return compile_precisions(model, how, precisions, suite)
+            return compile_precisions(model, precisions, suite)
     model = replace(model, precision=next(iter(precisions), None))
-
-    def work(report: ModelReport) -> int:
-        return compile_model(lane_model(model, how), suite, report)
-
-    return reported("compile", model, model.named, work)
+    return reported("compile", model, model.named, lambda report: compile_model(model, suite, report))

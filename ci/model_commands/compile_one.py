@@ -13,12 +13,13 @@ from typing import Any
 
 from ci.explain.cause import SECONDS as SEARCH_SECONDS
 from ci.explain.proofs import outcome_with_cause, proofs_of
+from ci.models.other_python import export_with
 from ci.suite.into_suite import Extension, require_place
-from ci.suite.lane_model import ELSEWHERE, LaneModel, Product, lane_model, offers
 from ci.suite.model_report import ModelReport, reported
-from ci.suite.one_model import CHECKPOINT, Compiling, OneModel
-from ci.suite.output import Publish, document_of, origin_of, require_own, writing_into
+from ci.suite.one_model import CHECKPOINT, OneModel, of_lane
+from ci.suite.output import Publish, document_of, keep_origins, origin_of, require_own, writing_into
 from ci.suite.precision import written_name
+from ci.suite.product import ELSEWHERE, Compiles, Product
 from ci.suite.programs import Program
 from ci.suite.stage import MeasuredValues, of_program, write_accepted
 from ci.suite.trial import Outcome, cells_of
@@ -44,69 +45,71 @@ class Told:
     """Whether it has searched for a cause or a fix: that takes minutes, so the other precisions get none."""
 
 
-def compile_model(
-    subject: LaneModel, suite: Path | None, report: ModelReport, told: Told | None = None
-) -> int:
+def compile_model(model: OneModel, suite: Path | None, report: ModelReport, told: Told | None = None) -> int:
     """Write a program for each chip; with `suite`, write the model to that suite too. What is in `told` stays
     unsaid."""
     told = told or Told()
     if suite:
-        require_place(suite, measured=subject.measured)
+        require_place(suite, measured=model.gives_figures)
+    lane: Compiles = of_lane(model, "product")
     # What cannot be compiled is refused before a folder is made.
-    for program in subject.programs:
+    programs = lane.programs_of(model)
+    for program in programs:
         require_fp16(program)
-    programs, output, store = subject.programs, subject.how.output, subject.model.selection.store
-    with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        exported = _exported(subject, new, publish, report)
-        extension = _extension(exported, suite) if suite else None
-        if extension or exported is not subject:
-            programs = extension.programs if extension else exported.programs
-        plan = exported.plan(programs)
+    output, typed = model.output.absolute(), model.typed
+    with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
+        if model.python:
+            model = report.model = _exported(model, model.python, new, publish)
+            programs = lane.programs_of(model)
+        extension = _extension(lane, model, suite) if suite else None
+        if extension:
+            programs = extension.programs
+        plan = lane.planned(model, programs)
         try:
-            results = exported.do(plan)
+            results = lane.results_of(model, plan)
             products = [
-                exported.product(plan, program, of_program(program, results)) for program in plan.programs
+                lane.product_of(model, plan, program, of_program(program, results))
+                for program in plan.programs
             ]
         except ToolkitError as error:
             if error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
-                error.fix = _fix_of(error, exported, plan.programs[0].soc, told)
+                error.fix = _fix_of(error, model, plan.programs[0].soc, told)
             raise
-        _write(products, subject, new, publish, report, told)
+        _write(products, replace(model, typed=typed), new, publish, report, told)
         if lacking := next((product.unverified for product in products if product.unverified), None):
             raise lacking
         if extension:
-            more = exported.for_suite(plan, results)
-            measured = exported.measured_of(plan, results)
-            extension.write(list(measured.figures.values()), more)
-            write_accepted(exported.suites, plan, MeasuredValues(recorded=measured.recorded))
-    if _searches(exported, told):
-        products = _explained(exported, plan.programs, products, told)
+            row = lane.suite_row(plan, results)
+            extension.write(list(row.measured.figures.values()), row.fields)
+            write_accepted(model.lane.suites, plan, MeasuredValues(recorded=row.measured.recorded))
+    if _searches(model, told):
+        products = _explained(model, plan.programs, products, told)
     return _shown(products, report)
 
 
-def _searches(subject: LaneModel, told: Told) -> bool:
-    return subject.how.search and not told.searched and offers(subject.model, "explain")
+def _searches(model: OneModel, told: Told) -> bool:
+    return model.search and not told.searched and model.lane.has("explain")
 
 
-def _fix_of(error: ToolkitError, subject: LaneModel, soc: str, told: Told) -> str:
+def _fix_of(error: ToolkitError, model: OneModel, soc: str, told: Told) -> str:
     """Of a program that does not compile or run."""
-    if subject.how.verify and _searches(subject, told):
+    if model.verify and _searches(model, told):
         told.searched = True
-        tried = proofs_of(subject, soc, Outcome(error.message), None)
+        tried = proofs_of(model, soc, Outcome(error.message), None)
         return tried.fix if tried.helping or error.fix == NO_FIX else error.fix
-    if error.fix == NO_FIX and offers(subject.model, "explain"):
-        return Fix("{} tries fixes", subject.command("compile", soc, "-o", "out"))
+    if error.fix == NO_FIX and model.lane.has("explain"):
+        return Fix("{} tries fixes", model.command("compile", soc, "-o", "out"))
     return error.fix
 
 
 def _explained(
-    subject: LaneModel, programs: Sequence[Program], products: Sequence[Product], told: Told
+    model: OneModel, programs: Sequence[Program], products: Sequence[Product], told: Told
 ) -> list[Product]:
     """The products with causes and fixes in their errors. A cause of what is no error is only said."""
     search_ends = time.monotonic() + SEARCH_SECONDS
     explained: list[Product] = []
     for program, product in zip(programs, products, strict=True):
-        outcome, cause = outcome_with_cause(subject, program, product.outcome, product.suspects, search_ends)
+        outcome, cause = outcome_with_cause(model, program, product.outcome, product.suspects, search_ends)
         told.searched |= bool(outcome.wrong or cause)
         explained.append(replace(product, outcome=outcome))
         if cause and not outcome.wrong:
@@ -114,10 +117,14 @@ def _explained(
     return explained
 
 
-def _exported(subject: LaneModel, scratch: Path, publish: Publish, report: ModelReport) -> LaneModel:
-    exported = subject.exported(scratch, publish)
-    report.model = exported.model
-    return exported
+def _exported(model: OneModel, python: Path, scratch: Path, publish: Publish) -> OneModel:
+    """The .pt2 that this Python exports, which then lies in the output."""
+    exported = export_with(python, model.file, model.samples_folder, scratch, 0, model.work.timeout)
+    require_own([model.output / exported.name], model.typed)
+    (path,) = publish([exported])
+    keep_origins([path], model.typed)
+    sys.stderr.write(f"{python} exported {path}\n")
+    return replace(model, typed=str(path))
 
 
 def require_fp16(program: Program) -> None:
@@ -129,30 +136,30 @@ def require_fp16(program: Program) -> None:
         )
 
 
-def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str], suite: Path | None) -> int:
+def compile_precisions(model: OneModel, precisions: Sequence[str], suite: Path | None) -> int:
     """Compile for each precision, whatever becomes of the others, and say all in a table."""
     if model.lane == CHECKPOINT:
         raise UsageError(
             "a checkpoint is compiled for one precision at a time",
             fix="one --precision for each folder",
         )
-    every = [lane_model(replace(model, precision=precision), how) for precision in precisions]
-    for subject in every:
+    lane: Compiles = of_lane(model, "product")
+    for precision in precisions:
         # What cannot be meant is refused before the first is compiled.
-        assert subject.programs
+        lane.programs_of(replace(model, precision=precision))
     rows: list[Mapping[str, str]] = []
     errors: list[str] = []
     told, code = Told(), 0
-    for precision, subject in zip(precisions, every, strict=True):
-        asked = subject.model
+    for precision in precisions:
+        at = replace(model, precision=precision)
 
-        def work(report: ModelReport, subject: LaneModel = subject, named: str = precision) -> int:
-            done = compile_model(subject, suite, report, told)
+        def work(report: ModelReport, at: OneModel = at, named: str = precision) -> int:
+            done = compile_model(at, suite, report, told)
             rows.extend({"precision": named, **cells} for cells in report.cells)
             return done
 
         try:
-            code = max(code, reported("compile", asked, asked.named, work))
+            code = max(code, reported("compile", at, at.named, work))
         except ToolkitError as error:
             show_error(error)
             code = max(code, error.exit_code)
@@ -165,12 +172,16 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
 
 
 def quantize_model(
-    subject: LaneModel, quantized: Callable[[LaneModel], Sequence[Product]], report: ModelReport
+    model: OneModel, quantized: Callable[[OneModel], Sequence[Product]], report: ModelReport
 ) -> int:
-    output, store = subject.how.output, subject.model.selection.store
-    with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        products = quantized(_exported(subject, new, publish, report))
-        _write(products, subject, new, publish, report, Told())
+    with (
+        disk_errors(ELSEWHERE),
+        writing_into(model.output.absolute(), model.selection.store) as (new, publish),
+    ):
+        exported = _exported(model, model.python, new, publish) if model.python else model
+        report.model = exported
+        products = quantized(exported)
+        _write(products, model, new, publish, report, Told())
     return _shown(products, report)
 
 
@@ -188,7 +199,7 @@ def _shown(products: Sequence[Product], report: ModelReport) -> int:
 
 def _write(
     products: Sequence[Product],
-    subject: LaneModel,
+    model: OneModel,
     scratch: Path,
     publish: Publish,
     report: ModelReport,
@@ -196,7 +207,7 @@ def _write(
 ) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
     origin, and no other model's file is overwritten."""
-    output, typed = subject.how.output, subject.model.typed
+    output, typed = model.output, model.typed
     require_own([output / name for product in products for name in product.files], typed)
     for product in products:
         for name, content in product.files.items():
@@ -225,7 +236,7 @@ def _write(
             *(f"{mark}{line}" for line in product.words[:1]),
             *(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files),
             *product.words[1:],
-            *(f"  {line}" for line in product.more if subject.how.verbose),
+            *(f"  {line}" for line in product.more if model.verbose),
         ]
         sys.stdout.write(readable("".join(f"{line}\n" for line in lines), sys.__stdout__ or sys.stdout))
         # The search for a cause may take a minute.
@@ -249,14 +260,13 @@ def _answered(folder: Path, product: Product) -> dict[str, Any]:
     }
 
 
-def _extension(subject: LaneModel, suite: Path) -> Extension:
+def _extension(lane: Compiles, model: OneModel, suite: Path) -> Extension:
     """The run that the suite is to have."""
-    model = subject.model
-    program = subject.program(model.selection.soc, suite)
+    program = lane.programs_of(model, suite)[0]
     case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
     values = program.run.model_dump(mode="json", exclude_defaults=True)
-    run = {name: values.get(name) for name in subject.fields}
-    if "precision" in run:
-        run["precision"] = written_name(run["precision"])
+    run = {name: values.get(name) for name in lane.FIELDS}
+    if precision := run.get("precision"):
+        run["precision"] = written_name(precision)
     socs, profile = model.selection.socs, model.selection.profile
-    return Extension(subject.suites, suite, program.case_name, case, subject.same, run, socs, profile)
+    return Extension(model.lane.suites, suite, program.case_name, case, run, socs, profile)

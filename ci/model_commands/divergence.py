@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer, measured
     from ci.explain.operator_script import require_script, written
     from ci.explain.proofs import proofs_of
-    from ci.suite.lane_model import lane_model
     from ci.suite.model_report import ModelReport, reported
-    from ci.suite.one_model import Compiling
     from provisioning.base.command_line import Parser
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
@@ -78,17 +77,17 @@ def run(args: argparse.Namespace) -> int:
     if script:
         require_script(script)
     lane = explainer(model)
-    subject = lane_model(model, Compiling(keep_on_cpu=kept))
+    model = replace(model, keep_on_cpu=kept)
 
     def command(verb: str, *more: str) -> str:
-        return subject.command(verb, model.selection.soc, *more) if model.typed else ""
+        return model.command(verb, model.selection.soc, *more) if model.typed else ""
 
     def tried(result: DivergenceResult) -> str:
         """Of a suite's program the command that tries fixes."""
         if not model.typed:
             return session("repair", *choice.words, *(f"--suite={suite}" for suite in choice.suites))
         cause = of_divergence(result, command("divergence"))
-        return proofs_of(subject, model.selection.soc, measured(subject), cause).fix
+        return proofs_of(model, model.selection.soc, measured(model), cause).fix
 
     def write(script: Path, program: Any, result: DivergenceResult, report: ModelReport) -> None:
         operator = result.first if result.sqnr_db < result.least else None
@@ -115,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         except ToolkitError as error:
             if error.exit_code != CheckFailed.exit_code:
                 raise
-            again = command("audit") or subject.suites.repeat(program)
+            again = command("audit") or model.lane.suites.repeat(program)
             raise CheckFailed(
                 f"{name}: {error.message}",
                 fix=Fix("{} shows what does not compile, and what to write instead", again),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.models.user_model import MODEL_HELP
-from ci.suite.one_model import PRECISION_HELP, add_model, add_option, one_model_of
+from ci.suite.one_model import PRECISION_HELP, add_model, add_option, of_lane, one_model_of
 from ci.suite.options import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, repeatable, valued
@@ -37,7 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.forecast.forecasts import of_language_model
     from ci.forecast.phones import load_forecasts
-    from ci.suite.lane_model import of_lane
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]

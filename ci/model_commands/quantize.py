@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 from ci.models.user_model import MODEL_HELP
 from ci.suite.one_model import (
@@ -13,6 +14,7 @@ from ci.suite.one_model import (
     add_model,
     add_output,
     add_precision_file,
+    of_lane,
     one_model_of,
     require_one_chip,
 )
@@ -23,7 +25,7 @@ from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
     from ci.explain.losses import Loss
-    from ci.suite.lane_model import Product
+    from ci.suite.product import Product
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
@@ -37,7 +39,7 @@ EXAMPLES = """\
 class Quantizes(Protocol):
     """What is asked of a lane."""
 
-    def quantized(self, subject: Any) -> Sequence[Product]: ...
+    def quantized(self, model: OneModel) -> Sequence[Product]: ...
 
     def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
         """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
@@ -60,9 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.losses import as_text
     from ci.model_commands.compile_one import quantize_model
-    from ci.suite.lane_model import lane_model, of_lane
     from ci.suite.model_report import ModelReport, reported
-    from ci.suite.one_model import Compiling
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
         )
-    subject = lane_model(model, Compiling(args.output))
+    model = replace(model, output=args.output)
     return reported(
-        "quantize", model, model.named, lambda report: quantize_model(subject, lane.quantized, report)
+        "quantize", model, model.named, lambda report: quantize_model(model, lane.quantized, report)
     )

@@ -13,6 +13,7 @@ from ci.suite.one_model import (
     OneModel,
     add_model_or_suite,
     model_or_suite_of,
+    not_taken,
     require_one_chip,
 )
 from ci.suite.options import add_accept, add_work, choice_of
@@ -66,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
         lane = explainer(model)
 
         def work(report: ModelReport) -> int:
-            every = lane.of_suites(knowing_failures(model), choice)
-            return repair_suites(every, lane, wanted, report, accepts=accepts)
+            models = lane.of_suites(knowing_failures(model), choice)
+            return repair_suites(models, wanted, report, accepts=accepts)
 
         return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
     if not args.output or args.accept:
@@ -77,15 +78,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
-    from ci.explain.lane import explainer
     from ci.explain.repair_report import repair_model
-    from ci.suite.lane_model import lane_model
     from ci.suite.model_report import reported
-    from ci.suite.one_model import Compiling
 
-    model, lane = knowing_failures(model), explainer(model)
-    subject = lane_model(model, Compiling(output))
-    return reported("repair", model, model.named, lambda report: repair_model(subject, lane, choice, report))
+    model = replace(knowing_failures(model), output=output)
+    if not model.lane.has("explain"):
+        raise not_taken(model)
+    return reported("repair", model, model.named, lambda report: repair_model(model, choice, report))
 
 
 def knowing_failures(model: OneModel) -> OneModel:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from ci.suite.one_model import (
     CHECKPOINT,
-    LANES,
     LANGUAGE_TIMEOUT,
     ONNX,
     PYTORCH,
+    ModelLane,
     OneModel,
     add_dimension,
     add_option,
+    of_lane,
     present_in,
     program_to_run,
 )
@@ -91,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "compare with another program, a plain .onnx, or a folder that -o wrote; exit 1 if"
         " the outputs differ too much",
     )
-    onnx = parser.add_argument_group(ONNX)
+    onnx = parser.add_argument_group(ONNX.models)
     add_option(onnx)
     add_dimension(onnx)
     switch(onnx, "--as-it-is", "run it even if another QNN build made it or it is for another chip")
@@ -104,7 +105,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
-    from ci.suite.lane_model import of_lane
     from ci.suite.model_report import ModelReport, reported
     from ci.suite.ran import as_text, compared, outputs_in, write
 
@@ -152,7 +152,7 @@ def _require_taken(model: OneModel, present: Collection[str], prompt: str | None
     for name in sorted(present):
         if model.lane not in TAKEN_BY.get(name, (model.lane,)):
             flag = f"--{name.replace('_', '-')}"
-            kinds = " and ".join(TAKEN_BY[name])
+            kinds = " and ".join(lane.models for lane in TAKEN_BY[name])
             raise UsageError(f"{flag} is for {kinds}, not for {model.typed}", fix=leave_out(flag))
     if prompt and model.lane != CHECKPOINT:
         message = f"{prompt!r}: a text is for language models, and {model.typed} is none"
@@ -162,14 +162,13 @@ def _require_taken(model: OneModel, present: Collection[str], prompt: str | None
         raise UsageError(message, fix=session("run", model.typed, "The answer is"))
 
 
-def _outputs(other: OneModel, inputs: Sample, lane: str) -> Sample:
+def _outputs(other: OneModel, inputs: Sample, lane: ModelLane) -> Sample:
     """Those of the other program for the same inputs; what this lane's environment does not run, runs in its
     own."""
     import tempfile
 
     import numpy
 
-    from ci.suite.lane_model import of_lane
     from ci.suite.ran import outputs_in
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
@@ -178,7 +177,7 @@ def _outputs(other: OneModel, inputs: Sample, lane: str) -> Sample:
             path = Path(scratch, f"{index}.npy")
             numpy.save(path, array)
             files.append(str(path) if len(inputs) == 1 else f"{name}={path}")
-        if LANES[other.lane].environment == LANES[lane].environment:
+        if other.lane.environment == lane.environment:
             running: RunsPrograms = of_lane(other, "running")
             return running.ran(other, files, 1).outputs
         folder = Path(scratch, "outputs")
@@ -189,7 +188,7 @@ def _outputs(other: OneModel, inputs: Sample, lane: str) -> Sample:
 def _run_elsewhere(model: OneModel, more: Sequence[str]) -> None:
     from provisioning.python_environments import PythonEnvironments, environments_folder
 
-    environment = LANES[model.lane].environment
+    environment = model.lane.environment
     python = PythonEnvironments(environments_folder(), print).interpreter(environment)
     selection = model.selection
     chips = [word for soc in selection.named_socs for word in ("--soc", soc)]

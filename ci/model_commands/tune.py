@@ -11,7 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.suite.one_model import ONNX, OneModel, add_model_or_suite, model_or_suite_of, require_one_chip
+from ci.suite.one_model import (
+    ONNX,
+    OneModel,
+    add_model_or_suite,
+    model_or_suite_of,
+    require_one_chip,
+)
 from ci.suite.options import add_accept, add_work, choice_of
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
@@ -20,13 +26,11 @@ from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
-    from ci.explain.lane import Explains
     from ci.explain.tune_units import Goal, Tuned
-    from ci.suite.lane_model import LaneModel
     from ci.suite.model_report import ModelReport
     from provisioning.accepted_file import Values
 
-    Mixture = Callable[[LaneModel], Tuned]
+    Mixture = Callable[[OneModel], Tuned]
 
 EXAMPLES = """\
   qnn-ci tune net.py:model --soc SM8650 --floor 35dB
@@ -133,13 +137,12 @@ def run(args: argparse.Namespace) -> int:
     if "ms" in goal.budget and model.lane != ONNX:
         raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
     lane = explainer(model)
-    mixture = partial(tuned, lane=lane, precisions=(precisions[0], precisions[1]), goal=goal)
+    mixture = partial(tuned, precisions=(precisions[0], precisions[1]), goal=goal)
 
     def work(report: ModelReport) -> int:
         if model.typed:
-            return _tuned(model, lane, mixture, output, report)
-        every = lane.of_suites(model, choice)
-        return tune_suites(every, lane, mixture, report, accepts=accepts)
+            return _tuned(model, mixture, output, report)
+        return tune_suites(lane.of_suites(model, choice), mixture, report, accepts=accepts)
 
     return reported("tune", model, about, work)
 
@@ -187,17 +190,17 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
     return Goal(floors, most, metric or "")
 
 
-def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, report: ModelReport) -> int:
+def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
+    from ci.explain.lane import explainer
     from ci.explain.tune_report import as_text, document, wrong
     from ci.explain.tune_units import settings_of
-    from ci.suite.lane_model import ELSEWHERE, lane_model
     from ci.suite.output import keep_origins, require_own, writing_into
     from ci.suite.precision_file import SUFFIX, written
+    from ci.suite.product import ELSEWHERE
     from provisioning.base.files import disk_errors
 
-    subject = lane_model(model)
-    found = mixture(subject)
+    found = mixture(model)
     answer.add(model=model.typed, **document(found))
     print("\n".join(as_text(found)))
     if found.chosen is None:
@@ -208,8 +211,9 @@ def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, repo
     stem = re.sub(r"\.(py|pt2|onnx)$", "", named)
     comment = f"Written by `{report.stage.command}`."
     precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
+    lane = explainer(model)
     texts = {
-        SUFFIX: written(subject.suites.lane, precision, nodes, comment),
+        SUFFIX: written(model.lane.suites.lane, precision, nodes, comment),
         ".precision.py": lane.in_python(precision, nodes, comment),
     }
     with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
@@ -221,20 +225,13 @@ def _tuned(model: OneModel, lane: Explains, mixture: Mixture, output: Path, repo
     report.wrote(files)
     print("\n".join(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files))
     chosen = replace(model, precision_file=output / f"{stem}{SUFFIX}")
-    command = lane_model(chosen).command("compile", model.selection.soc, "-o", "out")
+    command = chosen.command("compile", model.selection.soc, "-o", "out")
     print(f"compile it: {command}")
     answer.add(files=[str(path) for path in files], next=command.installed)
     return 0
 
 
-def tune_suites(
-    every: Sequence[LaneModel],
-    lane: Explains,
-    mixture: Mixture,
-    report: ModelReport,
-    *,
-    accepts: bool,
-) -> int:
+def tune_suites(models: Sequence[OneModel], mixture: Mixture, report: ModelReport, *, accepts: bool) -> int:
     """Tune each program of suites, repaired first as `repair` does it, and keep what it costs beside both
     precisions if that is accepted. Writes no precision file: the command for one does that."""
     from ci.explain.repair import repair_of
@@ -246,16 +243,14 @@ def tune_suites(
 
     code = 0
     found: dict[str, Values] = {}
-    for subject in every:
-        program = subject.given
-        assert program is not None
-        repair = repair_of(subject, lane, RewriteChoice())
-        tuned = mixture(repair.model)
-        print("\n".join((subject.name, *as_text(tuned), *filter(None, [wrong(tuned)]))))
+    for model in models:
+        program, repair = model.program, repair_of(model, RewriteChoice())
+        tuned = mixture(repair.repaired)
+        print("\n".join((model.name, *as_text(tuned), *filter(None, [wrong(tuned)]))))
         if tuned.chosen is None:
             code = 1
-            report.fail(f"{subject.name}: {wrong(tuned)}")
-        name = f"{subject.suites.lane}/{program.case_name}/{program.soc}"
+            report.fail(f"{model.name}: {wrong(tuned)}")
+        name = f"{program.lane}/{program.case_name}/{program.soc}"
         found[name] = {**as_accepted(tuned), "rewrites": " ".join(repair.rewrites)}
         if accepts:
             accept(accepted_path(program.suite, TUNED), partial(replaced, of_it={name: found[name]}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from ci.models.imports import module_file
 from ci.models.user_model import UserModel
 from ci.suite.accepted import accepted_figures, below_required, derived, load_tolerances, threshold_values
 from ci.suite.accuracy import required_of
+from ci.suite.precision import written_name
 from ci.suite.programs import Program, Suites
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import accept
@@ -73,14 +74,13 @@ def suite_with(
     name: str,
     case: Mapping[str, Any],
     lane: str,
-    same: Callable[[str], str],
     run: Mapping[str, Any],
     socs: Sequence[str],
 ) -> tuple[str, int]:
     """The suite's text with this run of this case, and the run's number among the case's runs in this lane.
 
-    An existing run with the same precision (`same` gives it the name that is written) is updated, and keeps
-    its chips and tags. Comments and everything else stay."""
+    An existing run with the same precision is updated, and keeps its chips and tags. Comments and everything
+    else stay."""
     import tomlkit
 
     text = _text(suite)
@@ -103,7 +103,7 @@ def suite_with(
             index
             for index, known in enumerate(of_lane)
             if "precision" in known
-            and same(known["precision"]) == run["precision"]
+            and written_name(known["precision"]) == run["precision"]
             and set(known) <= {*OURS, *run}
         ),
         len(of_lane),
@@ -129,13 +129,12 @@ class Extension:
     path: Path
     name: str
     case: Mapping[str, Any]
-    same: Callable[[str], str]
     run: Mapping[str, Any]
     socs: Sequence[str]
     profile: str
 
     def _text(self, run: Mapping[str, Any], socs: Sequence[str]) -> tuple[str, int]:
-        return suite_with(self.path, self.name, self.case, self.suites.lane, self.same, run, socs)
+        return suite_with(self.path, self.name, self.case, self.suites.lane, run, socs)
 
     @cached_property
     def programs(self) -> list[Program]:

@@ -63,7 +63,7 @@ def words_of(model: Sequence[str]) -> Words:
     if "--precision" not in words:
         return {"model": model, "mixed_model": words, "tuned_model": words}
     place = words.index("--precision")
-    precision = str(written_name(words[place + 1]))
+    precision = written_name(words[place + 1])
     both = [precision, MORE_EXACT[precision]] if precision in MORE_EXACT else []
     pair = [word for name in both for word in ("--precision", name)]
     tuned = [*words[:place], *pair, *words[place + 2 :]] if pair else []

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from ci.jobs import RUN_TIMEOUT, WorkOptions
-from ci.models.user_model import MODEL_HELP, user_model
+from ci.models.user_model import MODEL_HELP, UserModel, user_model
 from ci.suite.options import add_choice, add_work, host_selection, work_of
 from ci.suite.precision import precision_named, scheme_named
 from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
-from provisioning.base.commands import leave_out
-from provisioning.base.errors import UsageError
+from provisioning.base.commands import Fix, leave_out, session
+from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.selection import add_selection, chip_named, selection_of
-from provisioning.base.settings import Selection
+from provisioning.base.settings import Selection, user_path
 
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"
 OPTION_HELP = "a setting of the provider, the session or the run (docs/options.md lists them)"
-
-PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
 
 LANGUAGE_TIMEOUT = 4 * 3600.0
 """Seconds after which work on a language model ends: one with a billion weights takes minutes to compile, and
@@ -27,14 +28,72 @@ seconds for each token."""
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLane:
+    """How the commands for one model reach a lane."""
+
+    models: str
+    """Those that it takes, in words."""
+    package: str
+    environment: str
+    """The locked Python that it runs in."""
+    flags: tuple[str, ...]
+    """Those that it alone has."""
+
+    def has(self, verb: str) -> bool:
+        return importlib.util.find_spec(f"{self.package}.{verb}") is not None
+
+    def module(self, verb: str) -> Any:
+        """What does this verb for one model: what is asked of it, the verb's own module says."""
+        return importlib.import_module(f"{self.package}.{verb}")
+
+    @property
+    def suites(self) -> Any:
+        """Those of the lane (Suites)."""
+        return self.module("suite").SUITES
+
+
+PYTORCH = ModelLane(
+    "PyTorch models",
+    "ci.lanes.executorch",
+    "executorch",
+    ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout", "variable"),
+)
+ONNX = ModelLane(
+    "ONNX models",
+    "ci.lanes.onnx",
+    "onnx",
+    ("per_channel", "embed", "and_soc", "dimension", "option", "source"),
+)
+CHECKPOINT = ModelLane(
+    "checkpoints of language models",
+    "ci.lanes.llm",
+    "llm",
+    ("through", "context", "prefill", "parts", "shared_weights", "adapter"),
+)
+LANES = (PYTORCH, ONNX, CHECKPOINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    through: str
+    context: int
+    prefill: int
+    parts: int | None
+    shared_weights: bool
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class OneModel:
-    """MODEL of a command line."""
+    """MODEL of a command line, and what its flags say of it."""
 
     selection: Selection
     typed: str
     """As the user typed it; empty where `divergence` takes a suite's program."""
-    lane: str
+    lane: ModelLane
     work: WorkOptions
+    program: Any = None
+    """A suite's program, in place of what was typed."""
     precision: str | None = None
     precision_file: Path | None = None
     """In place of a precision: that of `tune`."""
@@ -54,6 +113,55 @@ class OneModel:
     """How many samples calibrate at most."""
     inferences: int | None = None
     """How many are compared at most."""
+    output: Path = Path()
+    verify: bool = True
+    verbose: bool = False
+    """Whether all that is known of a program is printed, and not its verdict alone."""
+    search: bool = True
+    """Whether the cause of outputs that are not healthy is looked for."""
+    several_precisions: bool = False
+    """Whether files are named by their precision, where the lane does not do so anyway."""
+    keep_on_cpu: tuple[str, ...] = ()
+    embed: bool = False
+    and_socs: tuple[str, ...] = ()
+    language: Language | None = None
+
+    @property
+    def name(self) -> str:
+        return self.program.name if self.program else self.typed
+
+    @property
+    def file(self) -> UserModel:
+        """Modules are searched first in its own folder, or in the current one."""
+        return user_model(self.typed, Parser.user_folder())
+
+    @property
+    def samples_folder(self) -> Path | None:
+        if not self.calibrate:
+            return None
+        folder = user_path(self.calibrate, "--calibrate", str(Parser.user_folder())).absolute()
+        if not folder.is_dir():
+            message = f"--calibrate {self.calibrate} is not a folder"
+            folders = [path.name for path in folder.parent.glob("*/")]
+            if get_close_matches(folder.name, folders, n=1):
+                raise UnknownName(message, folder.name, folders)
+            raise UsageError(message, fix="name a folder of samples")
+        return folder
+
+    @property
+    def gives_figures(self) -> bool:
+        """Whether its program is run and compared, which gives a suite its thresholds."""
+        return self.verify and self.backend in (None, "htp") and not self.and_socs
+
+    def for_chip(self, soc: str) -> OneModel:
+        if self.selection.socs == (soc,):
+            return self
+        return replace(self, selection=replace(self.selection, soc=soc, named_socs=(soc,)))
+
+    def command(self, verb: str, soc: str, *more: str) -> Fix:
+        """That does something else with the same model; quantizing knows no settings of the provider."""
+        model = replace(self, options=()) if verb == "quantize" else self
+        return session(verb, *model.words(soc), *more)
 
     def words(self, soc: str) -> list[str]:
         words = [self.typed, "--soc", soc]
@@ -77,68 +185,22 @@ class OneModel:
         return tuple(filter(None, (self.precision, file, self.backend, *self.selection.socs)))
 
 
-@dataclass(frozen=True, slots=True)
-class Language:
-    through: str
-    context: int
-    prefill: int
-    parts: int | None
-    shared_weights: bool
-    adapter: str | None
+def not_taken(model: OneModel) -> UsageError:
+    return UsageError(
+        f"{model.typed}: this command takes PyTorch and ONNX models",
+        fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Compiling:
-    """What `compile` and `quantize` write, and how."""
-
-    output: Path = Path()
-    verify: bool = True
-    verbose: bool = False
-    """Whether all that is known of a program is printed, and not its verdict alone."""
-    search: bool = True
-    """Whether the cause of outputs that are not healthy is looked for."""
-    several_precisions: bool = False
-    """Whether files are named by their precision, where the lane does not do so anyway."""
-    keep_on_cpu: tuple[str, ...] = ()
-    embed: bool = False
-    and_socs: tuple[str, ...] = ()
-    language: Language | None = None
+def of_lane(model: OneModel, verb: str) -> Any:
+    """What the model's lane does for this verb. Refuses a lane that does nothing for it."""
+    if not model.lane.has(verb):
+        raise not_taken(model)
+    return model.lane.module(verb)
 
 
-@dataclass(frozen=True, slots=True)
-class LaneOfModel:
-    """How the commands for one model reach a lane."""
-
-    place: str
-    """`module:name` of its LaneModel (product.py)."""
-    environment: str
-    """The locked Python that it runs in."""
-    flags: tuple[str, ...]
-    """Those that it alone has."""
-
-
-LANES = {
-    PYTORCH: LaneOfModel(
-        "ci.lanes.executorch.product:PytorchModel",
-        "executorch",
-        ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout", "variable"),
-    ),
-    ONNX: LaneOfModel(
-        "ci.lanes.onnx.product:OnnxModel",
-        "onnx",
-        ("per_channel", "embed", "and_soc", "dimension", "option", "source"),
-    ),
-    CHECKPOINT: LaneOfModel(
-        "ci.lanes.llm.product:Checkpoint",
-        "llm",
-        ("through", "context", "prefill", "parts", "shared_weights", "adapter"),
-    ),
-}
-"""By kind of model."""
-
-
-def lane_of(model: str | None, folder: Path) -> str:
-    """The kind of model that MODEL names for a user in this folder."""
+def lane_of(model: str | None, folder: Path) -> ModelLane:
+    """That of the model that MODEL names for a user in this folder."""
     if model is None:
         return PYTORCH
     if model.endswith(".onnx"):
@@ -190,11 +252,11 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
             "--precision-file already has the precision, and a suite names its own",
             fix='leave --precision and --suite out; in a run of the suite: precision_file = "FILE"',
         )
-    for other, of_lane in LANES.items():
-        for name in of_lane.flags:
+    for other in LANES:
+        for name in other.flags:
             if name in present and other != lane:
                 flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} is for {other}, not for {args.model}", fix=leave_out(flag))
+                raise UsageError(f"{flag} is for {other.models}, not for {args.model}", fix=leave_out(flag))
     return OneModel(
         typed=args.model or "",
         lane=lane,
@@ -229,7 +291,7 @@ def check_model(args: argparse.Namespace, folder: Path) -> None:
         precision_in(lane, precision)
 
 
-def precision_in(lane: str, name: str) -> str:
+def precision_in(lane: ModelLane, name: str) -> str:
     """As the lane's runs name it."""
     return precision_named(name).name if lane == ONNX else scheme_named(name)
 
@@ -336,7 +398,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "make one file for this chip too, a flexible context (QNN 2.49.40 or later)",
     )
     add_option(onnx)
-    add_language(parser.add_argument_group(CHECKPOINT))
+    add_language(parser.add_argument_group(CHECKPOINT.models))
     verbose = "also show QNN's build, traffic with memory, and all slices of the outputs"
     parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
     add_work(parser.add_argument_group("how"), "a step")
@@ -345,9 +407,10 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
 
 
-def compiling_of(args: argparse.Namespace) -> Compiling:
-    return Compiling(
-        args.output,
+def model_to_compile(args: argparse.Namespace) -> OneModel:
+    return replace(
+        one_model_of(args),
+        output=args.output,
         verify=args.verify == "emulator",
         verbose=args.verbose,
         search=not args.no_search,

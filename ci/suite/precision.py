@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -130,13 +131,13 @@ def precision_named(name: str) -> Precision:
     raise UnknownName(f"there is no precision {name!r}", plain, names)
 
 
-def written_name(name: object) -> object:
-    """The one name that suites have for a precision: `16a8w` for `16a8w`, `w8a16`, `u16u8`. What is no
-    precision of ONNX Runtime's stays as it is."""
-    try:
-        return precision_named(name).written if isinstance(name, str) else name
-    except UsageError:
-        return name
+def written_name(name: str) -> str:
+    """The one name that suites have for a precision: `16a8w` for `16a8w`, `w8a16`, `u16u8`. What is none
+    stays as it is."""
+    for named in (lambda text: precision_named(text).written, scheme_named):
+        with suppress(UsageError):
+            return named(name)
+    return name
 
 
 TWO_PRECISIONS = add_flags("--precision", "8a8w", "--precision", "16a8w")

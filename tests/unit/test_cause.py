@@ -17,7 +17,7 @@ from ci.operators.table import Inexact
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.known_faults import SuspectedFault
-from tests.support.taken_models import AT, DIFFERS, POWER, WRONG, Taken
+from tests.support.stand_in_lane import AT, DIFFERS, POWER, WRONG, StandInLane
 
 SUSPECT = SuspectedFault("pad by less than nothing at net.py:7", "cut it", "negative-pad")
 
@@ -126,18 +126,16 @@ def test_quantizing_an_operator_is_the_cause_where_it_alone_loses_as_much(noise:
     assert not named or ("11.0 dB" in found.words and "10.0 dB" in found.words)
 
 
-def test_a_search_that_fails_is_no_cause_and_no_failure(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(*_: object) -> object:
+class Dies(StandInLane):
+    def scores_of(self, *_: object) -> object:
         raise CheckFailed("the compiler dies", fix="")
 
-    lane = type("Lane", (), {"scores_of": dies})
-    monkeypatch.setattr("ci.explain.cause.explainer", lambda model: lane)
+
+def test_a_search_that_fails_is_no_cause_and_no_failure(tmp_path: Any) -> None:
     outcome = Outcome(figures={"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, wrong=WRONG)
-    taken, program = Taken(tmp_path), SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
-    assert cause_of(taken, program, replace(outcome, wrong=())) is None  # type: ignore[arg-type]
-    found = cause_of(taken, program, outcome)  # type: ignore[arg-type]
+    model, program = Dies(tmp_path).model, SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
+    assert cause_of(model, program, replace(outcome, wrong=())) is None
+    found = cause_of(model, program, outcome)
     assert found and "not found: the compiler dies" in found.words and not found.place
 
 

@@ -11,7 +11,6 @@ import yaml
 from ci.lanes.executorch.suite import SUITES, programs_of
 from ci.models.user_model import UserModel, user_model
 from ci.suite.into_suite import Extension, factory_in, suite_with
-from ci.suite.precision import scheme_named
 from ci.suite.programs import Thresholds
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import Values, accept
@@ -43,7 +42,7 @@ thresholds = { sqnr_db = 20 }
 
 
 def extended(suite: Path, factory: str = "net:make") -> int:
-    text, number = suite_with(suite, "net", {"factory": factory}, "executorch", scheme_named, RUN, ["SM8750"])
+    text, number = suite_with(suite, "net", {"factory": factory}, "executorch", RUN, ["SM8750"])
     suite.write_text(text)
     return number
 
@@ -68,7 +67,7 @@ def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
         row: Values = {"least.sqnr_db": agreed}
         path = accepted_path(suite, "wheels")
         accept(path, lambda before: before.updated({"executorch/net/fp16": row}))
-    extension = Extension(SUITES, suite, "net", case, scheme_named, run, ["SM8650"], "wheels")
+    extension = Extension(SUITES, suite, "net", case, run, ["SM8650"], "wheels")
     extension.write([{"sqnr_db": measured}], {})
     (program,) = programs_of(suite)
     assert program.accepted.sqnr_db == written
@@ -80,9 +79,7 @@ def test_the_workflow_that_is_printed_may_call_the_gate(
     (tmp_path / "ci").mkdir()
     (tmp_path / ".git").mkdir()
     suite, case = tmp_path / "ci/mine.toml", {"factory": "net:make"}
-    extension = Extension(
-        SUITES, suite, "net", case, scheme_named, {"precision": "fp16"}, ["SM8650"], "wheels"
-    )
+    extension = Extension(SUITES, suite, "net", case, {"precision": "fp16"}, ["SM8650"], "wheels")
     extension.write([{"sqnr_db": 50.0}], {})
     printed = yaml.safe_load("name: " + capsys.readouterr().out.partition("\nname: ")[2])
     (job,) = printed["jobs"].values()
@@ -97,7 +94,7 @@ def test_the_workflow_that_is_printed_may_call_the_gate(
 def test_what_the_author_demands_of_a_run_stays(tmp_path: Path) -> None:
     suite, run = tmp_path / "models.toml", {"precision": "16a8w"}
     suite.write_text(AUTHORS)
-    Extension(SUITES, suite, "net", {}, scheme_named, run, ["SM8750"], "wheels").write(
+    Extension(SUITES, suite, "net", {}, run, ["SM8750"], "wheels").write(
         [{"sqnr_db": 50.0, "reference_sqnr_db": 60.0}], {}
     )
     assert "thresholds = { sqnr_db = 20 }" in suite.read_text()
@@ -108,7 +105,7 @@ def test_what_the_author_demands_of_a_run_stays(tmp_path: Path) -> None:
 def test_sizes_of_an_input_are_the_same_when_it_is_written_again(tmp_path: Path) -> None:
     suite, case = tmp_path / "models.toml", {"model": "net.onnx", "dimensions": {"x": (1, 3, 64, 64)}}
     for _ in range(2):
-        text, number = suite_with(suite, "net", case, "onnx", str, {"precision": "fp16"}, ["SM8650"])
+        text, number = suite_with(suite, "net", case, "onnx", {"precision": "fp16"}, ["SM8650"])
         suite.write_text(text)
         assert number == 0 and "x = [1, 3, 64, 64]" in text
 

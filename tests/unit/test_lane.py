@@ -4,6 +4,7 @@ reported."""
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +18,13 @@ from ci.cached_steps import require_done
 from ci.jobs import WorkOptions
 from ci.model_commands.compile_one import compile_model
 from ci.outcome import Result
-from ci.suite.lane_model import LaneModel, Product
 from ci.suite.model_report import reported
-from ci.suite.one_model import Compiling, OneModel
+from ci.suite.one_model import ModelLane, OneModel
 from ci.suite.options import Accept, Choice, StageOptions
+from ci.suite.product import Product, SuiteRow
 from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import MeasuredValues, Results
+from ci.suite.stage import Results
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import Selection
@@ -40,37 +41,44 @@ from tests.support.toy_lane import (
     run,
 )
 
-
-# Its models begin here.
-class ToyModel(LaneModel):
-    suites, fields = SUITES, ("width",)
-
-    def program(self, soc: str, suite: Path | None = None) -> ToyProgram:
-        run = ToyRun(width=int(self.model.typed), socs=(soc,))
-        return ToyProgram(suite or Path(NO_SUITE).absolute(), "net", ToyCase(run=(run,)), run, soc)
-
-    def plan(self, programs: Sequence[ToyProgram]) -> ToyPlan:
-        return plan_of(programs, self.model.selection, self.model.work)
-
-    def do(self, plan: ToyPlan) -> Results:
-        return {"toy": run_cached_step(Compile(plan), plan.programs)}
-
-    def measured_of(self, plan: ToyPlan, results: Results) -> MeasuredValues:
-        return measured_of(plan, results["toy"])
-
-    def product(self, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
-        folder = require_done(results["toy"]).folder
-        assert folder
-        files = {f"net-{program.soc}": folder / "program"}
-        return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"])
+# What `compile` of one model asks of it begins here.
+FIELDS = ("width",)
 
 
-# Its models end here.
-class Recorded(ToyModel):
-    def product(self, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
-        assert results["toy"].folder
-        files: dict[str, Path | str] = {"net.json": json.dumps({"schema": 1})}
-        return Product({**files, "net": results["toy"].folder / "program"})
+def programs_of(model: OneModel, suite: Path | None = None) -> list[ToyProgram]:
+    run = ToyRun(width=int(model.typed), socs=model.selection.socs)
+    suite, case = suite or Path(NO_SUITE).absolute(), ToyCase(run=(run,))
+    return [ToyProgram(suite, "net", case, run, soc) for soc in run.socs]
+
+
+def planned(model: OneModel, programs: Sequence[ToyProgram]) -> ToyPlan:
+    return plan_of(programs, model.selection, model.work)
+
+
+def results_of(model: OneModel, plan: ToyPlan) -> Results:
+    return {"toy": run_cached_step(Compile(plan), plan.programs)}
+
+
+def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
+    folder = require_done(results["toy"]).folder
+    assert folder
+    files: dict[str, Path | str] = {f"net-{program.soc}": folder / "program"}
+    if model.verbose:
+        files["net.json"] = json.dumps({"schema": 1})
+    return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"])
+
+
+def suite_row(plan: ToyPlan, results: Results) -> SuiteRow:
+    return SuiteRow(measured_of(plan, results["toy"]))
+
+
+# It ends here.
+class Toys(ModelLane):
+    def has(self, verb: str) -> bool:
+        return verb in ("product", "suite")
+
+    def module(self, verb: str) -> Any:
+        return sys.modules[__name__]
 
 
 SUITE = "schema = 2\n" + "".join(
@@ -154,12 +162,12 @@ def compiled(
     width: int,
     suite: Path | None = None,
     socs: tuple[str, ...] = ("SM8650",),
-    kind: type[ToyModel] = ToyModel,
+    **more: Any,
 ) -> None:
     selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
-    model = OneModel(selection, str(width), "toys", WorkOptions(jobs=1))
-    taken = kind(model, Compiling(folder / "out"))
-    assert reported("compile", model, model.named, lambda report: compile_model(taken, suite, report)) == 0
+    lane, work = Toys("toys", "", "", ()), WorkOptions(jobs=1)
+    model = OneModel(selection, str(width), lane, work, output=folder / "out", **more)
+    assert reported("compile", model, model.named, lambda report: compile_model(model, suite, report)) == 0
 
 
 def test_what_was_made_of_another_model_of_the_same_name_stays(
@@ -168,16 +176,16 @@ def test_what_was_made_of_another_model_of_the_same_name_stays(
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
     monkeypatch.chdir(tmp_path / "a")
-    compiled(tmp_path, 5, kind=Recorded)
+    compiled(tmp_path, 5, verbose=True)
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     monkeypatch.chdir(tmp_path / "b")
     with pytest.raises(UsageError) as caught:
-        compiled(tmp_path, 5, kind=Recorded)
+        compiled(tmp_path, 5, verbose=True)
     assert str(tmp_path / "a" / "5") in caught.value.message
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     # From anywhere it is the same model.
     monkeypatch.chdir(tmp_path / "a")
-    compiled(tmp_path, 5, kind=Recorded)
+    compiled(tmp_path, 5, verbose=True)
 
 
 def test_one_model_is_compiled_as_a_suite_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

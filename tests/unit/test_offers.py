@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.lanes.onnx.product import OnnxModel
 from ci.model_commands import audit, divergence
 from ci.suite.offers import load_offers, offers_of, show, words_of
-from ci.suite.one_model import Compiling, one_model_of
+from ci.suite.one_model import one_model_of
 from provisioning.base.rules import rules
 from tests.support.typed import parsed
 
@@ -73,7 +72,7 @@ def test_what_a_warning_says_to_type_takes_the_settings_of_the_model_or_leaves_t
 ) -> None:
     """Weights and ranges do not depend on the provider, so `quantize` takes no settings of it."""
     model = one_model_of(parsed(divergence, "net.onnx", "--precision", "8a8w", "--option", BURST))
-    command = OnnxModel(model, Compiling(tmp_path)).command(verb, "SM8650", *more)
+    command = model.command(verb, "SM8650", *more)
     flags = parsed(importlib.import_module(VERBS[verb].module), *shlex.split(command.partition(" -- ")[2]))
     assert (flags.model, flags.precision) == ("net.onnx", "8a8w")
     assert flags.option == settings

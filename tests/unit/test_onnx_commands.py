@@ -265,5 +265,5 @@ def test_a_suites_model_is_calibrated_by_its_own_samples_alone(
     )
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path / "store", tmp_path / "reports")
     (one,) = of_suites(OneModel(selection, "", ONNX, WorkOptions()), Choice(suites=(suite,)))
-    found = one.model.calibrate
-    assert (found and Path(found).name) == expected and one.model.typed == str(tmp_path / "net.onnx")
+    found = one.calibrate
+    assert (found and Path(found).name) == expected and one.typed == str(tmp_path / "net.onnx")

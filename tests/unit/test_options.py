@@ -18,7 +18,8 @@ from ci.suite.one_model import (
     ONNX,
     PYTORCH,
     Language,
-    compiling_of,
+    ModelLane,
+    model_to_compile,
     one_model_of,
 )
 from ci.suite.options import Accept, Choice, stage_options
@@ -65,7 +66,7 @@ def test_a_suite_that_is_not_there_and_another_target_are_refused_before_any_wor
 @pytest.mark.parametrize(("model", "lane"), [("net.py:make", PYTORCH), ("net.onnx", ONNX)])
 @pytest.mark.parametrize(("verb", "more"), COMMANDS)
 def test_a_command_for_one_model_has_the_models_lane(
-    verb: Any, more: list[str], model: str, lane: str
+    verb: Any, more: list[str], model: str, lane: ModelLane
 ) -> None:
     ask = one_model_of(parsed(verb, model, *more, "--calibrate", "samples", "--soc", "SM8750"))
     assert (ask.typed, ask.lane, ask.calibrate, ask.selection.soc) == (model, lane, "samples", "SM8750")
@@ -92,4 +93,4 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
     assert one_model_of(args).lane == CHECKPOINT
-    assert compiling_of(args).language == Language("genie", 512, 32, None, False, None)
+    assert model_to_compile(args).language == Language("genie", 512, 32, None, False, None)

@@ -31,7 +31,6 @@ REASONS = {
     "support/planted_decoders.py": PLANTED,
     "unit/test_api.py": PROCESS,
     "unit/test_build_install.py": "CMake's answer of a configured project is written by hand",
-    "unit/test_cause.py": "a lane without a compiler answers",
     "unit/test_diagnose.py": "what is searched is counted on its way",
     "unit/test_distributions.py": "which folders an interpreter installs to is known to the process alone",
     "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",
@@ -42,11 +41,10 @@ REASONS = {
     "unit/test_onnx_machine.py": PLANTED,
     "unit/test_onnx_stage.py": PROCESS,
     "unit/test_printed_commands.py": "whether this is a clone is known to the process alone",
-    "unit/test_proofs.py": "a lane without a compiler answers",
+    "unit/test_proofs.py": "a search for a cause answers at once",
     "unit/test_results.py": "a disk without room, and a time long ago",
     "unit/test_upstream_verdicts.py": PROCESS,
     "unit/test_work.py": SHORTER,
-    "unit/test_repair.py": "a lane without a compiler answers",
 }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ci.explain.cause import Cause, explained
-from ci.explain.proofs import MOST, helps, outcome_with_cause, proofs_of
-from ci.explain.rewriting import Rewritten
+from ci.explain.proofs import MOST, Proofs, helps, outcome_with_cause, proofs_of
+from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.models.model_lines import OperatorAt
 from ci.suite.one_model import OneModel
 from ci.suite.trial import Outcome
@@ -20,34 +20,34 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.fixes import NO_FIX
 from provisioning.known_faults import SuspectedFault
-from tests.support.taken_models import HELPS, RED, Taken, green
+from tests.support.stand_in_lane import HELPS, RED, StandInLane, green
 
 CAUSE = Cause("the cause is pow", OperatorAt("aten.pow.Scalar", "", HELPS.source, ""))
 
 
 def proved(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, gives: Any, before: Outcome = RED, **more: Any
-) -> Any:
-    taken: Any = Taken(folder, gives=gives)
-    monkeypatch.setattr("ci.explain.proofs.explainer", lambda model: taken)
-    return proofs_of(taken, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), taken
+    folder: Path,
+    gives: Any,
+    before: Outcome = RED,
+    kind: type[StandInLane] = StandInLane,
+    **more: Any,
+) -> tuple[Proofs, StandInLane]:
+    lane = kind(folder, gives=gives)
+    model = replace(lane.model, precision=more.get("precision", "16a8w"))
+    return proofs_of(model, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), lane
 
 
-def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, taken = proved(
-        tmp_path, monkeypatch, lambda model: green(44.4) if model.typed.endswith("/helps.pt2") else RED
-    )
+def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(tmp_path: Path) -> None:
+    found, lane = proved(tmp_path, lambda model: green(44.4) if model.typed.endswith("/helps.pt2") else RED)
     assert len(found.helping) == 1 and "44.4 dB" in found.fix and "--only helps" in found.fix
-    assert taken.asked == [None, ("helps",)] and len(found.helping) + len(found.others) <= MOST
+    assert lane.asked == [None, ("helps",)] and len(found.helping) + len(found.others) <= MOST
 
 
 @pytest.mark.parametrize(
     ("compile_seconds", "most"), [(0.5, 5.0), (40.0, 240.0), (9000.0, 300.0)], ids=["small", "large", "huge"]
 )
 def test_a_trial_has_the_time_that_the_program_itself_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_seconds: float, most: float
+    tmp_path: Path, compile_seconds: float, most: float
 ) -> None:
     ends = list[float]()
 
@@ -56,7 +56,7 @@ def test_a_trial_has_the_time_that_the_program_itself_took(
         return RED
 
     before = replace(RED, costs={"cpu_seconds": compile_seconds})
-    proved(tmp_path, monkeypatch, gives, before, seconds=5.0)
+    proved(tmp_path, gives, before, seconds=5.0)
     assert all(most - 3 < end <= most for end in ends) and ends
 
 
@@ -71,30 +71,27 @@ def test_all_programs_of_a_command_together_have_the_longest_time(
         ends.append(model.work.until - time.monotonic())
         return RED
 
-    taken: Any = Taken(tmp_path, gives=gives)
-    monkeypatch.setattr("ci.explain.proofs.explainer", lambda model: taken)
+    lane = StandInLane(tmp_path, gives=gives)
     monkeypatch.setattr("ci.explain.proofs.cause_of", lambda *_: CAUSE)
     large = replace(RED, costs={"cpu_seconds": 9000.0})
-    outcome_with_cause(taken, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
+    outcome_with_cause(lane.model, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
     assert bool(ends) is tries and all(end <= 210 - late for end in ends)
 
 
 def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at_another_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     fault, place = SuspectedFault("it is too small", "", "harms"), OperatorAt("rsqrt", "", "net.py:8", "")
     cause = Cause("the cause is rsqrt", place, of_chip=True, suspected=[fault])
-    _, taken = proved(tmp_path, monkeypatch, lambda model: RED, cause=cause)
-    assert taken.asked == [None, ("harms",)]
+    _, lane = proved(tmp_path, lambda model: RED, cause=cause)
+    assert lane.asked == [None, ("harms",)]
 
 
-def test_without_a_place_the_rewrites_of_what_is_suspected_are_tried_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_place_the_rewrites_of_what_is_suspected_are_tried_alone(tmp_path: Path) -> None:
     fault = SuspectedFault("it is too small", "", "harms")
     cause = Cause("the time is up", of_chip=True, suspected=[fault], goes_on="divergence")
-    _, taken = proved(tmp_path, monkeypatch, lambda model: RED, cause=cause)
-    assert taken.asked == [None, ("harms",)]
+    _, lane = proved(tmp_path, lambda model: RED, cause=cause)
+    assert lane.asked == [None, ("harms",)]
 
 
 WRITTEN = 'def make():\n    return torch.einsum("ij,kj->ik", x, y)\n'
@@ -106,10 +103,13 @@ def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_
 ) -> None:
     (tmp_path / "net.py").write_text(WRITTEN)
     (tmp_path / "weights.txt").write_text("3")
-    monkeypatch.setattr("ci.explain.proofs.Parser.user_folder", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
     code, asked = WRITTEN.splitlines()[1].strip(), list[str]()
     change = replace(HELPS, rules=("einsum-of-matrices",), source="net.py:2", code=code)
-    monkeypatch.setattr(Taken, "rewritten", lambda self, _, asked: Rewritten([change], tmp_path / "r.pt2"))
+
+    class OfOneLine(StandInLane):
+        def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
+            return Rewritten([change], tmp_path / "r.pt2")
 
     def gives(model: OneModel) -> Outcome:
         if model.typed.endswith(".pt2"):
@@ -123,17 +123,18 @@ def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_
         return RED
 
     found, _ = proved(
-        tmp_path, monkeypatch, gives, cause=Cause("the cause", OperatorAt("einsum", "", "net.py:2", ""))
+        tmp_path,
+        gives,
+        kind=OfOneLine,
+        cause=Cause("the cause", OperatorAt("einsum", "", "net.py:2", "")),
     )
     assert asked == tried and (tmp_path / "net.py").read_text() == WRITTEN
     assert (found.edit is not None) is helped and bool(found.helping) is helped
 
 
-def test_what_was_proved_of_a_program_is_said_where_nothing_is_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_proved_of_a_program_is_said_where_nothing_is_searched(tmp_path: Path) -> None:
     before = replace(RED, program="aa")
-    proved(tmp_path, monkeypatch, lambda model: green(44.4), before)
+    proved(tmp_path, lambda model: green(44.4), before)
     missed, other = (
         Finding(rule, Severity.ERROR, "net", "it", "search") for rule in ("x-accuracy", "x-cost")
     )
@@ -143,25 +144,21 @@ def test_what_was_proved_of_a_program_is_said_where_nothing_is_searched(
     assert list(explained([missed], tmp_path / "store", "bb")) == [missed]
 
 
-def test_where_nothing_helps_no_fix_is_known_and_what_was_tried_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, _ = proved(tmp_path, monkeypatch, lambda model: RED)
+def test_where_nothing_helps_no_fix_is_known_and_what_was_tried_is_said(tmp_path: Path) -> None:
+    found, _ = proved(tmp_path, lambda model: RED)
     assert found.fix.startswith(f"{NO_FIX}; tried: ") and "2.0 dB" in found.fix
 
 
 def test_what_died_and_is_red_once_it_is_rewritten_is_rewritten_at_the_more_exact_precision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     def gives(model: OneModel) -> Outcome:
         if not model.typed.endswith(".pt2"):
             return Outcome("dies of aten.sort")
         return RED if model.precision == "8a8w" else green(32.7)
 
-    taken: Any = Taken(tmp_path, gives=gives)
-    monkeypatch.setattr("ci.explain.proofs.explainer", lambda model: taken)
-    taken.model = replace(taken.model, precision="8a8w")
-    exact, runs = proofs_of(taken, "SM8650", Outcome("dies of aten.sort"), None).helping
+    died = Outcome("dies of aten.sort")
+    exact, runs = proved(tmp_path, gives, died, cause=None, precision="8a8w")[0].helping
     assert "still red" in runs and "8a8w" in runs
     assert "32.7 dB" in exact and "16a8w" in exact and "--only" in exact and "still red" not in exact
 
@@ -174,63 +171,52 @@ def test_what_died_and_stays_red_has_the_cause_of_that(
 ) -> None:
     searched = list[str]()
 
-    def cause_of(subject: Any, *_: object) -> Cause | None:
-        searched.append(subject.model.typed)
+    def cause_of(model: OneModel, *_: object) -> Cause | None:
+        searched.append(model.typed)
         return cause
 
     monkeypatch.setattr("ci.explain.proofs.cause_of", cause_of)
     dies = Outcome("dies of aten.sort")
-    found, _ = proved(
-        tmp_path, monkeypatch, lambda model: RED if model.typed.endswith(".pt2") else dies, dies, cause=None
-    )
+    found, _ = proved(tmp_path, lambda model: RED if model.typed.endswith(".pt2") else dies, dies, cause=None)
     assert [Path(typed).name for typed in searched] == ["helps-harms.pt2"]
     assert (CAUSE.words in found.fix) is said and "2.0 dB" in found.fix and "tried.pt2" not in found.fix
 
 
-def test_once_the_time_is_over_nothing_more_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_the_time_is_over_nothing_more_is_tried(tmp_path: Path) -> None:
     def never(model: OneModel) -> Outcome:
         raise AssertionError
 
-    assert proved(tmp_path, monkeypatch, never, seconds=-1.0)[0].fix == NO_FIX
+    assert proved(tmp_path, never, seconds=-1.0)[0].fix == NO_FIX
 
 
-def test_a_trial_that_this_machine_cannot_do_is_said_and_the_next_one_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_that_this_machine_cannot_do_is_said_and_the_next_one_is_tried(tmp_path: Path) -> None:
     def gives(model: OneModel) -> Outcome:
         if model.typed.endswith(".pt2"):
             raise EnvironmentLacking("the disk is full", fix="")
         return green(44.4) if model.precision == "16a8w" else RED
 
-    taken: Any = Taken(tmp_path, gives=gives)
-    monkeypatch.setattr("ci.explain.proofs.explainer", lambda model: taken)
-    taken.model = replace(taken.model, precision="8a8w")
-    found = proofs_of(taken, "SM8650", RED, CAUSE)
+    found, _ = proved(tmp_path, gives, precision="8a8w")
     assert "the disk is full" in found.others[0] and "44.4 dB" in found.fix
 
 
-def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_help(tmp_path: Path) -> None:
     def gives(model: OneModel) -> Outcome:
         until = model.work.until
         assert until < time.monotonic() + 0.3
         time.sleep(max(until - time.monotonic(), 0) + 0.05)
         raise CheckFailed("no result after 0.2 s", fix="")
 
-    found, _ = proved(tmp_path, monkeypatch, gives, seconds=0.2)
+    found, _ = proved(tmp_path, gives, seconds=0.2)
     assert not (found.helping or found.others) and NO_FIX not in found.fix
     assert "--only helps" in found.fix and "did not end" in found.fix
 
 
-def test_of_a_model_that_does_not_export_nothing_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*_: object) -> Rewritten:
-        raise CheckFailed("the factory fails", fix="")
+def test_of_a_model_that_does_not_export_nothing_is_tried(tmp_path: Path) -> None:
+    class Refuses(StandInLane):
+        def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
+            raise CheckFailed("the factory fails", fix="")
 
-    monkeypatch.setattr(Taken, "rewritten", refuses)
-    assert proved(tmp_path, monkeypatch, lambda model: green(50))[0].fix == NO_FIX
+    assert proved(tmp_path, lambda model: green(50), kind=Refuses)[0].fix == NO_FIX
 
 
 @pytest.mark.parametrize(

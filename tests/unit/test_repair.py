@@ -6,11 +6,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from ci.explain import repair, repair_report
+from ci.explain.divergence_result import DivergenceResult
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.model_commands import repair as verb
 from ci.model_commands.compile_one import compile_model
@@ -22,46 +22,54 @@ from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
-from tests.support.taken_models import DIFFERS, HELPS, RED, Taken, green
+from tests.support.stand_in_lane import DIFFERS, HELPS, RED, StandInLane, green
 from tests.support.typed import run_here
 
-
-class Elsewhere(Taken):
-    """Another Python exports it, and it dies."""
-
-    def exported(self, scratch: Path, publish: object) -> Taken:
-        return self.of(replace(self.model, typed="out/net.pt2", python=None), self.how)
-
-    def do(self, plan: object) -> dict[str, Any]:
-        raise CheckFailed("the compiler dies", fix="")
+PYTHON = """#!/bin/sh
+for file; do :; done
+touch "$file"
+"""
 
 
-def test_what_another_python_exported_is_repaired_from_its_file(tmp_path: Path) -> None:
+def test_what_another_python_exported_is_repaired_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other commands take no --python."""
-    taken = Elsewhere(tmp_path)
-    selection: Any = SimpleNamespace(**vars(taken.model.selection), reports=tmp_path, profile="wheels")
-    taken.model = replace(taken.model, selection=selection, python=Path("other/python"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("def make(): ...")
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    model = replace(StandInLane(tmp_path, gives=lambda _: Outcome("it dies")).model, python=python)
     found: list[ModelReport] = []
 
     def work(report: ModelReport) -> int:
         found.append(report)
-        return compile_model(taken, None, report)  # type: ignore[arg-type]
+        return compile_model(model, None, report)
 
     with pytest.raises(CheckFailed, match="dies"):
-        reported("compile", taken.model, (), work)
-    assert " out/net.pt2 --soc SM8650" in found[0].offers["repairs"]
+        reported("compile", model, (), work)
+    assert f" {tmp_path}/out/net.pt2 --soc SM8650" in found[0].offers["repairs"]
+
+
+def report_of(model: OneModel) -> ModelReport:
+    return ModelReport("net", model, StageRun.as_typed("repair", "wheels", "host"))
+
+
+def repair_one(model: OneModel) -> int:
+    return repair_report.repair_model(model, RewriteChoice(), report_of(model))
 
 
 def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
-    taken: Any = Taken(tmp_path, gives=lambda model: RED if model.typed == "net.py:make" else green(40))
-    taken.samples, own = tmp_path / "drawn", tmp_path / "out" / "net-repaired-samples"
+    lane = StandInLane(tmp_path, gives=lambda model: RED if model.typed == "net.py:make" else green(40))
+    lane.samples, own = tmp_path / "drawn", tmp_path / "out" / "net-repaired-samples"
 
     def repaired(name: str) -> int:
-        shutil.rmtree(taken.samples, ignore_errors=True)
-        taken.samples.mkdir()
-        (taken.samples / name).touch()
-        report = ModelReport("net", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
-        return repair_report.repair_model(taken, taken, RewriteChoice(), report)
+        assert lane.samples
+        shutil.rmtree(lane.samples, ignore_errors=True)
+        lane.samples.mkdir()
+        (lane.samples / name).touch()
+        return repair_one(lane.model)
 
     own.mkdir(parents=True)
     (own / "recorded.pt").touch()
@@ -139,13 +147,18 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report = ModelReport("net", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
-    taken: Any = Taken(tmp_path, gives=lambda model: figures[Path(model.typed).stem])
-    assert repair_report.repair_model(taken, taken, RewriteChoice(), report) == code
+    assert (
+        repair_one(StandInLane(tmp_path, gives=lambda model: figures[Path(model.typed).stem]).model) == code
+    )
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
     refused = {"helps", "harms"}.difference(kept)
     assert ("on the emulator" in capsys.readouterr().out) is bool(refused)
+
+
+class Refuses(StandInLane):
+    def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
+        return Rewritten((replace(HELPS, refused="it differs"),), None)
 
 
 @pytest.mark.parametrize(
@@ -165,25 +178,25 @@ def test_the_next_command_is_for_what_is_still_red(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = after if not made else Outcome("dies of something else")
-    taken: Any = Taken(tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after)
-    if not made:
-        taken.rewritten = lambda _taken, asked: Rewritten((replace(HELPS, refused="it differs"),), None)
-    report = ModelReport("net", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
-    repair_report.repair_model(taken, taken, RewriteChoice(), report)
+    kind = StandInLane if made else Refuses
+    repair_one(kind(tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after).model)
     model = tmp_path / "out" / "net-repaired.pt2" if made else "net.py:make"
     printed = f"next: nox -s {command.format(model=model)}"
     assert (printed in capsys.readouterr().out) is (made or after is RED)
 
 
+class Differs(StandInLane):
+    def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
+        return Rewritten((), None)
+
+    def divergence_of(self, *_: object) -> DivergenceResult:
+        return DIFFERS
+
+
 def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lane = SimpleNamespace(divergence_of=lambda *_: DIFFERS)
-    monkeypatch.setattr("ci.explain.cause.explainer", lambda model: lane)
-    taken: Any = Taken(tmp_path)
-    taken.rewritten = lambda _taken, asked: Rewritten((), None)
-    report = ModelReport("net", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
-    assert repair_report.repair_model(taken, taken, RewriteChoice(), report) == 1
+    assert repair_one(Differs(tmp_path).model) == 1
     assert "net.py:7" in capsys.readouterr().out
 
 
@@ -194,10 +207,10 @@ def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
 def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_helps(
     whole: float, by_channel: float, kept: bool, tmp_path: Path
 ) -> None:
-    taken: Any = Taken(
-        tmp_path, "net.onnx", ONNX, lambda model: green(by_channel if model.per_channel else whole)
+    lane = StandInLane(
+        tmp_path, "net.onnx", lambda model: green(by_channel if model.per_channel else whole), ONNX.flags
     )
-    found = repair.repair_of(taken, taken, RewriteChoice())
+    found = repair.repair_of(lane.model, RewriteChoice())
     assert (found.now.sqnr_db == by_channel) is kept is bool(found.by_channel)
     assert (repair.BY_CHANNEL in found.rewrites) is kept
 
@@ -213,26 +226,25 @@ def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_onc
 ) -> None:
     suite = tmp_path / "suite.toml"
 
-    def program(name: str) -> Any:
+    def program(name: str) -> OneModel:
         def gives(model: OneModel) -> Outcome:
             if name.startswith("interrupted"):
                 raise KeyboardInterrupt
             rewritten = model.typed != name
             return green(30) if rewritten and name.startswith("good") else Outcome("dies")
 
-        taken = Taken(tmp_path, name, gives=gives)
-        taken.given = SimpleNamespace(suite=suite)
-        return taken
+        of_suite = SimpleNamespace(suite=suite, name=name, lane="executorch")
+        return replace(StandInLane(tmp_path, name, gives=gives).model, program=of_suite)
 
-    report = ModelReport("suite", Taken(tmp_path).model, StageRun.as_typed("repair", "wheels", "host"))
+    report = report_of(StandInLane(tmp_path).model)
     asked = RewriteChoice()
     some = [program("good/8a8w/SM8650"), program("bad/8a8w/SM8650")]
-    assert repair_report.repair_suites(some[:1], some[0], asked, report, accepts=False) == 0
+    assert repair_report.repair_suites(some[:1], asked, report, accepts=False) == 0
     assert not load_accepted(accepted_path(suite, "repaired")).subjects
-    assert repair_report.repair_suites(some, some[0], asked, report, accepts=True) == 1
+    assert repair_report.repair_suites(some, asked, report, accepts=True) == 1
     with pytest.raises(KeyboardInterrupt):
         repair_report.repair_suites(
-            [program("good/fp16/SM8650"), program("interrupted")], some[0], asked, report, accepts=True
+            [program("good/fp16/SM8650"), program("interrupted")], asked, report, accepts=True
         )
     accepted = load_accepted(accepted_path(suite, "repaired")).subjects
     assert {subject: values["after.verdict"] for subject, values in accepted.items()} == {

@@ -21,7 +21,7 @@ from ci.report.html import html
 from ci.report.programs import accuracy_of
 from ci.report.values import Bar, in_unit, verdict_of
 from ci.suite.model_report import ModelReport, reported
-from ci.suite.one_model import OneModel
+from ci.suite.one_model import PYTORCH, OneModel
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Place, Report, Severity
 from provisioning.base.foreign import one_line, visible
@@ -111,7 +111,7 @@ def verdicts(reports: Path, expected: Sequence[str] = ()) -> dict[str, str]:
 
 def model_of(reports: Path, typed: str, precision: str = "8a8w") -> OneModel:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports, reports)
-    return OneModel(selection, typed, "PyTorch models", WorkOptions(), precision)
+    return OneModel(selection, typed, PYTORCH, WorkOptions(), precision=precision)
 
 
 def command(reports: Path, verb: str, typed: str, work: Callable[[ModelReport], int], **more: str) -> int:

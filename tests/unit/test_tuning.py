@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ from ci.suite.trial import Outcome
 from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.stage_run import StageRun
-from tests.support.taken_models import Taken, green
+from tests.support.stand_in_lane import StandInLane, green
 from tests.support.typed import run_here
 
 NAMES = ("8a8w", "16a8w")
@@ -262,25 +261,26 @@ def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
     assert not by_task.goal.loses_a_part(found.points[0])
 
 
+def program_of(suite: Path, lane: StandInLane, name: str) -> OneModel:
+    program = SimpleNamespace(suite=suite, lane="executorch", name=name, case_name=name, soc="SM8650")
+    return replace(lane.model, program=program)
+
+
 def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(tmp_path: Path) -> None:
     suite = tmp_path / "suite.toml"
     chips = {"holds": Chip(units()), "misses": Chip(units(), left=0.1)}
     goal = Goal({"sqnr_db": 30.0})
 
-    def mixture(taken: Any) -> Tuned:
-        if taken.name not in chips:
+    def mixture(model: OneModel) -> Tuned:
+        name = Path(model.typed).name
+        if name not in chips:
             raise KeyboardInterrupt
-        return tuned(chips[taken.name], goal)
-
-    def program(name: str) -> Any:
-        taken: Any = Taken(tmp_path, name)
-        taken.given = SimpleNamespace(suite=suite, case_name=name, soc="SM8650")
-        return taken
+        return tuned(chips[name], goal)
 
     def tune(*names: str, accepts: bool) -> int:
-        every = [*map(program, names)]
-        report = ModelReport("suite", Taken(tmp_path).model, StageRun.as_typed("tune", "wheels", "host"))
-        return tune_suites(every, every[0], mixture, report, accepts=accepts)
+        models = [program_of(suite, StandInLane(tmp_path, name), name) for name in names]
+        report = ModelReport("suite", models[0], StageRun.as_typed("tune", "wheels", "host"))
+        return tune_suites(models, mixture, report, accepts=accepts)
 
     assert tune("holds", accepts=False) == 0
     assert not load_accepted(accepted_path(suite, TUNED)).subjects
@@ -303,14 +303,13 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
 
     goal = Goal({"sqnr_db": 30.0})
 
-    def mixture(taken: Any) -> Tuned:
-        tried.append(taken.model)
+    def mixture(model: OneModel) -> Tuned:
+        tried.append(model)
         return tuned(Chip(units()), goal)
 
-    taken: Any = Taken(tmp_path, "net.onnx", ONNX, gives)
-    taken.given = SimpleNamespace(suite=tmp_path / "suite.toml", case_name="net", soc="SM8650")
-    report = ModelReport("suite", Taken(tmp_path).model, StageRun.as_typed("tune", "wheels", "host"))
-    tune_suites([taken], taken, mixture, report, accepts=False)
+    lane = StandInLane(tmp_path, "net.onnx", gives, ONNX.flags)
+    report = ModelReport("suite", lane.model, StageRun.as_typed("tune", "wheels", "host"))
+    tune_suites([program_of(tmp_path / "suite.toml", lane, "net")], mixture, report, accepts=False)
     (model,) = tried
     assert Path(model.typed).stem == "helps" and model.per_channel
 

@@ -29,10 +29,9 @@ from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import WORKER, Lower, Rewrite, compile_programs, done, home_of
 from ci.lanes.executorch.product import (
-    PytorchModel,
     plan_of_model,
     program_of,
-    pytorch_model,
+    programs_of,
     require_done,
     stack_of,
 )
@@ -46,7 +45,7 @@ from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.runner import Runner, ready_runner
-from ci.suite.one_model import Compiling, OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.options import Choice
 from ci.suite.program_steps import run_cached_step
 from ci.work import asking
@@ -170,13 +169,11 @@ def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
     return [program for program in chosen_programs(choice, selection) if program.backend == "htp"]
 
 
-def of_suites(model: OneModel, choice: Choice) -> Sequence[PytorchModel]:
-    models = []
-    for program in on_htp(choice, model.selection):
-        selection = replace(model.selection, soc=program.soc, named_socs=(program.soc,))
-        own = replace(model, precision=program.run.precision, selection=selection)
-        models.append(PytorchModel(own, Compiling(), given=program))
-    return models
+def of_suites(model: OneModel, choice: Choice) -> Sequence[OneModel]:
+    return [
+        replace(model.for_chip(program.soc), precision=program.run.precision, program=program)
+        for program in on_htp(choice, model.selection)
+    ]
 
 
 def divergence_of(
@@ -220,18 +217,18 @@ def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: 
     return scores_in(require_done(program, plan, run_cached_step(Score(plan, seconds, exact), [program])))
 
 
-def rewritten(lane_model: PytorchModel, choice: RewriteChoice) -> Rewritten:
-    program = lane_model.program(lane_model.model.selection.soc)
-    plan = plan_of_model(lane_model.model, "repair", [program])
+def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
+    program = programs_of(model)[0]
+    plan = plan_of_model(model, "repair", [program])
     versions = {"executorch": version("executorch"), "qnn": version_in(plan.build_id)}
     needs = needs_of(program.run.precision, "executorch", versions, choice)
     result = require_done(program, plan, done(Rewrite(plan, needs)))
     assert result.folder is not None
-    model, rewriting = result.folder / REWRITTEN, result.record
+    path, rewriting = result.folder / REWRITTEN, result.record
     assert isinstance(rewriting, ModelRewrite)
-    if not model.is_file():
+    if not path.is_file():
         return Rewritten(rewriting.changes, None)
-    return Rewritten(rewriting.changes, model, result.folder / SAMPLES, rewriting.compared)
+    return Rewritten(rewriting.changes, path, result.folder / SAMPLES, rewriting.compared)
 
 
 def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
@@ -241,7 +238,7 @@ def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) 
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """Every partition is compiled at each precision."""
-    selection, usual = model.selection, ("qdq",) if pytorch_model(model).quantized else SCHEMES
+    selection, usual = model.selection, ("qdq",) if model.file.quantized else SCHEMES
     every = [program_of(replace(model, precision=name)) for name in precisions or usual]
     programs = {program.run.precision: program for program in every}
     model = replace(model, work=replace(model.work, keep_going=True))

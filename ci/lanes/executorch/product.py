@@ -8,8 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,8 @@ from ci.lanes.executorch.records import (
     ran_in,
 )
 from ci.lanes.executorch.stage import measured_of
-from ci.lanes.executorch.suite import AS_IT_IS, SUITES, ExecutorchCase, ExecutorchProgram, ExecutorchRun
-from ci.models.other_python import export_with
-from ci.models.user_model import UserModel, user_model
+from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
+from ci.models.user_model import UserModel
 from ci.operators.faults import shown_by_inputs
 from ci.outcome import Failure, Result
 from ci.plain import as_json
@@ -52,23 +50,20 @@ from ci.runner import Runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, HowJudged, not_passed, verdict_of_one_model
 from ci.suite.into_suite import factory_in
-from ci.suite.lane_model import LaneModel, Product
 from ci.suite.one_model import OneModel
-from ci.suite.output import Publish, keep_origins, require_own
 from ci.suite.precision import scheme_named
 from ci.suite.precision_file import precision_file_of
+from ci.suite.product import Product, SuiteRow
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import MeasuredValues, Results
+from ci.suite.stage import Results
 from ci.suite.trial import Outcome
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, leave_out
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UnknownName, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.places import Places
 from provisioning.base.rendering.text import plural
-from provisioning.base.settings import user_path
 from provisioning.fixes import NO_FIX, Suggestion
 from provisioning.known_faults import SuspectedFault
 from provisioning.manifest import soc_named
@@ -77,167 +72,143 @@ NO_RUNNER = "runner"
 """The kind of failure of a program that nothing here can run."""
 
 
-@dataclass(frozen=True)
-class PytorchModel(LaneModel):
-    given: ExecutorchProgram | None = field(default=None, kw_only=True)
+FIELDS = ("precision", "cpu_nodes", "calibration")
 
-    suites = SUITES
-    fields = ("precision", "cpu_nodes", "calibration")
 
-    @property
-    def measured(self) -> bool:
-        return self.how.verify and self.model.backend in (None, "htp")
+def programs_of(model: OneModel, suite: Path | None = None) -> list[ExecutorchProgram]:
+    if model.program:
+        return [model.program]
+    return [program_of(model, soc, model.keep_on_cpu, suite) for soc in model.selection.socs]
 
-    @staticmethod
-    def same(precision: str) -> str:
-        return scheme_named(precision)
 
-    def program(self, soc: str, suite: Path | None = None) -> ExecutorchProgram:
-        return self.given or program_of(self.model, soc, self.how.keep_on_cpu, suite)
+def planned(model: OneModel, programs: Sequence[ExecutorchProgram]) -> ExecutorchPlan:
+    return plan_of_model(model, "compile", programs)
 
-    def exported(self, scratch: Path, publish: Publish) -> PytorchModel:
-        """With --python: the .pt2 that it exports, which then lies in the output."""
-        model = self.model
-        if not (python := model.python):
-            return self
-        named, samples = pytorch_model(model), samples_folder(model)
-        exported = export_with(python, named, samples, scratch, 0, model.work.timeout)
-        require_own([self.how.output / exported.name], model.typed)
-        (path,) = publish([exported])
-        keep_origins([path], model.typed)
-        sys.stderr.write(f"{python} exported {path}\n")
-        return replace(self, model=replace(model, typed=str(path)))
 
-    def plan(self, programs: Sequence[ExecutorchProgram]) -> ExecutorchPlan:
-        return plan_of_model(self.model, "compile", programs)
+def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
+    on_emulator = [program.name for program in plan.programs if program.backend == "htp"]
+    runner: Runner | None = None
+    no_runner: Result | None = None
+    if model.verify and on_emulator:
+        # Before the compile, which may take minutes. The program is worth having without it.
+        try:
+            runner = ready_runner(os.environ, plan.selection.reports)
+        except EnvironmentLacking as error:
+            sys.stderr.write(f"{error.message}: the program will be written, and not be run\n")
+            no_runner = Result(failure=Failure(NO_RUNNER, error.message, error.fix, blame="machine"))
+    compiled = compile_programs(plan)
+    runnable = {name: compiled[name] for name in on_emulator if name in compiled and compiled[name].folder}
+    measured: Mapping[str, Result] = {}
+    if runner and runnable:
+        measured = measure(plan, runner, runnable, RunOne)
+    elif no_runner:
+        measured = dict.fromkeys(runnable, no_runner)
+    return {COMPILED: compiled, RAN: measured}
 
-    def do(self, plan: ExecutorchPlan) -> Results:
-        on_emulator = [program.name for program in plan.programs if program.backend == "htp"]
-        runner: Runner | None = None
-        no_runner: Result | None = None
-        if self.how.verify and on_emulator:
-            # Before the compile, which may take minutes. The program is worth having without it.
-            try:
-                runner = ready_runner(os.environ, plan.selection.reports)
-            except EnvironmentLacking as error:
-                sys.stderr.write(f"{error.message}: the program will be written, and not be run\n")
-                no_runner = Result(failure=Failure(NO_RUNNER, error.message, error.fix, blame="machine"))
-        compiled = compile_programs(plan)
-        runnable = {
-            name: compiled[name] for name in on_emulator if name in compiled and compiled[name].folder
-        }
-        measured: Mapping[str, Result] = {}
-        if runner and runnable:
-            measured = measure(plan, runner, runnable, RunOne)
-        elif no_runner:
-            measured = dict.fromkeys(runnable, no_runner)
-        return {COMPILED: compiled, RAN: measured}
 
-    def product(
-        self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mapping[str, Result]
-    ) -> Product:
-        compiled, run = _compiled(program, plan, mine), mine.get(RAN)
-        assert compiled.folder is not None
-        unverified: EnvironmentLacking | None = None
-        if run and run.failure and run.failure.kind == NO_RUNNER:
-            message = f"{self.stem(program)}.pte is written, and was not run: {run.failure.message}"
-            unverified, run = EnvironmentLacking(message, fix=run.failure.fix), None
-        if run and not ran(run):
-            (finding,) = findings_of(program, run, compiled_in(compiled))
-            suspected, fix = suspected_on_cpu(compiled_in(compiled).left)
-            message = "; ".join(filter(None, (finding.message, suspected)))
-            raise CheckFailed(message, fix=BEYOND_FIX if compiled_in(compiled).beyond else fix)
-        path, facts, stem = compiled.folder / PROGRAM, compiled_in(compiled), self.stem(program)
-        measured = ran_in(run) if run else EmulatorRun()
-        figures, costs = dict(measured.figures), costs_of(compiled)
-        record: dict[str, Any] = {
-            "schema": 1,
-            "program": f"{stem}.pte",
-            "sha256": hash_file(path),
-            "model": program.case.factory,
-            "soc": program.soc,
-            "backend": program.backend,
-            "scheme": program.run.precision,
-            "stack": stack_of(plan.build_id),
-            "inputs": tensors_of(facts.inputs),
-            "delegates": facts.delegates,
-            "on_cpu": [
-                {
-                    "operator": row.operator,
-                    **({"source": row.source} if row.source else {}),
-                    "reason": row.reason,
-                }
-                for row in facts.left
-            ],
-            "kept_on_cpu": as_json(facts.kept_on_cpu) if facts.kept_on_cpu else None,
-            "accuracy": figures,
-            "slices": measured.slices,
-            "samples_db": measured.each_db,
-            "costs": costs,
-        }
-        more = [f"QNN {plan.build_id}, {plural(facts.delegates, 'delegate')}", *measured.slices]
-        if quantized := in_words(figures, "reference_"):
-            more += [f"{quantized} against the quantized model"]
-        more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
-        kept = [*self.how.keep_on_cpu, *(facts.kept_on_cpu.nodes if facts.kept_on_cpu else ())]
-        flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
-        divergence = self.command("divergence", program.soc, *flags)
-        slices = measured.slices
-        causes = causes_of(program, facts, slices, figures, plan.build_id)
-        suspects = suspected_of(program, facts, figures, plan.build_id)
-        if self.how.search:
-            # What is likely is said where nothing is measured.
-            causes = replace(causes, losses="", known=())
-        where = self.command("quantize", program.soc, "--where")
-        judged = HowJudged(program.run.kind, facts.used, bool(suspects))
-        wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
-        scheme, soc = program.run.precision, program.soc
-        shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.build_id)
-        warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
-        outcome = replace(outcome_of(compiled, run), wrong=wrong)
-        found = [
-            Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
-            for message, fix, place in dict.fromkeys(left_on_cpu(facts.left))
-        ]
-        found += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
-        return Product(
-            files_of(path, stem, record),
-            [_line(program, facts, figures, measured.each_db), *on_cpu_in_words(facts)],
-            more,
-            warnings,
-            outcome,
-            findings=found,
-            suspects=[SuspectedFault.of(met.fault, met.line) for met in suspects],
-            facts={"accuracy": figures, "ddr": as_json(facts.ddr)},
-            chips=program.soc,
-            unverified=unverified,
-        )
+def product_of(
+    model: OneModel, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mapping[str, Result]
+) -> Product:
+    compiled, run = _compiled(program, plan, mine), mine.get(RAN)
+    assert compiled.folder is not None
+    unverified: EnvironmentLacking | None = None
+    if run and run.failure and run.failure.kind == NO_RUNNER:
+        message = f"{stem_of(model, program)}.pte is written, and was not run: {run.failure.message}"
+        unverified, run = EnvironmentLacking(message, fix=run.failure.fix), None
+    if run and not ran(run):
+        (finding,) = findings_of(program, run, compiled_in(compiled))
+        suspected, fix = suspected_on_cpu(compiled_in(compiled).left)
+        message = "; ".join(filter(None, (finding.message, suspected)))
+        raise CheckFailed(message, fix=BEYOND_FIX if compiled_in(compiled).beyond else fix)
+    path, facts, stem = compiled.folder / PROGRAM, compiled_in(compiled), stem_of(model, program)
+    measured = ran_in(run) if run else EmulatorRun()
+    figures, costs = dict(measured.figures), costs_of(compiled)
+    record: dict[str, Any] = {
+        "schema": 1,
+        "program": f"{stem}.pte",
+        "sha256": hash_file(path),
+        "model": program.case.factory,
+        "soc": program.soc,
+        "backend": program.backend,
+        "scheme": program.run.precision,
+        "stack": stack_of(plan.build_id),
+        "inputs": tensors_of(facts.inputs),
+        "delegates": facts.delegates,
+        "on_cpu": [
+            {
+                "operator": row.operator,
+                **({"source": row.source} if row.source else {}),
+                "reason": row.reason,
+            }
+            for row in facts.left
+        ],
+        "kept_on_cpu": as_json(facts.kept_on_cpu) if facts.kept_on_cpu else None,
+        "accuracy": figures,
+        "slices": measured.slices,
+        "samples_db": measured.each_db,
+        "costs": costs,
+    }
+    more = [f"QNN {plan.build_id}, {plural(facts.delegates, 'delegate')}", *measured.slices]
+    if quantized := in_words(figures, "reference_"):
+        more += [f"{quantized} against the quantized model"]
+    more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
+    kept = [*model.keep_on_cpu, *(facts.kept_on_cpu.nodes if facts.kept_on_cpu else ())]
+    flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
+    divergence = model.command("divergence", program.soc, *flags)
+    slices = measured.slices
+    causes = causes_of(program, facts, slices, figures, plan.build_id)
+    suspects = suspected_of(program, facts, figures, plan.build_id)
+    if model.search:
+        # What is likely is said where nothing is measured.
+        causes = replace(causes, losses="", known=())
+    where = model.command("quantize", program.soc, "--where")
+    judged = HowJudged(program.run.kind, facts.used, bool(suspects))
+    wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
+    scheme, soc = program.run.precision, program.soc
+    shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.build_id)
+    warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
+    outcome = replace(outcome_of(compiled, run), wrong=wrong)
+    found = [
+        Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
+        for message, fix, place in dict.fromkeys(left_on_cpu(facts.left))
+    ]
+    found += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
+    return Product(
+        files_of(path, stem, record),
+        [_line(program, facts, figures, measured.each_db), *on_cpu_in_words(facts)],
+        more,
+        warnings,
+        outcome,
+        findings=found,
+        suspects=[SuspectedFault.of(met.fault, met.line) for met in suspects],
+        facts={"accuracy": figures, "ddr": as_json(facts.ddr)},
+        chips=program.soc,
+        unverified=unverified,
+    )
 
-    def stem(self, program: ExecutorchProgram) -> str:
-        stem = program.case_name if self.given else pytorch_model(self.model).name
-        return f"{stem}-{program.soc}-{program.run.name}"
 
-    def measured_of(self, plan: ExecutorchPlan, results: Results) -> MeasuredValues:
-        return measured_of(plan, results)
+def stem_of(model: OneModel, program: ExecutorchProgram) -> str:
+    stem = program.case_name if model.program else model.file.name
+    return f"{stem}-{program.soc}-{program.run.name}"
 
-    def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
-        program = plan.programs[0]
-        records = [compiled_in(results[COMPILED][row.name]) for row in plan.programs]
-        kept = [name for record in records if record.kept_on_cpu for name in record.kept_on_cpu.nodes]
-        delegates = {record.delegates for record in records}
-        if len(delegates) > 1:
-            counts = " and ".join(map(str, sorted(delegates)))
-            message = (
-                f"{program.suite}: these chips have {counts} delegates, and a suite's run has one number"
-            )
-            fix = "write chips of one kind into one suite: repeat the command for each kind"
-            raise UsageError(message, fix=fix)
-        (number,) = delegates
-        return {
-            "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
-            "delegates": None if number == program.case.delegates else number,
-            "cpu_budget": max(len(record.left) for record in records) or None,
-        }
+
+def suite_row(plan: ExecutorchPlan, results: Results) -> SuiteRow:
+    program = plan.programs[0]
+    records = [compiled_in(results[COMPILED][row.name]) for row in plan.programs]
+    kept = [name for record in records if record.kept_on_cpu for name in record.kept_on_cpu.nodes]
+    delegates = {record.delegates for record in records}
+    if len(delegates) > 1:
+        counts = " and ".join(map(str, sorted(delegates)))
+        message = f"{program.suite}: these chips have {counts} delegates, and a suite's run has one number"
+        fix = "write chips of one kind into one suite: repeat the command for each kind"
+        raise UsageError(message, fix=fix)
+    (number,) = delegates
+    fields = {
+        "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
+        "delegates": None if number == program.case.delegates else number,
+        "cpu_budget": max(len(record.left) for record in records) or None,
+    }
+    return SuiteRow(measured_of(plan, results), fields)
 
 
 def outcome_of(compiled: Result, run: Result | None) -> Outcome:
@@ -331,11 +302,6 @@ def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
         yield f"  kept on the CPU: {', '.join(kept.nodes)}: {kept.because}"
 
 
-def pytorch_model(model: OneModel) -> UserModel:
-    """The user's model. Modules are searched first in its own folder, or in the current one."""
-    return user_model(model.typed, Parser.user_folder())
-
-
 def scheme_of(named: UserModel, precision: str | None) -> str:
     """A model that is quantized already is taken as it is."""
     if precision is None:
@@ -351,7 +317,7 @@ def program_of(
     model: OneModel, soc: str = "", cpu_nodes: tuple[str, ...] = (), suite: Path | None = None
 ) -> ExecutorchProgram:
     """Of a model that no suite has, or that `suite` will have; `soc` if not for the first chip."""
-    named, samples, soc = pytorch_model(model), samples_folder(model), soc or model.selection.soc
+    named, samples, soc = model.file, model.samples_folder, soc or model.selection.soc
     file = precision_file_of(model, "executorch")
     scheme = scheme_of(named, file.precision if file else model.precision)
     factory = factory_in(named, suite) if suite else named.factory
@@ -371,19 +337,6 @@ def program_of(
         message = f"{named.name}, {scheme}: expected {expected}"
         raise UsageError(message, fix="correct that field of the run") from error
     return passing(ExecutorchProgram(suite, named.name, case, run, soc, model.selection.profile), model)
-
-
-def samples_folder(model: OneModel) -> Path | None:
-    if not model.calibrate:
-        return None
-    folder = user_path(model.calibrate, "--calibrate", str(Parser.user_folder())).absolute()
-    if not folder.is_dir():
-        message = f"--calibrate {model.calibrate} is not a folder"
-        folders = [path.name for path in folder.parent.glob("*/")]
-        if get_close_matches(folder.name, folders, n=1):
-            raise UnknownName(message, folder.name, folders)
-        raise UsageError(message, fix="name a folder of samples")
-    return folder
 
 
 def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:

@@ -10,35 +10,36 @@ from ci.lanes.executorch.compile import Quantize, done
 from ci.lanes.executorch.explain import chosen_program
 from ci.lanes.executorch.findings import causes_of
 from ci.lanes.executorch.product import (
-    PytorchModel,
     files_of,
     notes_of,
     plan_of_model,
+    programs_of,
     require_done,
     stack_of,
+    stem_of,
     tensors_of,
 )
 from ci.lanes.executorch.records import Quantized
 from ci.outcome import Result
 from ci.suite.accuracy import in_words
 from ci.suite.findings import HowJudged, verdict_of_one_model
-from ci.suite.lane_model import Product
 from ci.suite.one_model import OneModel
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
+from ci.suite.product import Product
 from ci.suite.trial import Outcome
 from provisioning.base.files import hash_file
 
 
-def quantized(taken: PytorchModel) -> Sequence[Product]:
-    programs = taken.programs
+def quantized(model: OneModel) -> Sequence[Product]:
+    programs = programs_of(model)
     refuse_floats(programs[0].run.quantizes, programs[0].run.precision)
-    plan = plan_of_model(taken.model, "quantize", programs)
+    plan = plan_of_model(model, "quantize", programs)
     results, products = done(Quantize(plan)), []
     for program in plan.programs:
         result = require_done(program, plan, results)
         assert result.folder is not None
-        path, facts, stem = result.folder / QUANTIZED, _quantized_in(result), taken.stem(program)
+        path, facts, stem = result.folder / QUANTIZED, _quantized_in(result), stem_of(model, program)
         record = {
             "schema": 1,
             "model": program.case.factory,
@@ -55,7 +56,7 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
         words = f"{program.soc} {program.run.name}: {in_words(figures)} against float {facts.used}"
         words += ", both in PyTorch"
         where, causes = (
-            taken.command("quantize", program.soc, "--where"),
+            model.command("quantize", program.soc, "--where"),
             causes_of(program, facts, slices, {}),
         )
         judged = HowJudged(program.run.kind, facts.used)

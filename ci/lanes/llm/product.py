@@ -25,7 +25,7 @@ from ci.lanes.llm.orders import (
     record_in,
 )
 from ci.lanes.llm.prompts import require_tokenizer, windows
-from ci.lanes.llm.suite import SUITES, LlmProgram
+from ci.lanes.llm.suite import LlmProgram
 from ci.lanes.llm.work import (
     CompileCheckpoint,
     LlmPlan,
@@ -36,9 +36,9 @@ from ci.lanes.llm.work import (
 )
 from ci.outcome import Result
 from ci.plain import read
-from ci.suite.lane_model import LaneModel, Product, not_taken
-from ci.suite.one_model import LANGUAGE_TIMEOUT, Compiling, OneModel
+from ci.suite.one_model import LANGUAGE_TIMEOUT, OneModel, not_taken
 from ci.suite.output import SCRATCH
+from ci.suite.product import Product
 from ci.suite.program_steps import run_cached_step
 from ci.suite.stage import Results
 from provisioning.base.command_line import TIMEOUT, Parser
@@ -104,75 +104,93 @@ def _pace() -> float:
     return min(times) / SORTED_SECONDS
 
 
-@dataclass(frozen=True)
-class Checkpoint(LaneModel):
-    suites = SUITES
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(LlmProgram):
+    """A checkpoint of a command line as a program."""
 
     shape: Architecture
-    order: CompileOrder
+    compiled: CompileOrder
 
-    @classmethod
-    def of(cls, model: OneModel, how: Compiling) -> Checkpoint:
-        if how.language is None:
-            raise not_taken(model)
-        folder = Parser.user_folder() / model.typed
-        shape, order = compile_order(model, how.language, folder)
-        require_installed()
-        require_tokenizer(folder, shape)
-        if order.quantized and (text := calibrate_of(model)):
-            # Before anything starts: a text that is too short is refused.
-            order = replace(order, calibration=windows(folder, shape, text, order.context))
-        if (earlier := record_in(how.output)) and earlier.order.model != order.model:
-            raise UsageError(
-                f"{how.output} has what was compiled of {earlier.order.model}",
-                fix="name another folder with -o, or remove it",
-            )
-        names = {path.name for path in how.output.iterdir()} if how.output.exists() else set()
-        if RECORD not in names and any(not name.startswith(SCRATCH) for name in names):
-            # No compile of ours wrote what is there.
-            raise UsageError(f"{how.output} is not empty", fix="name another folder with -o, or remove it")
-        return cls(model, how, shape, order)
 
-    def program(self, soc: str, suite: Path | None = None) -> LlmProgram:
-        return program_of(self.order)
-
-    def plan(self, programs: Sequence[LlmProgram]) -> LlmPlan:
-        work = self.model.work
-        work = replace(work, timeout=LANGUAGE_TIMEOUT if work.timeout == TIMEOUT else work.timeout, jobs=1)
-        return LlmPlan.of(programs, self.model.selection, work)
-
-    def do(self, plan: LlmPlan) -> Results:
-        order, shape = self.order, self.shape
-        layers = plural(shape.num_layers, "layer")
-        layers += f" in {order.parts} parts" if order.parts > 1 else ""
-        sys.stderr.write(f"{layers} for {order.soc}, {order.precision}\n")
-        if order.through == GENIE:
-            for line in CompileNeeds.of(shape, order, _pace()).lines(self.how.output):
-                sys.stderr.write(f"{line}\n")
-        results = run_cached_step(CompileCheckpoint(plan, order), plan.programs)
-        return {COMPILED: {name: require_done(result) for name, result in results.items()}}
-
-    def product(self, plan: LlmPlan, program: LlmProgram, mine: Mapping[str, Result]) -> Product:
-        result, order, output = mine[COMPILED], self.order, self.how.output
-        assert result.folder is not None
-        store, written = self.model.selection.store, read(Written, result.facts)
-        files = {path.name: path for path in sorted(result.folder.iterdir())}
-        record = Record(
-            order=order,
-            size=written.size,
-            cpu_seconds=result.facts["cpu_seconds"],
-            peak=result.facts["peak"],
-            source=source_of(order, store),
-            files={**digests_of(store, files), RECORD: ""},
+def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
+    if model.language is None:
+        raise not_taken(model)
+    folder, output = Parser.user_folder() / model.typed, model.output
+    shape, order = compile_order(model, model.language, folder)
+    require_installed()
+    require_tokenizer(folder, shape)
+    if order.quantized and (text := calibrate_of(model)):
+        # Before anything starts: a text that is too short is refused.
+        order = replace(order, calibration=windows(folder, shape, text, order.context))
+    if (earlier := record_in(output)) and earlier.order.model != order.model:
+        raise UsageError(
+            f"{output} has what was compiled of {earlier.order.model}",
+            fix="name another folder with -o, or remove it",
         )
-        # Of an earlier compile, in more parts or for another runtime.
-        earlier = record_in(output)
-        there = output.absolute().iterdir() if earlier else ()
-        stale = [path for path in there if earlier and path.is_file() and path.name in earlier.files]
-        genie = order.through == GENIE
-        what = f"{written.binaries} binaries" if genie else "a program"
-        costs = f"{seconds(record.cpu_seconds)} of a core and {size(record.peak)} of memory"
-        words = [f"{output}: {what}, {size(written.size)}, {costs}; see its README.md"]
-        if genie and not order.shared and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
-            words.append(f"try it: {session('run', output, 'The answer is')}")
-        return Product({**files, RECORD: record.as_text()}, words, stale=stale)
+    names = {path.name for path in output.iterdir()} if output.exists() else set()
+    if RECORD not in names and any(not name.startswith(SCRATCH) for name in names):
+        # No compile of ours wrote what is there.
+        raise UsageError(f"{output} is not empty", fix="name another folder with -o, or remove it")
+    program = program_of(order)
+    return [
+        Checkpoint(
+            program.suite,
+            program.case_name,
+            program.case,
+            program.run,
+            program.soc,
+            shape=shape,
+            compiled=order,
+        )
+    ]
+
+
+def planned(model: OneModel, programs: Sequence[Checkpoint]) -> LlmPlan:
+    work = model.work
+    work = replace(work, timeout=LANGUAGE_TIMEOUT if work.timeout == TIMEOUT else work.timeout, jobs=1)
+    return LlmPlan.of(programs, model.selection, work)
+
+
+def results_of(model: OneModel, plan: LlmPlan) -> Results:
+    program = _checkpoint(plan)
+    order, shape = program.compiled, program.shape
+    layers = plural(shape.num_layers, "layer")
+    layers += f" in {order.parts} parts" if order.parts > 1 else ""
+    sys.stderr.write(f"{layers} for {order.soc}, {order.precision}\n")
+    if order.through == GENIE:
+        for line in CompileNeeds.of(shape, order, _pace()).lines(model.output):
+            sys.stderr.write(f"{line}\n")
+    results = run_cached_step(CompileCheckpoint(plan, order), plan.programs)
+    return {COMPILED: {name: require_done(result) for name, result in results.items()}}
+
+
+def _checkpoint(plan: LlmPlan) -> Checkpoint:
+    (program,) = plan.programs
+    assert isinstance(program, Checkpoint)
+    return program
+
+
+def product_of(model: OneModel, plan: LlmPlan, program: Checkpoint, mine: Mapping[str, Result]) -> Product:
+    result, order, output = mine[COMPILED], program.compiled, model.output
+    assert result.folder is not None
+    store, written = model.selection.store, read(Written, result.facts)
+    files = {path.name: path for path in sorted(result.folder.iterdir())}
+    record = Record(
+        order=order,
+        size=written.size,
+        cpu_seconds=result.facts["cpu_seconds"],
+        peak=result.facts["peak"],
+        source=source_of(order, store),
+        files={**digests_of(store, files), RECORD: ""},
+    )
+    # Of an earlier compile, in more parts or for another runtime.
+    earlier = record_in(output)
+    there = output.absolute().iterdir() if earlier else ()
+    stale = [path for path in there if earlier and path.is_file() and path.name in earlier.files]
+    genie = order.through == GENIE
+    what = f"{written.binaries} binaries" if genie else "a program"
+    costs = f"{seconds(record.cpu_seconds)} of a core and {size(record.peak)} of memory"
+    words = [f"{output}: {what}, {size(written.size)}, {costs}; see its README.md"]
+    if genie and not order.shared and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
+        words.append(f"try it: {session('run', output, 'The answer is')}")
+    return Product({**files, RECORD: record.as_text()}, words, stale=stale)

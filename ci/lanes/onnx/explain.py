@@ -19,7 +19,6 @@ from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, provider
 from ci.lanes.onnx.compile import WORKER, environment, home_of, plan_of, request_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN, GraphProblem, load_graph
-from ci.lanes.onnx.product import OnnxModel
 from ci.lanes.onnx.records import (
     CommandAnswer,
     DivergenceLimits,
@@ -45,7 +44,7 @@ from ci.models import wheels
 from ci.operators.onnx import inexact_onnx
 from ci.operators.table import Inexact
 from ci.plain import read
-from ci.suite.one_model import Compiling, OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, precision_named
 from ci.suite.program_steps import run_cached_step
@@ -136,7 +135,7 @@ def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float 
     return scored.answer
 
 
-def of_suites(model: OneModel, choice: Choice) -> Sequence[OnnxModel]:
+def of_suites(model: OneModel, choice: Choice) -> Sequence[OneModel]:
     programs = chosen_programs(choice, model.selection)
     by_code = [row for row in programs if row.case.factory or ":" in row.case.samples]
     exported = _exported(model, by_code)
@@ -159,38 +158,37 @@ def _exported(model: OneModel, programs: Sequence[OnnxProgram]) -> Mapping[str, 
     return {name: result.folder for name, result in done.items() if result.folder}
 
 
-def _of(whole: OneModel, program: OnnxProgram, exported: Path | None) -> OnnxModel:
+def _of(whole: OneModel, program: OnnxProgram, exported: Path | None) -> OneModel:
     """MODEL as the case has it."""
-    case, selection = program.case, whole.selection
+    case = program.case
     if exported:
         path, samples = exported / EXPORTED, str(exported / EXPORTED_SAMPLES)
         dimensions: tuple[str, ...] = ()
     else:
-        roots = wheels.folders(program.needs.wheels, selection.store)
+        roots = wheels.folders(program.needs.wheels, whole.selection.store)
         path = wheels.located(case.model, program.search_path, roots)
         samples = samples_of(case, program.search_path)
         dimensions = tuple(assignments_of(case.dimensions))
-    model = replace(
-        whole,
+    return replace(
+        whole.for_chip(program.soc),
         typed=str(path),
+        program=program,
         precision=program.run.kind,
         calibrate=samples or None,
         dimensions=dimensions,
         per_channel=program.run.per_channel or whole.per_channel,
         calibration=program.run.calibration,
         inferences=whole.inferences or case.inferences,
-        selection=replace(selection, soc=program.soc, named_socs=(program.soc,)),
     )
-    return OnnxModel(model, Compiling(), given=program)
 
 
-def rewritten(lane_model: OnnxModel, choice: RewriteChoice) -> Rewritten:
-    plan = plan_of_model(lane_model.model, program_of(lane_model.model))
+def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
+    plan = plan_of_model(model, program_of(model))
     step = FilesOfOne(plan, kind="onnx-rewrite", task="rewritten", reply=ModelChanges, asked=choice)
     done = step.answered()
     assert done.folder
-    model = done.folder / REWRITTEN
-    return Rewritten(done.answer.changes, model if model.is_file() else None)
+    path = done.folder / REWRITTEN
+    return Rewritten(done.answer.changes, path if path.is_file() else None)
 
 
 def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:

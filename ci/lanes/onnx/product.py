@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ci.cached_steps import require_done
 from ci.forecast.forecasts import Forecasted
@@ -16,126 +15,114 @@ from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.records import CompiledContext, facts_in
 from ci.lanes.onnx.stage import COMPILED, measured_of
-from ci.lanes.onnx.suite import SUITES, OnnxProgram
+from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
 from ci.outcome import Result
 from ci.plain import as_json
 from ci.suite.accuracy import against_in_words
 from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
-from ci.suite.lane_model import LaneModel, Product
-from ci.suite.one_model import Compiling, OneModel
+from ci.suite.one_model import OneModel
+from ci.suite.product import Product, SuiteRow
 from ci.suite.program_steps import run_cached_step
-from ci.suite.stage import MeasuredValues, Results
+from ci.suite.stage import Results
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
+FIELDS = ("precision", "per_channel", "calibration", "options")
 
-@dataclass(frozen=True)
-class OnnxModel(LaneModel):
-    suites = SUITES
-    fields = ("precision", "per_channel", "calibration", "options")
 
-    @classmethod
-    def of(cls, model: OneModel, how: Compiling) -> OnnxModel:
-        and_socs = how.and_socs
-        if and_socs and len(model.selection.socs) > 1:
-            raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
-        if and_socs and not how.verify:
-            raise UsageError("--and-soc runs the model, but --verify none does not", fix="leave one out")
-        return cls(model, how)
+def programs_of(model: OneModel, suite: Path | None = None) -> list[OnnxProgram]:
+    socs = model.selection.socs
+    if model.and_socs and len(socs) > 1:
+        raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
+    if model.and_socs and not model.verify:
+        raise UsageError("--and-soc runs the model, but --verify none does not", fix="leave one out")
+    for chip in (*socs, *model.and_socs):
+        settings_of(parse_assignments(model.options), soc=soc_named(chip), embed=model.embed)
+    program = program_of(model, suite, with_options=bool(suite))
+    return [replace(program, soc=soc) for soc in socs]
 
-    @property
-    def measured(self) -> bool:
-        return self.how.verify and not self.how.and_socs
 
-    def program(self, soc: str, suite: Path | None = None) -> OnnxProgram:
-        for chip in (soc, *self.how.and_socs):
-            settings_of(parse_assignments(self.model.options), soc=soc_named(chip), embed=self.how.embed)
-        return replace(program_of(self.model, suite, with_options=bool(suite)), soc=soc)
+def planned(model: OneModel, programs: Sequence[OnnxProgram]) -> OnnxPlan:
+    work = model.work
+    # Nothing remembers what these options make the provider write beside the context.
+    if any("dump" in name or name.endswith("_dir") for name in parse_assignments(model.options)):
+        work = replace(work, cache=False)
+    return plan_of(programs, model.selection, work)
 
-    def plan(self, programs: Sequence[OnnxProgram]) -> OnnxPlan:
-        work = self.model.work
-        # Nothing remembers what these options make the provider write beside the context.
-        if any("dump" in name or name.endswith("_dir") for name in parse_assignments(self.model.options)):
-            work = replace(work, cache=False)
-        return plan_of(programs, self.model.selection, work)
 
-    def do(self, plan: OnnxPlan) -> Results:
-        results = run_cached_step(self._step(plan), plan.programs)
-        with_metric = [program for program in plan.programs if program.case.metric]
-        return {COMPILED: with_metrics(plan, with_metric, results)}
+def results_of(model: OneModel, plan: OnnxPlan) -> Results:
+    results = run_cached_step(CompileOne(plan, new_baseline=True, model=model), plan.programs)
+    with_metric = [program for program in plan.programs if program.case.metric]
+    return {COMPILED: with_metrics(plan, with_metric, results)}
 
-    def _step(self, plan: OnnxPlan) -> CompileOne:
-        options = parse_assignments(self.model.options)
-        return CompileOne(plan, new_baseline=True, how=self.how, users_options=options)
 
-    def product(self, plan: OnnxPlan, program: OnnxProgram, mine: Mapping[str, Result]) -> Product:
-        result, step = require_done(mine[COMPILED]), self._step(plan)
-        assert result.folder is not None
-        facts, files = facts_in(result), step.files(program, result.folder)
-        if not (contexts := facts.contexts):
-            (finding,) = findings_of(program, result)
-            raise CheckFailed(finding.message, fix=finding.fix)
-        context = contexts.measured
-        chips, near, used = step.chips(program), context.near, facts.used
-        ran = against_in_words(near.figures, context.each_db, "float", used) if near.figures else "not run"
-        words = [f"{chips[0]} {program.run.name}: {ran}; nothing on the CPU"]
-        if contexts.of_chips:
-            words += [
-                f"  one flexible context for {', '.join(chips)}, which only a device runs;"
-                " compiled for each alone:",
-                *(f"    {chip} {figure}" for chip, figure in contexts.of_chips.items()),
-            ]
-        forecasted, ddr = forecast_of_chip(program, facts.estimate), context.ddr
-        build, nodes = context.record.build_id, plural(context.audit.nodes, "node")
-        more = [f"QNN {build}, {nodes} on HTP", *near.slices]
-        if forecasted and forecasted.forecasts:
-            words += [f"  {line}" for line in forecasted.in_words()]
-        elif forecasted:
-            more += forecasted.in_words()
-        if ddr:
-            more += [f"{ddr.read:,} bytes read from DDR in a run, {ddr.written:,} written"]
-        commands = (self.command("divergence", program.soc), self.command("quantize", program.soc, "--where"))
-        kind, name, causes = program.run.kind, self.model.typed, causes_of(near, context.choices)
-        judged = HowJudged(kind, used)
-        wrong, low = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, judged)
-        warnings = [*self.drawn(program), *constant_inputs(facts.prepared.constant), *low]
-        if kind == "fp16" and context.half_floats is False:
-            warnings += [not_in_fp16(chips[0])]
-        warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context.reciprocals]
-        size = sum(path.stat().st_size for path in files)
-        outcome = outcome_of(context, size, forecasted, contexts.cpu_seconds)
-        return Product(
-            {path.name: path for path in files},
-            words,
-            more,
-            warnings,
-            replace(outcome, wrong=wrong),
-            facts={
-                "accuracy": near.figures,
-                "delegates": 1,
-                "on_cpu": [],
-                "ddr": as_json(ddr) if ddr else None,
-            },
-            chips=", ".join(chips),
-        )
+def product_of(model: OneModel, plan: OnnxPlan, program: OnnxProgram, mine: Mapping[str, Result]) -> Product:
+    result, step = require_done(mine[COMPILED]), CompileOne(plan, new_baseline=True, model=model)
+    assert result.folder is not None
+    facts, files = facts_in(result), step.files(program, result.folder)
+    if not (contexts := facts.contexts):
+        (finding,) = findings_of(program, result)
+        raise CheckFailed(finding.message, fix=finding.fix)
+    context = contexts.measured
+    chips, near, used = step.chips(program), context.near, facts.used
+    ran = against_in_words(near.figures, context.each_db, "float", used) if near.figures else "not run"
+    words = [f"{chips[0]} {program.run.name}: {ran}; nothing on the CPU"]
+    if contexts.of_chips:
+        words += [
+            f"  one flexible context for {', '.join(chips)}, which only a device runs;"
+            " compiled for each alone:",
+            *(f"    {chip} {figure}" for chip, figure in contexts.of_chips.items()),
+        ]
+    forecasted, ddr = forecast_of_chip(program, facts.estimate), context.ddr
+    build, nodes = context.record.build_id, plural(context.audit.nodes, "node")
+    more = [f"QNN {build}, {nodes} on HTP", *near.slices]
+    if forecasted and forecasted.forecasts:
+        words += [f"  {line}" for line in forecasted.in_words()]
+    elif forecasted:
+        more += forecasted.in_words()
+    if ddr:
+        more += [f"{ddr.read:,} bytes read from DDR in a run, {ddr.written:,} written"]
+    commands = (model.command("divergence", program.soc), model.command("quantize", program.soc, "--where"))
+    kind, name, causes = program.run.kind, model.typed, causes_of(near, context.choices)
+    judged = HowJudged(kind, used)
+    wrong, low = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, judged)
+    warnings = [*drawn(program), *constant_inputs(facts.prepared.constant), *low]
+    if kind == "fp16" and context.half_floats is False:
+        warnings += [not_in_fp16(chips[0])]
+    warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context.reciprocals]
+    size = sum(path.stat().st_size for path in files)
+    outcome = outcome_of(context, size, forecasted, contexts.cpu_seconds)
+    return Product(
+        {path.name: path for path in files},
+        words,
+        more,
+        warnings,
+        replace(outcome, wrong=wrong),
+        facts={
+            "accuracy": near.figures,
+            "delegates": 1,
+            "on_cpu": [],
+            "ddr": as_json(ddr) if ddr else None,
+        },
+        chips=", ".join(chips),
+    )
 
-    def drawn(self, program: OnnxProgram) -> Iterator[str]:
-        if program.run.quantizes and not program.case.samples:
-            yield "it was calibrated with random inputs: --calibrate DIR takes real ones"
 
-    def measured_of(self, plan: OnnxPlan, results: Results) -> MeasuredValues:
-        return measured_of(plan, results[COMPILED])
+def drawn(program: OnnxProgram) -> Iterator[str]:
+    if program.run.quantizes and not program.case.samples:
+        yield "it was calibrated with random inputs: --calibrate DIR takes real ones"
 
-    def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
-        for program in plan.programs:
-            for finding in findings_of(program, results[COMPILED][program.name]):
-                if finding.severity is Severity.ERROR:
-                    raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-        return {}
+
+def suite_row(plan: OnnxPlan, results: Results) -> SuiteRow:
+    for program in plan.programs:
+        for finding in findings_of(program, results[COMPILED][program.name]):
+            if finding.severity is Severity.ERROR:
+                raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
+    return SuiteRow(measured_of(plan, results[COMPILED]))
 
 
 def outcome_of(

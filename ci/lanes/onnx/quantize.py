@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ci.explain.losses import Loss
 from ci.lanes.onnx.findings import causes_of
-from ci.lanes.onnx.product import OnnxModel
+from ci.lanes.onnx.product import drawn
 from ci.lanes.onnx.records import FileName, Losses, Nothing
 from ci.lanes.onnx.user_program import (
     FilesOfOne,
@@ -19,22 +19,22 @@ from ci.lanes.onnx.user_program import (
 )
 from ci.suite.accuracy import in_words
 from ci.suite.findings import HowJudged, verdict_of_one_model
-from ci.suite.lane_model import Product
 from ci.suite.one_model import OneModel
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
+from ci.suite.product import Product
 from ci.suite.trial import Outcome
 from provisioning.base.files import hash_file
 
 
-def quantized(taken: OnnxModel) -> Sequence[Product]:
+def quantized(model: OneModel) -> Sequence[Product]:
     """One, as it is the same for all chips."""
-    program = program_of(taken.model)
+    program = program_of(model)
     kind = program.run.kind
     refuse_floats(program.run.quantizes, kind)
     stem = f"{Path(program.case.model).stem}-{program.run.name}"
     facts = FilesOfOne(
-        plan_of_model(taken.model, program),
+        plan_of_model(model, program),
         kind="onnx-quantize",
         task="quantized_file",
         reply=Nothing,
@@ -55,9 +55,9 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     words = f"{program.run.name}: {in_words(near.figures)} against float {facts.used}"
     words += ", both by ONNX Runtime on the CPU"
     written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
-    where, judged = taken.command("quantize", program.soc, "--where"), HowJudged(kind, facts.used)
+    where, judged = model.command("quantize", program.soc, "--where"), HowJudged(kind, facts.used)
     wrong, low = verdict_of_one_model(stem, near.figures, near.slices, "", where, causes_of(near), judged)
-    warnings = [*taken.drawn(program), *constant_inputs(prepared.constant), *low]
+    warnings = [*drawn(program), *constant_inputs(prepared.constant), *low]
     lines = [words, *(f"  {line}" for line in near.slices)]
     return [Product(written, lines, (), warnings, Outcome(wrong=wrong))]
 

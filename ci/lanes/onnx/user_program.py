@@ -18,12 +18,11 @@ from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_o
 from ci.lanes.onnx.records import DRAWN, NOTHING, CommandAnswer, CompileOptions, Preparing, TakenModel
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.models.user_model import user_model
 from ci.outcome import Result, error_follows, line_of
 from ci.plain import read
 from ci.progress import Line
 from ci.results import CachedResults, Key
-from ci.suite.one_model import Compiling, OneModel
+from ci.suite.one_model import OneModel
 from ci.suite.precision import precision_named
 from ci.suite.precision_file import precision_file_of
 from ci.suite.program_steps import run_cached_step
@@ -45,7 +44,7 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     for chip in selection.socs:
         # Before the suite's own check, whose message would name a field.
         settings_of(options, soc=soc_named(chip), embed=True)
-    named = user_model(model.typed, Parser.user_folder())
+    named = model.file
     assert named.file is not None
     dimensions = dimensions_of(model.dimensions)
     require_installed()
@@ -176,9 +175,12 @@ class CompileOne(CompileOnnx):
 
     keeps_files = True
 
-    how: Compiling
-    users_options: Mapping[str, Value]
-    """Of the command line. A suite has them in the run."""
+    model: OneModel
+
+    @property
+    def users_options(self) -> Mapping[str, Value]:
+        """Of the command line. A suite has them in the run."""
+        return parse_assignments(self.model.options)
 
     @property
     def suite(self) -> bool:
@@ -186,14 +188,14 @@ class CompileOne(CompileOnnx):
 
     def chips(self, program: OnnxProgram) -> tuple[str, ...]:
         """Those of one flexible context."""
-        return tuple(dict.fromkeys([program.soc, *self.how.and_socs]))
+        return tuple(dict.fromkeys([program.soc, *self.model.and_socs]))
 
     @property
     def form(self) -> str:
-        return FORMS[self.how.embed]
+        return FORMS[self.model.embed]
 
     def stem(self, program: OnnxProgram) -> str:
-        kind = f"-{program.run.kind}" if self.how.several_precisions else ""
+        kind = f"-{program.run.kind}" if self.model.several_precisions else ""
         soc = f"-{program.soc}" if len({other.soc for other in self.plan.programs}) > 1 else ""
         return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
 
@@ -202,7 +204,7 @@ class CompileOne(CompileOnnx):
         return sorted((folder / self.form).glob(f"{self.stem(program)}*"))
 
     def preparing(self, program: OnnxProgram) -> Preparing:
-        return super().preparing(program) if self.suite else Preparing(drawn=True, compares=self.how.verify)
+        return super().preparing(program) if self.suite else Preparing(drawn=True, compares=self.model.verify)
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """A stage's own result has no files of these names."""
@@ -217,7 +219,7 @@ class CompileOne(CompileOnnx):
         options = replace(super().options(program), stem=stem, keeps_outputs=keeps_outputs)
         if self.suite:
             return replace(options, chips=(program.soc,))
-        settings = settings_of(self.users_options, soc=soc_named(program.soc), embed=self.how.embed)
+        settings = settings_of(self.users_options, soc=soc_named(program.soc), embed=self.model.embed)
         return replace(
             options,
             forms=(self.form,),

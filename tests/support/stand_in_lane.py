@@ -1,0 +1,96 @@
+"""A lane without a compiler: a test says what a suite gives of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ci.explain.divergence_result import DivergenceResult, DivergentOperator
+from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.jobs import WorkOptions
+from ci.models.model_lines import OperatorAt
+from ci.suite.one_model import OneModel
+from ci.suite.product import Product
+from ci.suite.trial import Outcome
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import Selection
+
+HELPS = RewrittenPlace("one", ("helps",), "", "node", "net.py:7")
+HARMS = RewrittenPlace("other", ("harms",), "", "node", "net.py:9")
+WRONG = (Finding("compile-accuracy", Severity.ERROR, "net", "too far", ""),)
+RED = Outcome(figures={"sqnr_db": 2.0}, wrong=WRONG)
+AT = OperatorAt("aten.pow.Scalar", "", "net.py:7", "2 ** x")
+POWER = DivergentOperator(
+    **asdict(AT),
+    traits={},
+    node="pow_1",
+    sqnr_db=2.0,
+    sample=0,
+    faint=1e-8,
+    rounds=False,
+    integers=False,
+    grows=None,
+    share=1.0,
+    operands={"tanh": 70.0},
+    alike=0,
+)
+DIFFERS = DivergenceResult("the quantized model on the CPU", 30.0, 2.0, POWER, {}, {}, ())
+"""What a search gives that finds an operator."""
+
+
+def green(sqnr_db: float) -> Outcome:
+    return Outcome(figures={"sqnr_db": sqnr_db})
+
+
+class StandInLane:
+    """Of its model two rewrites are possible; each set of them is a file of its own. `gives` says what the
+    pipeline gives of the model and of what is made from it."""
+
+    samples: Path | None = None
+
+    def __init__(
+        self,
+        folder: Path,
+        typed: str = "net.py:make",
+        gives: Callable[[OneModel], Outcome] = lambda _: RED,
+        flags: Sequence[str] = (),
+    ) -> None:
+        selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
+        lane: Any = self
+        self.model = OneModel(
+            selection, typed, lane, WorkOptions(), precision="16a8w", output=folder / "out", search=False
+        )
+        self.folder, self.gives, self.flags = folder, gives, tuple(flags)
+        self.asked: list[tuple[str, ...] | None] = []
+
+    def has(self, verb: str) -> bool:
+        return True
+
+    def module(self, verb: str) -> StandInLane:
+        return self
+
+    def programs_of(self, model: OneModel, suite: Path | None = None) -> list[Any]:
+        return [SimpleNamespace(name=model.name, soc="SM8650", run=SimpleNamespace(kind="16a8w"))]
+
+    def planned(self, model: OneModel, programs: Sequence[Any]) -> Any:
+        return SimpleNamespace(programs=programs)
+
+    def results_of(self, model: OneModel, plan: Any) -> dict[str, Any]:
+        return {}
+
+    def product_of(self, model: OneModel, plan: Any, program: Any, results: object) -> Product:
+        outcome = self.gives(model)
+        if outcome.error:
+            raise CheckFailed(outcome.error, fix="")
+        return Product({}, [], outcome=outcome)
+
+    def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
+        self.asked.append(asked.rules)
+        made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
+        path = self.folder / f"{'-'.join(change.rules[0] for change in made)}.pt2"
+        path.write_text("")
+        return Rewritten(made, path, self.samples)
