@@ -17,8 +17,7 @@ from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.base.stage_run import require_stage
-from provisioning.dist import LIBRARIES, MANIFEST, runner_of
-from provisioning.overlay import FOLDER, description_of, require_current
+from provisioning.dist import FOLDER, LIBRARIES, MANIFEST, description_of, require_current, runner_of
 
 DIST = dist_path() / DEFAULT_TARGET
 VARIABLE = "QNN_EXECUTOR_RUNNER"

@@ -10,7 +10,7 @@ from provisioning.base.command_line import Verb, main, parsed
 VERBS = {
     "lint": Verb("lab.lint", "check style, types, generated files and the tree's hygiene", "lint"),
     "generate": Verb("lab.generate", "regenerate the committed schemas and catalogues", "lint"),
-    "lock": Verb("lab.lock", "fill in hashes that manifests lack and regenerate every lock file", "lint"),
+    "lock": Verb("lab.lock.verb", "fill in hashes that manifests lack, and renew all lock files", "lint"),
     "bench": Verb(
         "lab.bench", "measure performance claims as ratios, side by side; --list names them", "executorch"
     ),

@@ -27,8 +27,7 @@ from provisioning.base.settings import (
     user_path,
 )
 from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, KINDS, QNN_SDK
-from provisioning.dist import runner_of
-from provisioning.overlay import DESCRIPTION, OVERLAY, description_of
+from provisioning.dist import DESCRIPTION, OVERLAY, description_of, runner_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile

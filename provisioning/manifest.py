@@ -14,8 +14,7 @@ from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.selection import chip_named, simple
 from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.components import ComponentName
-from provisioning.sources import Https, Version
-from provisioning.sources.archive import Archive
+from provisioning.sources import Archive, Https, Version
 from provisioning.sources.git import Git
 from provisioning.sources.wheel import Wheel
 

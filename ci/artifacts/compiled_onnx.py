@@ -17,7 +17,7 @@ from ci.artifacts.program import ContextStrings, TensorInfo, bytes_of, context_o
 from ci.artifacts.protobuf import Message
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
-from provisioning.build_id import BUILD_ID
+from provisioning.components import BUILD_ID
 
 CONTEXT_OPERATOR = "EPContext"
 COMPATIBILITY = "ep_compatibility_info.QNNExecutionProvider"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ci.artifacts.bounds import Budget
 from provisioning.base.errors import CheckFailed
-from provisioning.build_id import BUILD_ID
+from provisioning.components import BUILD_ID
 
 MARK = b"PK\x03\x04"
 MODEL = "model"

@@ -21,7 +21,7 @@ from ci.artifacts.flatbuffer import Reader, Table, Tables
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, open_regular
-from provisioning.build_id import BUILD_ID
+from provisioning.components import BUILD_ID
 
 T_co = TypeVar("T_co", covariant=True)
 

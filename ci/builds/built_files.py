@@ -21,7 +21,7 @@ from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.dist import MANIFEST
-from provisioning.loadable import Demands, complaints
+from provisioning.elf import Demands, complaints
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -114,9 +114,9 @@ def _wrong_with(
 def _provided(name: str, target: str) -> bool:
     if target == DEFAULT_TARGET:
         return _SYSTEM_LIBRARY.fullmatch(name) is not None
-    from provisioning.validation import tables
+    from provisioning import qnn_libraries
 
-    return name in tables.device_libraries().provides(target)
+    return name in qnn_libraries.device_table().provides(target)
 
 
 def _reachable(name: str, target: str, file: LoadableFile, header: elf.Elf, places: set[str]) -> bool:

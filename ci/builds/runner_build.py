@@ -46,7 +46,7 @@ from provisioning.base.stage_run import StageRun
 from provisioning.base.units import aligned
 from provisioning.components import EXECUTORCH_RUNTIME
 from provisioning.dist import LIBRARIES, OURS, RUNNER
-from provisioning.symbol_versions import highest_version
+from provisioning.elf import highest_version
 
 SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")

@@ -20,14 +20,13 @@ from ci.builds.source_plan import BuildOptions, SourcePlan, notes_of, plan_of
 from ci.builds.toolchain import find_program
 from ci.builds.tree import changed_since, link_with_copies, make_overlay
 from ci.runner import EXECUTORCHS, Runner
-from provisioning import overlay
 from provisioning.base.commands import quoted
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.dist import MANIFEST, RUNNER
+from provisioning.dist import FOLDER, MANIFEST, RUNNER
 from provisioning.manifest import load_profile
 
 PLACED = "placed.json"
@@ -184,7 +183,7 @@ def _own_code() -> str:
 
 
 def put_into_python(plan: SourcePlan, stage: StageRun, *, target_only: bool = False) -> None:
-    ours = plan.dist / overlay.FOLDER
+    ours = plan.dist / FOLDER
     if target_only:
         # The environment would use the overlay of an earlier build, with that build's adaptor.
         shutil.rmtree(ours, ignore_errors=True)

@@ -23,14 +23,12 @@ from ci.builds.recipes import Recipe, RecipeProject, filled, for_tree, load_reci
 from ci.builds.toolchain import BuildTool, Toolchain, find_cmake, find_ninja
 from ci.builds.tree import OWN_NAME, SourceTree, file_names, open_tree, unread_options
 from ci.jobs import available_memory
-from provisioning import overlay
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, dist_path, outputs_path
-from provisioning.build_id import build_ids
-from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
-from provisioning.dist import RUNNER
+from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK, build_ids
+from provisioning.dist import DESCRIPTION, FOLDER, RUNNER
 from provisioning.environment import Environment, resolve, users_own
 from provisioning.manifest import Profile, load_profile
 
@@ -251,7 +249,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
         require_writable(options.output, "--output")
         refuse_foreign(options.output, str(RUNNER), "--output", OURS)
         if selection.target == DEFAULT_TARGET:
-            refuse_foreign(options.output / overlay.FOLDER, overlay.DESCRIPTION, "--output")
+            refuse_foreign(options.output / FOLDER, DESCRIPTION, "--output")
     profile = load_profile(selection.profile)
     recipe = load_recipe(selection.target)
     ndk = [ANDROID_NDK] if recipe.toolchain == "ndk" else []

@@ -16,7 +16,7 @@ from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
 from provisioning.components import ANDROID_NDK, NDK_TOOLCHAIN, identity_of
-from provisioning.symbol_versions import version_key
+from provisioning.elf import version_key
 
 PACKAGES = {
     "g++": "g++",

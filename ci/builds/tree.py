@@ -24,7 +24,7 @@ from ci.builds.recipes import Recipe
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.components import EXECUTORCH_SOURCE
-from provisioning.overlay import REPOSITORY, BuiltFrom, TreeState, describe, git_output, state_of
+from provisioning.dist import REPOSITORY, BuiltFrom, TreeState, describe, git_output, state_of
 
 MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")
 OWN_NAME = "executorch"

@@ -12,7 +12,7 @@ from ci.operators.partition import CpuOperator
 from ci.operators.table import Inexact
 from ci.plain import as_json
 from provisioning.base.units import aligned
-from provisioning.fixes import fix_for
+from provisioning.known_faults import fix_for
 
 FAILED = "does not compile"
 IN_FLOAT = "compute it in float, if it need not be exact: cast its inputs with .float()"

@@ -26,8 +26,7 @@ from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit, Place
 from provisioning.base.rendering.terminal import readable
-from provisioning.fixes import NO_FIX, fix_at
-from provisioning.known_faults import SuspectedFault
+from provisioning.known_faults import NO_FIX, SuspectedFault, fix_at
 
 MOST = 3
 """Candidates."""

@@ -28,7 +28,7 @@ from provisioning.base.files import disk_errors
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned, in_decibels
-from provisioning.fixes import fix_at
+from provisioning.known_faults import fix_at
 
 FILES = (".py", ".pt2", ".onnx")
 """What a model is in; else it is named as a module."""

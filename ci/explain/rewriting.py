@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ci.models.arrays import Array
-from provisioning.fixes import KnownFix, load_fixes
-from provisioning.known_faults import Fault, Lane, load_faults
+from provisioning.known_faults import Fault, KnownFix, Lane, load_faults, load_fixes
 
 LARGER = 10
 WHOLE_BOUND = 1e-3

@@ -14,7 +14,7 @@ from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
-from provisioning.build_id import version_in
+from provisioning.components import version_in
 
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
 ON_A_PHONE = Fix("measure it on a phone: {}", ("run_device", "--inputs", "FILES"))

@@ -168,7 +168,7 @@ def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> di
 
 
 def _build_id(library: Path) -> str:
-    from provisioning.build_id import build_ids
+    from provisioning.components import build_ids
 
     ids = build_ids(library) if library.is_file() else ()
     return ids[0] if len(ids) == 1 else ""

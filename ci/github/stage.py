@@ -21,10 +21,9 @@ from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report
-from provisioning.base.places import Places
 from provisioning.base.rendering.text import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
-from provisioning.base.stage_run import StageRun
+from provisioning.base.stage_run import Places, StageRun
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "env"})
 """Sessions that write no report."""

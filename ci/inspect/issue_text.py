@@ -19,7 +19,7 @@ from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
 from provisioning.base.rendering.text import LOG, errors_of
 from provisioning.base.settings import project, store_path
-from provisioning.build_id import build_ids
+from provisioning.components import build_ids
 from provisioning.download import redact_text
 from provisioning.environment import HOST_LIBRARIES
 

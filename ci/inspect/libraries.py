@@ -8,7 +8,7 @@ from typing import Any
 from provisioning import elf, pe
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
-from provisioning.build_id import build_ids
+from provisioning.components import build_ids
 
 ELF, PE = b"\x7fELF", b"MZ"
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from provisioning import elf
+from provisioning import elf, qnn_libraries
 from provisioning.archive import extract
 from provisioning.base import answer
 from provisioning.base.errors import ArchiveError, CheckFailed, UsageError
@@ -19,9 +19,8 @@ from provisioning.base.findings import Finding, Metric, Outcome, Severity, outco
 from provisioning.base.foreign import in_line
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.build_id import build_ids
+from provisioning.components import build_ids
 from provisioning.manifest import Soc, soc_named
-from provisioning.validation import tables
 
 ABIS = {"arm64-v8a": elf.AARCH64, "armeabi-v7a": "EM_ARM", "x86": "EM_386", "x86_64": elf.X86_64}
 """The machine of each of Android's ABIs."""
@@ -190,7 +189,7 @@ def _needed(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
     """Android's loader looks beside a library, and among those that the phone has for every app."""
     phones = [library for library in libraries if library.abi == PHONES]
     names = {library.name for library in phones}
-    provided = tables.device_libraries().provides("aarch64-android")
+    provided = qnn_libraries.device_table().provides("aarch64-android")
     for library in phones:
         if library.elf is None or library.elf.machine != elf.AARCH64:
             continue

@@ -28,11 +28,11 @@ from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
 from provisioning.base.files import disk_errors
-from provisioning.base.places import Places
 from provisioning.base.rendering.terminal import readable
 from provisioning.base.settings import DEFAULT_SOC
+from provisioning.base.stage_run import Places
 from provisioning.base.units import aligned
-from provisioning.fixes import NO_FIX
+from provisioning.known_faults import NO_FIX
 from provisioning.manifest import soc_named
 
 

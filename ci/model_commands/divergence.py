@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
     from provisioning.base.findings import Finding, Place, Severity
-    from provisioning.base.places import Places
-    from provisioning.fixes import NO_FIX
+    from provisioning.base.stage_run import Places
+    from provisioning.known_faults import NO_FIX
 
     model = model_or_suite_of(args)
     require_one_chip(model.selection)

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.rewriting import RewriteChoice
     from ci.suite.model_report import ModelReport, reported
     from provisioning.base.commands import Fix
-    from provisioning.fixes import load_fixes
+    from provisioning.known_faults import load_fixes
 
     model = model_or_suite_of(args)
     known = {fix.rule: fix for fix in load_fixes()}

@@ -48,7 +48,7 @@ from ci.models.user_model import EXPORTED, BadFactory, where_paths_begin
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import repository_of
 from provisioning.base.settings import ROOT
-from provisioning.fixes import NO_FIX
+from provisioning.known_faults import NO_FIX
 
 CALIBRATION_SEED = 1000
 """Samples from this number on are for calibration. Those that are compared are numbered from 0."""

@@ -12,7 +12,7 @@ from ci.operators.conditions import CONDITIONS, Traits
 from ci.operators.names import key_of
 from ci.operators.table import name_in_table
 from provisioning.base.units import EXACT_DB
-from provisioning.build_id import version_in
+from provisioning.components import version_in
 from provisioning.known_faults import Fault, Product, load_faults
 from provisioning.manifest import soc_named
 

@@ -16,7 +16,7 @@ from ci.suite.suite_file import accepted_path
 from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.base.units import bound_in_decibels, in_decibels
-from provisioning.build_id import version_in
+from provisioning.components import version_in
 from provisioning.known_faults import Lane, faults_of_build
 
 

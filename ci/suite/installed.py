@@ -13,14 +13,14 @@ from pathlib import Path
 
 from ci.digests import Digests
 from ci.results import digest_of
-from provisioning import overlay
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import require_stage
-from provisioning.build_id import build_ids
+from provisioning.components import build_ids
+from provisioning.dist import description_of, require_current
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
 
 
@@ -62,15 +62,15 @@ def _build_of(library: Path, digest: str, store: Path) -> str:
 def find_as_workers(environment: Environment) -> None:
     """Let this process find the executorch that workers find: with an overlay, its tree's."""
     for entry in environment.variables.get("PYTHONPATH", "").split(os.pathsep)[:1]:
-        if overlay.description_of(Path(entry)) is not None:
-            overlay.require_current(Path(entry))
+        if description_of(Path(entry)) is not None:
+            require_current(Path(entry))
             if entry not in sys.path:
                 sys.path.insert(0, entry)
 
 
 def source_of_executorch() -> dict[str, Metric]:
     """For a report: the tree and the commit of an executorch that was built from source."""
-    overlays = (overlay.description_of(Path(entry)) for entry in sys.path if entry)
+    overlays = (description_of(Path(entry)) for entry in sys.path if entry)
     built = next(filter(None, overlays), None)
     return {} if built is None else {"executorch": f"built from {built}"}
 

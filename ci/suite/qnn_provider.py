@@ -12,7 +12,7 @@ import onnxruntime_qnn
 
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.build_id import build_ids
+from provisioning.components import build_ids
 from provisioning.manifest import Soc
 
 PROVIDER = "QNNExecutionProvider"

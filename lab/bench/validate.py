@@ -20,8 +20,8 @@ from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, store_path
 from provisioning.components import QNN_SDK
 from provisioning.manifest import load_profile
+from provisioning.qnn_libraries import libraries_in
 from provisioning.store import EVERYTHING, Store
-from provisioning.validation.scan import libraries
 
 ALL, READELF = "validate", "readelf"
 AIMS = (Aim(ALL, 1.4),)
@@ -35,7 +35,7 @@ def prepared(work: Path) -> Iterator[Benchmark]:
         raise EnvironmentLacking("expected readelf on PATH, found none", fix="apt-get install binutils")
     component = load_profile(DEFAULT_PROFILE).components[QNN_SDK]
     root = Store(store_path()).provision(QNN_SDK, component, EVERYTHING).root
-    files = [library.path for library in libraries(root)]
+    files = [library.path for library in libraries_in(root)]
     headers = [readelf, "-hdlVW", *map(str, files)]
     # The tree as the user's own SDK, so that the benchmark has a store of its own.
     environment = {**os.environ, "QNN_SDK_ROOT": str(root)}

@@ -11,8 +11,7 @@ from provisioning.base import progress
 from provisioning.base.errors import IntegrityError, UnknownName, UsageError
 from provisioning.base.findings import Metric, Report
 from provisioning.base.settings import Selection
-from provisioning.build_id import build_ids
-from provisioning.components import QNN_SDK
+from provisioning.components import QNN_SDK, build_ids
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile
 from provisioning.store import FileSelection, Store

@@ -30,11 +30,11 @@ SCHEMAS = {
         "The Python environments that sessions install",
     ),
     "libraries": (
-        "provisioning.validation.tables:LibraryTable",
+        "provisioning.qnn_libraries:LibraryTable",
         "What an SDK must hold, and what its directories are for",
     ),
     "device_libraries": (
-        "provisioning.validation.tables:DeviceLibraries",
+        "provisioning.qnn_libraries:DeviceLibraries",
         "Libraries that devices' own systems provide",
     ),
     "validation": (
@@ -69,7 +69,7 @@ SCHEMAS = {
         "lab.generate.suite_schema:Suite",
         "A suite: models, the lanes, precisions and chips that they run at, and what is expected",
     ),
-    "fixes": ("provisioning.fixes:Fixes", "What repairs a finding, and how a graph is rewritten so"),
+    "fixes": ("provisioning.known_faults:Fixes", "What repairs a finding, and how a graph is rewritten so"),
     "tolerances": (
         "ci.suite.accepted:Tolerances",
         "How much worse than its baseline a program may become",

@@ -14,8 +14,16 @@ from pathlib import Path
 
 from provisioning.base.files import mutex
 from provisioning.base.progress import SILENT, Progress
-from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact, redact_text
-from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, Patience
+from provisioning.download.server import (
+    BUNDLE_VARIABLES,
+    MIRROR_VARIABLE,
+    PATIENCE,
+    Patience,
+    file_name,
+    mirrored,
+    redact,
+    redact_text,
+)
 from provisioning.download.transfer import Fetched, Transfer, disk_errors
 
 __all__ = [

@@ -18,8 +18,8 @@ from provisioning.base import units
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError
 from provisioning.base.files import ANOTHER_STORE, digest_of, disk_error, hash_file, write_all
 from provisioning.base.progress import Progress
-from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.server import (
+    MIRROR_VARIABLE,
     PATIENCE,
     NetworkError,
     Patience,
@@ -28,6 +28,7 @@ from provisioning.download.server import (
     in_words,
     open_session,
     parse_content_range,
+    redact,
     refuse,
     refuse_page,
     whole_number,

@@ -1,4 +1,4 @@
-"""Where a part's bytes come from: one module for each kind of source.
+"""Where a part's bytes come from: a vendor's zip here, and a module for each other kind of source.
 
 A source is both the manifest's table and the code that fetches and unpacks it.
 """
@@ -10,12 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from provisioning.base.documents import Model
 from provisioning.base.progress import SILENT, Progress
+from provisioning.download import Fetched, fetch, file_name, mirrored
 
 if TYPE_CHECKING:
     from provisioning.archive import Entry
@@ -72,3 +73,34 @@ class FileSource(Model):
         from provisioning.archive import extract
 
         return extract(fetched, into, place, progress=progress, name=self.name)
+
+
+class Archive(FileSource):
+    """An https zip. Without `sha256` the component is unlocked."""
+
+    type: Literal["archive"]
+    url: Https
+    strip: str = ""
+    """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
+
+    @property
+    def name(self) -> str:
+        return file_name(self.url)
+
+    @property
+    def address(self) -> str:
+        return self.url
+
+    @property
+    def prefix(self) -> str:
+        return self.strip
+
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
+        return fetch(
+            mirrored(self.url),
+            self.landing_place(downloads),
+            sha256=self.sha256,
+            size=self.size,
+            progress=progress,
+            name=self.name,
+        )

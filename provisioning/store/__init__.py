@@ -30,8 +30,7 @@ from provisioning.manifest import Component
 from provisioning.store import cleaning, locking
 from provisioning.store.assembly import Assembly
 from provisioning.store.inventory import Difference, Inventory, differences
-from provisioning.store.pinned import Pinned
-from provisioning.store.tree_plan import EVERYTHING, FileSelection
+from provisioning.store.tree_plan import EVERYTHING, FileSelection, Pinned
 from provisioning.store.trees import Tree, Trees
 
 __all__ = ["EVERYTHING", "FileSelection", "Store", "Tree", "unlocked"]

@@ -190,12 +190,11 @@ class Assembly:
 
 def _of_another_build(root: Path, component: Component) -> list[str]:
     """What shows that libraries below `root` are not of the component's build."""
-    from provisioning.validation import tables
-    from provisioning.validation.scan import libraries
+    from provisioning import qnn_libraries
 
-    build_id, table = component.build_id or f"v{component.version}", tables.libraries()
+    build_id, table = component.build_id or f"v{component.version}", qnn_libraries.table()
     wrong, holders = [], 0
-    for library in libraries(root):
+    for library in qnn_libraries.libraries_in(root):
         foreign = library.of_another_build(build_id)
         own = re.fullmatch(table.own, library.name) is not None and not library.path.is_symlink()
         holders += bool(library.build_ids)

@@ -13,8 +13,15 @@ from provisioning.base.files import ANOTHER_STORE, replace_text
 from provisioning.manifest import Component, Part
 from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, difference, differences
-from provisioning.store.pinned import Pinned, pinned_tree
-from provisioning.store.tree_plan import FileSelection, covers, definition_of, selection_of, tree_key
+from provisioning.store.tree_plan import (
+    FileSelection,
+    Pinned,
+    covers,
+    definition_of,
+    pinned_tree,
+    selection_of,
+    tree_key,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ CHAPTERS = {
     "versions": "Versions",
     "libraries": "Libraries",
     "elf": "ELF files",
-    "windows": "Windows libraries",
     "variables": "Variables and paths",
     "compiler": "The compiler",
 }

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural
-from provisioning.build_id import version_in
-from provisioning.components import QNN_SDK
+from provisioning.components import QNN_SDK, version_in
 from provisioning.known_faults import faults_of
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context, Need

@@ -7,17 +7,14 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.settings import WINDOWS
-from provisioning.build_id import is_piece_of
-from provisioning.elf import HEXAGON, X86_64, Elf
+from provisioning.elf import Elf
 from provisioning.loader_search import SystemLibraries
-from provisioning.pe import Pe
-from provisioning.validation import tables
+from provisioning.qnn_libraries import Library, System
 
 if TYPE_CHECKING:
     from provisioning.manifest import Profile, Soc
@@ -34,63 +31,6 @@ class Need(enum.Enum):
     TOOLS = "tools"
     """Programs on PATH, and their versions."""
     COMPILER = "compiler"
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """One shared library of a tree. `elf` is None when it cannot be read as ELF; `unreadable` says why."""
-
-    path: Path
-    place: str
-    """Relative to the tree: `lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so`."""
-    elf: Elf | None
-    unreadable: str = ""
-    build_ids: tuple[str, ...] = ()
-    build_pieces: tuple[str, ...] = ()
-    """What it says of its build where it holds no id."""
-    pe: Pe | None = None
-    """The facts of a Windows library, which is no ELF."""
-    fix: str = ""
-    """What makes it readable, where the rule's fix does not."""
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    def of_another_build(self, build_id: str) -> list[str]:
-        """What it says of its build that contradicts this id, which may lack its end."""
-        return [held for held in self.build_ids if not held.startswith(build_id)] or [
-            piece for piece in self.build_pieces if not is_piece_of(piece, build_id)
-        ]
-
-    @property
-    def own_name(self) -> str:
-        """The SONAME, or the name in a DLL's exports; empty if it has none."""
-        return self.elf.soname if self.elf else self.pe.own_name if self.pe else ""
-
-    @property
-    def directory(self) -> str:
-        """The SDK's directory under lib/, `hexagon-v75`, wherever the tree begins; else empty."""
-        folders = self.path.parent.parts
-        below = [name for above, name in pairwise(folders) if above == "lib"]
-        return next((name for name in reversed(below) if tables.libraries().directory(name)), "")
-
-    @property
-    def system(self) -> tables.System | None:
-        """The operating system that loads it: by its directory, else by the file's own headers."""
-        described = tables.libraries().directory(self.directory)
-        if described is not None:
-            return described[0].system
-        if self.pe is not None:
-            return "aarch64-windows"
-        if self.elf is None:
-            return None
-        if self.elf.machine == X86_64:
-            return "host"
-        if self.elf.machine == HEXAGON:
-            return "hexagon"
-        bionic = self.elf.android_api is not None or "libc.so" in self.elf.needed
-        return "aarch64-android" if bionic else "aarch64-linux"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +119,7 @@ class Context:
         places = {library.place for library in self.libraries if library.unreadable}
         return not places.isdisjoint({place, *map(str, PurePosixPath(place).parents)})
 
-    def of_system(self, system: tables.System) -> Iterable[tuple[Library, Elf]]:
+    def of_system(self, system: System) -> Iterable[tuple[Library, Elf]]:
         return ((library, elf) for library, elf in self.readable if library.system == system)
 
     def in_directory(self, directory: str) -> dict[str, Library]:

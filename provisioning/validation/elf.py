@@ -8,15 +8,14 @@ from pathlib import Path
 
 from provisioning import elf as elves
 from provisioning import loader_search as loader
+from provisioning import qnn_libraries
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural
 from provisioning.components import ANDROID_NDK, ndk_name
-from provisioning.elf import HEXAGON, Elf
-from provisioning.loadable import Demands, Wrong, complaints
-from provisioning.symbol_versions import highest_version
+from provisioning.elf import HEXAGON, Demands, Elf, Wrong, complaints, highest_version
+from provisioning.qnn_libraries import Library, System
 from provisioning.validation import Check, NotApplicable, Problem, rule, tables
-from provisioning.validation.context import Context, Library, Need
-from provisioning.validation.tables import System
+from provisioning.validation.context import Context, Need
 
 
 def _libraries(context: Context) -> tuple[tuple[Library, Elf], ...]:
@@ -67,7 +66,7 @@ def elf_machine(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
         if elf.fixed:
             yield Problem(library.place, "is a program (ET_EXEC), which no loader takes for a library")
-        described = tables.libraries().directory(library.directory)
+        described = qnn_libraries.table().directory(library.directory)
         if described is not None:
             demands = Demands(described[0].machine, described[0].bits)
             yield from _complaints(Wrong.MACHINE, library, elf, demands)
@@ -116,7 +115,7 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
 
 def _arches(library: Library, elf: Elf) -> dict[str, tuple[int, str]]:
     """The Hexagon archs that a library is said to be for, by who says it, each with words."""
-    described = tables.libraries().directory(library.directory)
+    described = qnn_libraries.table().directory(library.directory)
     by_name = re.search(r"V(\d{2})(?!\d)", library.name)
     arches: dict[str, tuple[int, str]] = {}
     if described and described[1] is not None:
@@ -142,7 +141,9 @@ def library_name(context: Context) -> Iterator[Problem]:
     for library in named:
         if library.place in elsewhere:
             continue
-        other = tables.libraries().other_name(library.name, library.own_name, of_qnn=bool(library.build_ids))
+        other = qnn_libraries.table().other_name(
+            library.name, library.own_name, of_qnn=bool(library.build_ids)
+        )
         if other:
             yield Problem(
                 library.place,
@@ -175,7 +176,7 @@ def needed_resolved(context: Context) -> Iterator[Problem]:
 
 def _severity(context: Context, name: str) -> Severity:
     """A warning for a library that no target requires: an SDK has many that nothing here loads."""
-    table = tables.libraries()
+    table = qnn_libraries.table()
     is_sdk = any(table.directory(library.directory) for library in context.libraries)
     return Severity.WARNING if is_sdk and not table.requires(name) else Severity.ERROR
 
@@ -188,7 +189,7 @@ def _read_elsewhere(path: Path) -> Elf | None:
 
 
 def _on_device(context: Context, system: System) -> Iterator[Problem]:
-    provided = set(tables.device_libraries().provides(system))
+    provided = set(qnn_libraries.device_table().provides(system))
     beside: dict[Path, set[str]] = {}
     for library, elf in context.readable:
         beside.setdefault(library.path.parent, set()).update({library.name, elf.soname})

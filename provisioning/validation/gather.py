@@ -33,9 +33,9 @@ from provisioning.elf import AARCH64, X86_64
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve
 from provisioning.manifest import load_profile, soc_named
 from provisioning.python_environments import STAMP
-from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, Tool
+from provisioning.qnn_libraries import Library, libraries_in, read
+from provisioning.validation.context import ComponentTree, Context, Host, Need, Tool
 from provisioning.validation.probe import ask
-from provisioning.validation.scan import libraries, read
 from provisioning.validation.tables import load_measured
 
 _TOOLS = {
@@ -95,7 +95,7 @@ def gather(
             system = loader.SystemLibraries()
             if Need.LIBRARIES in needs:
                 if QNN_SDK in group.trees:
-                    sdk_libraries = libraries(group.trees[QNN_SDK].path)
+                    sdk_libraries = libraries_in(group.trees[QNN_SDK].path)
                 system = _system_libraries(sdk_libraries)
             contexts.append(
                 Context(

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from provisioning import qnn_libraries
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Severity
 from provisioning.base.settings import WINDOWS, profile_names
 from provisioning.components import QNN_SDK
+from provisioning.elf import version_key
 from provisioning.manifest import Profile, Soc, load_profile, load_socs
-from provisioning.symbol_versions import version_key
-from provisioning.validation import NotApplicable, Problem, rule, tables
+from provisioning.pe import ARM64, Pe
+from provisioning.qnn_libraries import Library, TargetLibraries
+from provisioning.validation import NotApplicable, Problem, rule
 from provisioning.validation.context import ComponentTree, Context, Need
-from provisioning.validation.tables import TargetLibraries
 from provisioning.validation.versions import holders_of_build_ids, of_another_build, tree_of
 
 
@@ -23,7 +25,7 @@ def _directory(context: Context, wanted: TargetLibraries) -> str | None:
 
 
 def _target_tables(context: Context) -> Mapping[str, TargetLibraries]:
-    table: Mapping[str, TargetLibraries] = {str(k): v for k, v in tables.libraries().targets.items()}
+    table: Mapping[str, TargetLibraries] = {str(k): v for k, v in qnn_libraries.table().targets.items()}
     return {target: table[target] for target in context.targets if target in table}
 
 
@@ -117,7 +119,7 @@ def lpai_libraries(context: Context) -> Iterator[Problem]:
         for name, soc in socs.items():
             if not _carries_lpai(context, soc):
                 continue
-            lpai = tables.libraries().lpai[str(soc.lpai)]
+            lpai = qnn_libraries.table().lpai[str(soc.lpai)]
             for place in (
                 *(f"lib/{directory}/{library}" for library in lpai.libraries),
                 *(f"lib/{skel}" for skel in lpai.skels),
@@ -127,7 +129,7 @@ def lpai_libraries(context: Context) -> Iterator[Problem]:
 
 
 def _carries_lpai(context: Context, soc: Soc) -> bool:
-    lpai = tables.libraries().lpai.get(str(soc.lpai))
+    lpai = qnn_libraries.table().lpai.get(str(soc.lpai))
     if lpai is None:
         return False
     if any(library.directory.startswith("lpai-v") for library in context.libraries):
@@ -138,7 +140,7 @@ def _carries_lpai(context: Context, soc: Soc) -> bool:
 
 def profiles_with_lpai(lpai: int | None) -> list[str]:
     """The official profiles whose QNN carries the libraries of this LPAI version."""
-    table = tables.libraries().lpai.get(str(lpai))
+    table = qnn_libraries.table().lpai.get(str(lpai))
     if table is None:
         return []
     profiles = [load_profile(name) for name in profile_names()]
@@ -162,3 +164,28 @@ def one_build_id(context: Context) -> Iterator[Problem]:
     common = max(counted, key=lambda build_id: (counted[build_id], build_id))
     for place, others in of_another_build(context, common).items():
         yield Problem(place, f"is of build {others}, {counted[common]} other libraries are of {common}")
+
+
+def _libraries(context: Context) -> list[tuple[Library, Pe]]:
+    libraries = [(library, library.pe) for library in context.libraries if library.pe is not None]
+    if not libraries:
+        raise NotApplicable("there is no Windows library")
+    return libraries
+
+
+@rule("pe-machine", Need.LIBRARIES)
+def pe_machine(context: Context) -> Iterator[Problem]:
+    for library, pe in _libraries(context):
+        if pe.machine != ARM64:
+            yield Problem(library.place, f"expected Arm64, found {pe.machine_name}")
+
+
+@rule("pe-version", Need.LIBRARIES)
+def pe_version(context: Context) -> Iterator[Problem]:
+    for library, pe in _libraries(context):
+        for build in library.build_ids:
+            stated = pe.version.split(".")[:3]
+            if pe.version and stated != build.removeprefix("v").split(".")[:3]:
+                yield Problem(
+                    library.place, f"its version resource says {pe.version}, its build id is {build}"
+                )

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from provisioning import qnn_libraries
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, KINDS, QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.sources.directory import adopt
-from provisioning.validation import NotApplicable, Problem, rule, tables
+from provisioning.validation import NotApplicable, Problem, rule
 from provisioning.validation.context import Context, same_path
 
 _ADAPTOR = "backends/qualcomm/python/PyQnn*.so"
@@ -30,7 +31,7 @@ def _library_path(context: Context) -> list[str]:
 def _sdk_directory(entry: str) -> str | None:
     """The name of the SDK's directory under lib/ that an entry is in: `hexagon-v75`."""
     for part, following in zip(Path(entry).parts, Path(entry).parts[1:], strict=False):
-        if part == "lib" and tables.libraries().directory(following) is not None:
+        if part == "lib" and qnn_libraries.table().directory(following) is not None:
             return following
     return None
 
@@ -39,7 +40,7 @@ def _sdk_directory(entry: str) -> str | None:
 def library_path_mixed(context: Context) -> Iterator[Problem]:
     for entry in _library_path(context):
         directory = _sdk_directory(entry)
-        described = tables.libraries().directory(directory) if directory else None
+        described = qnn_libraries.table().directory(directory) if directory else None
         if described is not None and described[0].system != "host":
             yield Problem(
                 "LD_LIBRARY_PATH",
@@ -68,7 +69,7 @@ def library_path_order(context: Context) -> Iterator[Problem]:
 
 def _is_host(entry: str) -> bool:
     directory = _sdk_directory(entry)
-    described = tables.libraries().directory(directory) if directory else None
+    described = qnn_libraries.table().directory(directory) if directory else None
     return described is None or described[0].system == "host"
 
 

@@ -7,17 +7,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from provisioning import overlay
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
-from provisioning.build_id import version_in
-from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, NDK_HEADER, QNN_SDK, ndk_name
+from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, NDK_HEADER, QNN_SDK, ndk_name, version_in
+from provisioning.dist import BuiltFrom, again, description_of, staleness
+from provisioning.elf import version_key
 from provisioning.manifest import Requirement, refused_by
+from provisioning.qnn_libraries import Library
 from provisioning.store.trees import Trees
-from provisioning.symbol_versions import version_key
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
-from provisioning.validation.context import ComponentTree, Context, Host, Library, Need
+from provisioning.validation.context import ComponentTree, Context, Host, Need
 
 
 def tree_of(context: Context, component: str) -> ComponentTree:
@@ -228,8 +228,8 @@ def python_packages(context: Context) -> Iterator[Problem]:
             host.installing,
         )
     built = _source_of_executorch(context)
-    if built is not None and (stale := overlay.staleness(built)):
-        yield Problem("executorch", stale, overlay.again(built))
+    if built is not None and (stale := staleness(built)):
+        yield Problem("executorch", stale, again(built))
     for name, pinned in pins.items():
         version = host.packages.get(name)
         pin = f"profile {context.profile.name} pins {pinned}"
@@ -243,10 +243,10 @@ def python_packages(context: Context) -> Iterator[Problem]:
             yield Problem(name, f"is {version} in this Python, {pin}", host.installing)
 
 
-def _source_of_executorch(context: Context) -> overlay.BuiltFrom | None:
+def _source_of_executorch(context: Context) -> BuiltFrom | None:
     """The user's tree, where stages take executorch from what build_x86 made of it."""
     first = context.variables.get("PYTHONPATH", "").partition(os.pathsep)[0]
-    return overlay.description_of(Path(first)) if first else None
+    return description_of(Path(first)) if first else None
 
 
 def _compared(name: str, version: str, wanted: Requirement) -> Iterator[Problem]:

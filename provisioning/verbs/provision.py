@@ -258,13 +258,13 @@ def _warn_without_libraries(
     profile: Profile, selection: Selection, sdk: Row | None, stage: StageRun, progress: Progress
 ) -> None:
     """Warn where the profile has a target's skels, but not the libraries that load them."""
+    from provisioning import qnn_libraries
     from provisioning.environment import provision_flags
-    from provisioning.validation.tables import libraries
 
     if sdk is not None and sdk.state == "yours":
         return
 
-    for target, expected in libraries().targets.items():
+    for target, expected in qnn_libraries.table().targets.items():
         if target not in (selection.named_targets or (DEFAULT_TARGET,)):
             continue
         directories = [f"lib/{name}" for name in expected.directories]

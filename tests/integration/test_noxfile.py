@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from lab import lock
+from lab.lock import files as lock
 from provisioning import lock_files, python_environments
 from provisioning.base import toml
 from provisioning.base.errors import EnvironmentLacking

@@ -19,8 +19,7 @@ from ci.explain.onnx_graph import CpuRuntime
 from ci.explain.onnx_rewriting import OnnxMatch, Rewriting, Writer
 from ci.explain.rewriting import Need, NotTheSame, RewriteChoice, needs_of
 from ci.lanes.onnx import provider
-from provisioning.fixes import fix_for, load_fixes, words_of
-from provisioning.known_faults import load_faults
+from provisioning.known_faults import fix_for, load_faults, load_fixes, words_of
 from tests.support.repaired_graphs import TEXTS, WITHOUT_SHAPES, model_of, sample_of
 from tests.support.repaired_nets import NETS, Net, counted, weight_normed
 

@@ -17,8 +17,8 @@ from provisioning import elf
 from provisioning import loader_search as loader
 from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import load_profile
+from provisioning.qnn_libraries import libraries_in
 from provisioning.sources.wheel import Wheel
-from provisioning.validation.scan import libraries
 from tests.support.rule_fixes import link_or_copy
 from tests.support.sdk import provisioned_sdk
 from tests.support.typed import typed
@@ -67,7 +67,7 @@ def test_an_sdk_of_the_users_own_without_its_compiler_is_an_error_of_each_rule_t
 @pytest.mark.needs("readelf")
 @pytest.mark.heavy
 def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
-    for library in libraries(sdk):
+    for library in libraries_in(sdk):
         if library.path.suffix == ".dll":
             continue
         shown = subprocess.run(

@@ -12,7 +12,7 @@ from ci.runner import DIST
 from lab.builds import with_sdk
 from lab.compat import stage
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
-from provisioning.build_id import build_ids
+from provisioning.components import build_ids
 from provisioning.dist import OURS, RUNNER
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.validation.tables import STEPS, load_measured

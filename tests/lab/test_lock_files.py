@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from lab import lock
+from lab.lock import files as lock
 from provisioning import lock_files
 from provisioning.manifest import load_environments
 

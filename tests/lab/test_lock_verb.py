@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import VERBS as LAB
-from lab.lock import with_source_keys
+from lab.lock.files import with_source_keys
 from provisioning import manifest
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main

@@ -11,11 +11,11 @@ from provisioning.base.settings import TARGETS
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
+from provisioning.qnn_libraries import Library as Found
+from provisioning.qnn_libraries import libraries_in, read
 from provisioning.validation.context import ComponentTree, Context, Host, Tool
-from provisioning.validation.context import Library as Found
 from provisioning.validation.gather import looked_at
 from provisioning.validation.probe import Answer
-from provisioning.validation.scan import libraries, read
 from provisioning.validation.tables import PASSED, STEPS, Pair
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.scripts import script
@@ -43,7 +43,7 @@ def scanned(root: Path) -> tuple[Found, ...]:
             _READ[content] = read(path, place)
         return replace(_READ[content], path=path, place=place)
 
-    return tuple(libraries(root, read_once))
+    return tuple(libraries_in(root, read_once))
 
 
 def library(name: str, machine: int = X86_64, **more: Any) -> Library:

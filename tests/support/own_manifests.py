@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from lab import lock
+from lab.lock import files, verb
 from provisioning import lock_files, manifest
 from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
-from provisioning.store import pinned
+from provisioning.store import tree_plan
 
 
 @contextmanager
@@ -28,19 +28,19 @@ def own_manifests(folder: Path) -> Iterator[Path]:
     (folder / "profiles").mkdir(parents=True)
     shutil.copy(MANIFESTS / "socs.toml", folder)
     (folder / "environments.toml").touch()
-    caches = manifest.load_profile, pinned.load_lists
+    caches = manifest.load_profile, tree_plan.load_lists
 
     def profiles() -> list[str]:
         return sorted(path.stem for path in (folder / "profiles").glob("*.toml"))
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (manifest, lock):
+        for module in (manifest, files):
             patch.setattr(module, "MANIFESTS", folder)
-        for module in (manifest, settings, lock):
+        for module in (manifest, settings, verb):
             patch.setattr(module, "profile_names", profiles)
-        for module in (lock_files, lock):
+        for module in (lock_files, files):
             patch.setattr(module, "LOCKS", folder / "locks")
-        patch.setattr(pinned, "LISTS", folder / "wheels.json")
+        patch.setattr(tree_plan, "LISTS", folder / "wheels.json")
         for cache in caches:
             cache.cache_clear()
         try:

@@ -17,7 +17,7 @@ from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.answer import taken
 from provisioning.base.command_line import Verb, main
 from provisioning.base.settings import MANIFESTS, ROOT
-from provisioning.fixes import fix_for
+from provisioning.known_faults import fix_for
 from tests.support.schemas import validator
 from tests.support.sources import nodes, with_any
 

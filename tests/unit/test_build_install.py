@@ -13,9 +13,9 @@ from ci.builds.built_files import replace_build
 from ci.builds.cmake import CMakeTarget
 from ci.builds.recipes import Copy
 from ci.builds.source_plan import SourcePlan
-from provisioning import overlay
 from provisioning.base.errors import CheckFailed
 from provisioning.base.stage_run import StageRun
+from provisioning.dist import description_of
 from tests.support.build_plans import make_plan
 
 
@@ -56,7 +56,7 @@ def test_the_overlay_is_what_pythonpath_names(plan: SourcePlan, capsys: pytest.C
     adaptor.touch()
     plan.tree.root.mkdir(parents=True)
     source.put_into_python(plan, StageRun("build_x86", "wheels", "x86_64-linux", ""))
-    overlaid = overlay.description_of(plan.dist / "overlay")
+    overlaid = description_of(plan.dist / "overlay")
     assert overlaid is not None and overlaid.tree == plan.tree.root
     assert f"export PYTHONPATH={plan.dist / 'overlay'}$" in capsys.readouterr().out
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.elf import BrokenElf, Elf, NotElf, read, read_stream
-from provisioning.symbol_versions import highest_version
+from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, read, read_stream
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, elf_header, program_header
 
 RICH = Library(

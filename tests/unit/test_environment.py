@@ -10,9 +10,9 @@ import pytest
 
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
+from provisioning.dist import BuiltFrom, TreeState, describe
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
-from provisioning.overlay import BuiltFrom, TreeState, describe
 from provisioning.store import FileSelection, Tree
 from tests.support.sdk_archives import tree_at
 

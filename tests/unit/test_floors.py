@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -39,6 +39,19 @@ FLOORS = (
     },
 )
 """The rooms of ci/, lowest first; the last are the edges. A lane is a room of its own."""
+
+OF_PROVISIONING = (
+    {"base"},
+    {"accepted_file", "archive", "components", "dist", "download", "elf", "pe", "pip_settings"},
+    {"known_faults", "loader_search", "python_environments", "sources"},
+    {"lock_files", "manifest"},
+    {"licences", "qnn_libraries"},
+    {"store"},
+    {"environment"},
+    {"validation"},
+    {"verbs", "__main__"},
+)
+"""The rooms of provisioning/, likewise."""
 
 _MODULE_IN_TEXT = re.compile(r"ci\.[a-z_]+(?:\.[a-z_]+)*(?::\w+)?|ci(?::\w+)")
 
@@ -80,21 +93,23 @@ def _allowed(importing: str, imported: str) -> bool:
         return True
     if _below(importing, "provisioning.base"):
         return _below(imported, "provisioning.base")
-    if _below(importing, "provisioning"):
-        return _below(imported, "provisioning")
-    if _below(imported, "provisioning"):
+    if _below(importing, "provisioning") and not _below(imported, "provisioning"):
+        return False
+    if _below(imported, "provisioning") and not _below(importing, "provisioning"):
         return True
+    floors = FLOORS if _below(importing, "ci") else OF_PROVISIONING
     from_, to = _room(importing), _room(imported)
-    return from_ == to or _floor(to) < _floor(from_) or _floor(from_) == len(FLOORS) - 1
+    edge = _floor(from_, floors) == len(floors) - 1
+    return from_ == to or edge or _floor(to, floors) < _floor(from_, floors)
 
 
 def _room(module: str) -> str:
-    """Of a module of ci/."""
+    """Of a module of ci/ or provisioning/."""
     return ".".join(module.split(".")[1 : 3 if _below(module, "ci.lanes") else 2])
 
 
-def _floor(room: str) -> int:
-    return next(number for number, rooms in enumerate(FLOORS) if room.partition(".")[0] in rooms)
+def _floor(room: str, floors: Sequence[Set[str]]) -> int:
+    return next(number for number, rooms in enumerate(floors) if room.partition(".")[0] in rooms)
 
 
 @cache
@@ -209,10 +224,11 @@ def test_searches_know_a_model_only_as_a_graph() -> None:
 
 
 def test_every_room_is_on_a_floor() -> None:
-    """A new folder or module directly under ci/ must be given a floor here."""
-    files = [file.relative_to(ROOT / "ci") for file in (ROOT / "ci").rglob("*.py")]
-    rooms = {file.parts[0].removesuffix(".py") for file in files}
-    assert rooms - {"__init__"} == set().union(*FLOORS)
+    """A new folder or module directly under ci/ or provisioning/ must be given a floor here."""
+    for house, floors in {"ci": FLOORS, "provisioning": OF_PROVISIONING}.items():
+        files = [file.relative_to(ROOT / house) for file in (ROOT / house).rglob("*.py")]
+        rooms = {file.parts[0].removesuffix(".py") for file in files}
+        assert rooms - {"__init__"} == set().union(*floors)
 
 
 def test_no_modules_import_each_other() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.build_id import build_ids
-from provisioning.components import Identity, identity_of
+from provisioning.components import Identity, build_ids, identity_of
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ci.operators.onnx import inexact_onnx
 from ci.operators.partition import CpuOperator
 from ci.operators.table import Inexact, inexact, read
 from ci.outcome import Result
-from provisioning.fixes import NO_FIX
+from provisioning.known_faults import NO_FIX
 from tests.support.lowering import compiled_as
 from tests.support.own_table import own_table
 from tests.support.programs import BUILD_ID

@@ -13,8 +13,8 @@ import pytest
 from ci.runner import VARIABLE, find_runner
 from ci.suite.installed import find_as_workers
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.dist import BuiltFrom, describe, state_of
 from provisioning.environment import Environment
-from provisioning.overlay import BuiltFrom, describe, state_of
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.invalid")
 SOURCE = "backends/qualcomm/runtime/QnnManager.cpp"

@@ -33,8 +33,7 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.base.rules import rules
 from provisioning.base.settings import ROOT, profile_names
 from provisioning.base.stage_run import StageRun
-from provisioning.fixes import load_fixes
-from provisioning.known_faults import load_faults
+from provisioning.known_faults import load_faults, load_fixes
 from provisioning.manifest import load_profile
 from tests.support.sources import nodes, our_files, walked
 

@@ -18,8 +18,7 @@ from ci.suite.one_model import OneModel
 from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
-from provisioning.fixes import NO_FIX
-from provisioning.known_faults import SuspectedFault
+from provisioning.known_faults import NO_FIX, SuspectedFault
 from tests.support.stand_in_lane import HELPS, RED, StandInLane, green
 
 CAUSE = Cause("the cause is pow", OperatorAt("aten.pow.Scalar", "", HELPS.source, ""))

@@ -12,11 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ci.signing.lpai import libraries, verb
 from ci.signing.lpai.elfsigner import interpreter
+from provisioning import qnn_libraries
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.environment import Environment, Root
 from provisioning.manifest import load_socs
-from provisioning.validation import tables
 from tests.support import chains, hexagon_sdk
 from tests.support.elves import AARCH64, X86_64, Library
 from tests.support.skels import Skel
@@ -226,7 +226,7 @@ def test_the_python_for_elfsigner_is_an_older_one(tmp_path: Path, monkeypatch: p
 
 def test_every_lpai_has_a_first_qnn() -> None:
     versions = {str(soc.lpai) for soc in load_socs().values() if soc.lpai is not None}
-    assert versions <= tables.libraries().lpai.keys()
+    assert versions <= qnn_libraries.table().lpai.keys()
 
 
 def test_chips_that_load_the_same_libraries_are_one() -> None:

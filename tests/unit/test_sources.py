@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
-from provisioning.sources.archive import Archive
+from provisioning.sources import Archive
 from provisioning.sources.directory import adopt
 from tests.support.http_server import FileServer, Reply
 

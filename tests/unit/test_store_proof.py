@@ -18,7 +18,7 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.manifest import Component
 from provisioning.store import FileSelection, Store, Tree
-from provisioning.store.pinned import load_lists
+from provisioning.store.tree_plan import load_lists
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests, write_profile
 from tests.support.sdk_archives import (

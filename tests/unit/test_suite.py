@@ -16,7 +16,7 @@ from ci.suite.accepted import accepted_figures, derived, load_baseline, load_tol
 from ci.suite.precision import SCHEMES
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS, ROOT
-from provisioning.fixes import load_fixes
+from provisioning.known_faults import load_fixes
 
 NIGHTLY = ROOT / "lab/suites/models.toml"
 

@@ -9,7 +9,7 @@ import pytest
 from ci.builds.built_files import FIXES
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.loadable import Wrong
+from provisioning.elf import Wrong
 from provisioning.validation import Ignore, catalogue, elf, without_ignored
 from provisioning.verbs import validate
 from tests.support.elves import Library, skel

@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 
 from provisioning.base.findings import Severity
-from provisioning.build_id import version_in
-from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, ndk_name
+from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, ndk_name, version_in
+from provisioning.dist import BuiltFrom, describe, state_of
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
-from provisioning.overlay import BuiltFrom, describe, state_of
+from provisioning.qnn_libraries import libraries_in
 from provisioning.store import Store
 from provisioning.store.tree_plan import definition_of
 from provisioning.validation import Result, State, catalogue, check
 from provisioning.validation.context import ComponentTree, Context, Tool
 from provisioning.validation.probe import Answer
-from provisioning.validation.scan import libraries
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.environments import (
     ANDROID,
@@ -542,7 +541,7 @@ def test_a_rule_that_cannot_look_warns_and_does_not_pass(
 
 def test_outside_an_sdk_every_library_counts(tmp_path: Path) -> None:
     Library(soname="libX.so", needed=("libfoo.so",)).write(tmp_path / "package" / "libX.so")
-    package = tuple(libraries(tmp_path / "package"))
+    package = tuple(libraries_in(tmp_path / "package"))
     (finding,) = result_of("needed-resolved", context_of(tmp_path, libraries=package)).findings
     assert finding.severity is Severity.ERROR
 
@@ -587,7 +586,7 @@ def test_a_folders_name_counts_wherever_the_tree_begins(tmp_path: Path, below: s
     Library(soname=SKEL).write(sdk / IN_DSP / SKEL)
     root = (sdk / below).resolve()
     context = context_of(
-        tmp_path, trees={"qnn-sdk": ComponentTree(root, "tree")}, libraries=tuple(libraries(root))
+        tmp_path, trees={"qnn-sdk": ComponentTree(root, "tree")}, libraries=tuple(libraries_in(root))
     )
     wrong = [sdk / place for place in (SYSTEM, f"{IN_DSP}/{SKEL}")]
     expected = {path.relative_to(root).as_posix() for path in wrong if path.is_relative_to(root)}

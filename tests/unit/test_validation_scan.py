@@ -14,9 +14,9 @@ import pytest
 
 from provisioning import elf
 from provisioning.base.findings import Severity
+from provisioning.qnn_libraries import libraries_in
 from provisioning.validation import check, chosen
 from provisioning.validation.probe import ask, understand
-from provisioning.validation.scan import libraries
 from tests.support.elves import Library, skel
 from tests.support.environments import ANDROID, context_of
 
@@ -31,14 +31,14 @@ def tree(tmp_path: Path) -> Path:
 
 
 def places(tree: Path) -> list[str]:
-    return [library.place for library in libraries(tree)]
+    return [library.place for library in libraries_in(tree)]
 
 
 def test_a_file_that_cannot_be_read_is_a_library_and_says_why(tree: Path) -> None:
     (tree / "lib/libWeb.so").write_bytes(b"<html>")
     (tree / "lib/libGone.so").symlink_to("nowhere.so")
     (tree / "lib/libScript.so").write_bytes(b"INPUT(-lc)")
-    assert {f.name: f.unreadable for f in libraries(tree) if f.elf is None} == {
+    assert {f.name: f.unreadable for f in libraries_in(tree) if f.elf is None} == {
         "libWeb.so": "it is a web page",
         "libGone.so": "a link to nowhere.so, which is not there",
     }
@@ -46,7 +46,7 @@ def test_a_file_that_cannot_be_read_is_a_library_and_says_why(tree: Path) -> Non
 
 def test_a_named_pipe_is_no_library_and_is_not_waited_for(tree: Path) -> None:
     os.mkfifo(tree / "lib/libQnnSystem.so")
-    (pipe,) = (library for library in libraries(tree) if library.elf is None)
+    (pipe,) = (library for library in libraries_in(tree) if library.elf is None)
     assert (pipe.place, bool(pipe.unreadable)) == ("lib/libQnnSystem.so", True)
     assert elf.identity(pipe.path) is None
 
@@ -72,12 +72,12 @@ def test_a_folder_that_cannot_be_read_is_named_with_its_fix_and_not_said_to_be_m
         with as_ordinary_user(folder):
             sdk = folder / "sdk"
             (sdk / "lib" / ANDROID).chmod(0)
-            context = replace(context, libraries=tuple(libraries(sdk)))
+            context = replace(context, libraries=tuple(libraries_in(sdk)))
             findings = [finding for result in check([context], chosen([])) for finding in result.findings]
             (error,) = (finding for finding in findings if finding.severity is not Severity.NOTE)
             assert (error.rule, error.subject) == ("elf-readable", f"lib/{ANDROID}")
             subprocess.run(error.fix, shell=True, check=True)
-            assert not [library for library in libraries(sdk) if library.unreadable]
+            assert not [library for library in libraries_in(sdk) if library.unreadable]
 
 
 def test_links_within_the_tree_are_counted_once_and_links_out_of_it_are_followed(tree: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_linked_directory_is_followed_and_a_circle_ends(tree: Path, tmp_path: 
 )
 def test_libraries_are_recognised_by_their_names(name: str, counts: bool, tmp_path: Path) -> None:
     Library().write(tmp_path / name)
-    assert bool(libraries(tmp_path)) is counts
+    assert bool(libraries_in(tmp_path)) is counts
 
 
 MARK = "qnn-ci-probe: "

@@ -8,15 +8,14 @@ from pathlib import Path
 from ci.artifacts.against_sdk import version
 from ci.artifacts.program import CompiledProgram
 from ci.device.bundle.contents import BACKEND, DIALOG, DSP, LPAI, QNN, SPEAKER, BundleItem, Model
-from provisioning import elf, pe
+from provisioning import elf, pe, qnn_libraries
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import WINDOWS
-from provisioning.build_id import build_ids
-from provisioning.loadable import Demands, Wrong, complaints
+from provisioning.components import build_ids
+from provisioning.elf import Demands, Wrong, complaints
 from provisioning.manifest import Soc
-from provisioning.validation import tables
 
 ANDROID_RUNTIME = "libc++_shared.so"
 RESTORE = Fix(
@@ -112,7 +111,7 @@ def _windows_machine(item: BundleItem) -> Iterator[Finding]:
 
 def _own_name(item: BundleItem, own_name: str) -> Iterator[Finding]:
     of_qnn = item.kind in (QNN, DSP, "signed")
-    if other := tables.libraries().other_name(item.path.name, own_name, of_qnn=of_qnn):
+    if other := qnn_libraries.table().other_name(item.path.name, own_name, of_qnn=of_qnn):
         message = f"it calls itself {other}: it is another library, or was renamed"
         yield _finding("name", item.path, message, "provision it again, or unpack the SDK again")
 
@@ -129,7 +128,7 @@ def _one_build(items: Sequence[BundleItem]) -> Iterator[Finding]:
 
 def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
     here = {Path(item.place).name for item in items}
-    provides = tables.device_libraries().provides(target)
+    provides = qnn_libraries.device_table().provides(target)
     for item in items:
         if item.kind not in ("runner", "library", QNN):
             continue

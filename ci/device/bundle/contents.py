@@ -14,13 +14,12 @@ from ci.artifacts.program import CompiledProgram, ContextStrings, DelegateOption
 from ci.artifacts.program import read as read_program
 from ci.artifacts.record import require_recorded
 from ci.device.bundle.manifest import check_files
-from provisioning import elf
+from provisioning import elf, qnn_libraries
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import ANDROID, WINDOWS, Selection, profile_flags
 from provisioning.dist import LIBRARIES, MANIFEST, RUNNER
 from provisioning.manifest import Soc
-from provisioning.validation import tables
 
 BACKEND = "libqnn_executorch_backend.so"
 ONLINE = "libQnnHtpPrepare.so"
@@ -121,7 +120,7 @@ def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[Bund
     provider = library_folder(sdk, WINDOWS) / PROVIDER
     if provider.is_file():
         yield BundleItem("library", provider, provider.name)
-    for name in tables.libraries().targets["aarch64-windows"].catalogues:
+    for name in qnn_libraries.table().targets["aarch64-windows"].catalogues:
         path = sdk / "lib" / name.format(arch=soc.arch)
         if path.is_file():
             yield BundleItem("file", path, path.name)
@@ -233,7 +232,7 @@ def qnn_items(
     sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bool = False
 ) -> Iterator[BundleItem]:
     """QNN's libraries for the device, and the skel of the chip's arch."""
-    table = tables.libraries().target(target)
+    table = qnn_libraries.table().target(target)
     folder = library_folder(sdk, target)
     groups = [*table.libraries, *((name.format(arch=soc.arch),) for name in table.soc_libraries)]
     groups += [(name,) for name, wanted in ((ONLINE, online), (GPU, gpu)) if wanted]
@@ -250,7 +249,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
     target, soc_name = selection.target, selection.soc
     if soc.lpai is None:
         raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", fix=leave_out("--lpai"))
-    table = tables.libraries().lpai.get(str(soc.lpai))
+    table = qnn_libraries.table().lpai.get(str(soc.lpai))
     if table is None:
         raise UsageError(f"--lpai: manifests/libraries.toml knows no LPAI v{soc.lpai}")
     folder = library_folder(sdk, target)
@@ -268,7 +267,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
 
 
 def library_folder(sdk: Path, target: str) -> Path:
-    table = tables.libraries().target(target)
+    table = qnn_libraries.table().target(target)
     for name in table.directories:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name

@@ -132,11 +132,11 @@ def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
         )
     if program.backend != "lpai":
         return None
-    from provisioning.symbol_versions import version_key
-    from provisioning.validation import tables
+    from provisioning import qnn_libraries
+    from provisioning.elf import version_key
 
     soc = soc_named(program.soc)
-    table = tables.libraries().lpai
+    table = qnn_libraries.table().lpai
     if soc.lpai is None or str(soc.lpai) not in table:
         having = [name for name, soc in load_socs().items() if soc.lpai is not None]
         message = f"{program.soc} has no LPAI; {', '.join(having)} have one"

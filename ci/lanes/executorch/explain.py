@@ -53,7 +53,7 @@ from provisioning import known_faults
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
-from provisioning.build_id import version_in
+from provisioning.components import version_in
 from provisioning.known_faults import SuspectedFault
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")

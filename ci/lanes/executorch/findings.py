@@ -46,7 +46,7 @@ from ci.suite.findings import (
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity
-from provisioning.fixes import NO_FIX, Suggestion, fix_for
+from provisioning.known_faults import NO_FIX, Suggestion, fix_for
 from provisioning.manifest import soc_named
 
 LOWERING, EMULATION = "test_lowering", "test_emulator"

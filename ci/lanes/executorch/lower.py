@@ -102,7 +102,7 @@ from ci.trouble import of_error
 from provisioning.base.commands import Fix, joined, session
 from provisioning.components import KINDS, QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.fixes import words_of
+from provisioning.known_faults import words_of
 
 SEGMENT_ALIGNMENT = 4096
 """The alignment of delegate data in the file: a page, so that it can be mapped alone."""

@@ -62,10 +62,9 @@ from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.places import Places
 from provisioning.base.rendering.text import plural
-from provisioning.fixes import NO_FIX, Suggestion
-from provisioning.known_faults import SuspectedFault
+from provisioning.base.stage_run import Places
+from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault
 from provisioning.manifest import soc_named
 
 NO_RUNNER = "runner"

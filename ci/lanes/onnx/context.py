@@ -19,7 +19,7 @@ from ci.lanes.onnx.graph import load_graph
 from ci.models.inputs import GraphSignature, Tensor
 from ci.plain import as_json, read
 from provisioning.base.errors import CheckFailed
-from provisioning.build_id import BUILD_ID
+from provisioning.components import BUILD_ID
 from provisioning.manifest import load_socs
 
 SCHEMA = 1

@@ -52,7 +52,7 @@ from ci.suite.qnn_provider import installed_build
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import empty_folder
-from provisioning.build_id import version_in
+from provisioning.components import version_in
 from provisioning.manifest import Soc, soc_named
 
 Places = Mapping[str, OperatorAt]

@@ -35,7 +35,7 @@ from ci.operators.partition.decisions import (
     varying,
 )
 from ci.operators.partition.parts import Partition, restore_builtins, smallest_failing
-from provisioning.fixes import fix_for
+from provisioning.known_faults import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")
 NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")

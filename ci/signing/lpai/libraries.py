@@ -13,16 +13,16 @@ from pydantic import Field
 
 from ci.signing import signed_library
 from ci.signing.headers import BadLibrary
+from provisioning import qnn_libraries
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS, profile_names
-from provisioning.build_id import build_ids, version_in
+from provisioning.components import build_ids, version_in
+from provisioning.elf import version_key
 from provisioning.environment import Environment, Root
 from provisioning.manifest import load_profile, load_socs, soc_named
 from provisioning.sources import Version
-from provisioning.symbol_versions import version_key
-from provisioning.validation import tables
 
 ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
 
@@ -127,7 +127,7 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
     """The QNN version; empty if it is not known. Raises if it is too old for the chip's LPAI."""
     builds = {build.lstrip("v") for path in files for build in build_ids(path)}
     version = (version_of("qnn-sdk", root) if root else "") or min(builds, key=_numbers, default="")
-    known = tables.libraries().lpai[str(chip.lpai)]
+    known = qnn_libraries.table().lpai[str(chip.lpai)]
     if version and _older(version, known.since):
         where = f" in {root.path}" if root else ""
         raise EnvironmentLacking(

@@ -1,4 +1,4 @@
-"""`lock`: regenerate the lock files, record hashes that manifests lack, or check that none of it is stale.
+"""Regenerate the lock files, record hashes that manifests lack, or check that none of it is stale.
 
 manifests/environments.toml → manifests/locks/ENVIRONMENT.txt, by `uv pip compile`: hashes, no addresses.
 Torch and what only its CUDA build needs are not in them, because its builds differ by index. Two files have
@@ -7,10 +7,8 @@ their hashes: manifests/torch/cpu.txt the CPU build, and index.txt the package i
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -18,13 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning import licences
-from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ManifestError, UnknownName, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
-from provisioning.base.settings import MANIFESTS, profile_names, store_path
+from provisioning.base.settings import MANIFESTS
 from provisioning.lock_files import (
     CPU,
     CUDA_ONLY,
@@ -44,14 +40,7 @@ from provisioning.python_environments import LOCKS, TORCH
 if TYPE_CHECKING:
     from provisioning.manifest import Component
     from provisioning.store import Store
-    from provisioning.store.pinned import Lists
-
-EXAMPLES = """\
-  nox -s lock
-  nox -s lock -- --check
-  nox -s lock -- --component qnn-sdk --accept-licence qualcomm-ai-stack
-  nox -s lock -- --upgrade pytest
-"""
+    from provisioning.store.tree_plan import Lists
 
 SCHEMA = 1
 INDEX = "index.txt"
@@ -60,45 +49,7 @@ MOST_FILES = 200
 """Wheels with more are proved by the download itself."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    switch(parser, "--check", "write nothing, need no network, name what is stale")
-    repeatable(parser, "--component", "NAME", "provision this component and record its hashes")
-    parser.add_argument("--profile", action="append", default=[], help="only this profile; may be repeated")
-    parser.add_argument(
-        "--upgrade",
-        action="append",
-        nargs="?",
-        const="",
-        metavar="PACKAGE",
-        help="take newer versions: of this package (may be repeated), or of all",
-    )
-    switch(parser, "--torch", "record the builds of torch that your package index has")
-    licences.add_flag(parser)
-    parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
-
-
-def run(args: argparse.Namespace) -> int:
-    from provisioning.store import Store
-
-    profiles = args.profile or profile_names()
-    if args.check:
-        return _check(profiles)
-    if args.torch:
-        return _record_torch()
-    store = Store(store_path(args.store))
-    _record_components(store, profiles, args.component, licences.named(args.accept, os.environ))
-    _record_wheels(store)
-    # If a component or profile is named, only that is done.
-    if args.upgrade is None and (args.component or args.profile):
-        return 0
-    upgrade = [f"--upgrade-package={name}" if name else "--upgrade" for name in args.upgrade or []]
-    for name in lockable():
-        changed = _regenerate(name, upgrade)
-        sys.stdout.write(f"manifests/locks/{name}.txt: {'written' if changed else 'unchanged'}\n")
-    return _record_torch() if torch_problems(torch_pin()) else 0
-
-
-def _check(profiles: Sequence[str]) -> int:
+def check(profiles: Sequence[str]) -> int:
     from provisioning.manifest import every_component, load_environments, load_profile, load_socs
 
     load_socs()
@@ -193,7 +144,7 @@ def _unmet(inputs: Sequence[str], entries: Sequence[Entry]) -> list[str]:
     return unmet
 
 
-def _regenerate(environment: str, upgrade: Sequence[str]) -> bool:
+def regenerate(environment: str, upgrade: Sequence[str]) -> bool:
     """Regenerate one lock file, keeping the pins that still fit; returns whether it changed."""
     from provisioning.manifest import load_environments
 
@@ -239,7 +190,7 @@ def torch_problems(pin: str, folder: Path = TORCH) -> list[str]:
     ]
 
 
-def _record_torch() -> int:
+def record_builds_of_torch() -> int:
     pin = torch_pin()
     changed = record_torch(pin)
     sys.stdout.writelines(f"manifests/torch/{path.name}: written\n" for path in changed)
@@ -283,7 +234,7 @@ def _of_torch(entry: Entry) -> bool:
 # Hashes of components
 
 
-def _record_components(
+def record_components(
     store: Store, profiles: Sequence[str], names: Sequence[str], accept: Mapping[str, str]
 ) -> None:
     """Provision these components, and put into their profiles which bytes they are."""
@@ -325,18 +276,18 @@ def with_source_keys(path: Path, component: str, part: str, keys: Mapping[str, s
     return document.as_string()
 
 
-def _record_wheels(store: Store) -> None:
+def record_wheels(store: Store) -> None:
     """Record the hash of each file in the profiles' wheels, by which a tree is proved without its wheel."""
     from provisioning.manifest import every_component
-    from provisioning.store import pinned
+    from provisioning.store import tree_plan
 
-    before = pinned.load_lists(pinned.LISTS)
+    before = tree_plan.load_lists(tree_plan.LISTS)
     lists, absent = _listed([component for _, component in every_component()], store.downloads, before)
     if lists != before:
         data = {"schema": SCHEMA, **lists.model_dump(mode="json", exclude_defaults=True)}
-        replace_text(pinned.LISTS, json.dumps(data, indent=1, sort_keys=True) + "\n")
-        pinned.load_lists.cache_clear()
-    sys.stdout.write(f"manifests/{pinned.LISTS.name}: {'unchanged' if lists == before else 'written'}\n")
+        replace_text(tree_plan.LISTS, json.dumps(data, indent=1, sort_keys=True) + "\n")
+        tree_plan.load_lists.cache_clear()
+    sys.stdout.write(f"manifests/{tree_plan.LISTS.name}: {'unchanged' if lists == before else 'written'}\n")
     for name in absent:
         sys.stdout.write(f"note: the files of {name} are not recorded, because it was never fetched here\n")
 
@@ -344,7 +295,7 @@ def _record_wheels(store: Store) -> None:
 def _listed(components: Iterable[Component], downloads: Path, before: Lists) -> tuple[Lists, list[str]]:
     """The lists of these components' wheels, read from what was fetched; and the wheels that never were."""
     from provisioning.sources.wheel import Wheel
-    from provisioning.store.pinned import Listed, Lists
+    from provisioning.store.tree_plan import Listed, Lists
 
     lists: dict[str, dict[str, Listed]] = {}
     absent = []
@@ -374,8 +325,8 @@ def _listed(components: Iterable[Component], downloads: Path, before: Lists) -> 
 
 def _strangers(components: Iterable[Component]) -> list[str]:
     """Lists of wheels that no profile names any more."""
-    from provisioning.store import pinned
+    from provisioning.store import tree_plan
 
     known = {part.source.pin for component in components for part in component.parts}
-    strange = sorted(pinned.load_lists(pinned.LISTS).wheels.keys() - known)
-    return [f"{pinned.LISTS.name}: no profile has a wheel of sha256 {pin}" for pin in strange]
+    strange = sorted(tree_plan.load_lists(tree_plan.LISTS).wheels.keys() - known)
+    return [f"{tree_plan.LISTS.name}: no profile has a wheel of sha256 {pin}" for pin in strange]

@@ -1,0 +1,1 @@
+"""Lock files of this repository's environments, and hashes of what profiles pin."""

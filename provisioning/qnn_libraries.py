@@ -1,0 +1,267 @@
+"""The shared libraries of a tree, what each says of itself, and the tables of which there must be.
+
+Nothing is remembered between runs: reading the 31 libraries (422 MB) of a tree takes 0.4 s, and a record that
+is out of date would be a wrong verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from provisioning import elf as elves
+from provisioning.base.commands import quoted
+from provisioning.base.documents import Model, Regex, load
+from provisioning.base.settings import MANIFESTS
+from provisioning.components import build_ids, build_pieces, is_piece_of
+from provisioning.elf import HEXAGON, LINKER_SCRIPT, X86_64, Elf, NotElf
+from provisioning.manifest import Target
+from provisioning.pe import SUFFIX, BrokenPe, Pe
+from provisioning.pe import read as read_pe
+from provisioning.sources import Version
+
+System = Literal["host", "aarch64-android", "aarch64-linux", "aarch64-windows", "hexagon"]
+LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]
+
+
+class TargetLibraries(Model):
+    directories: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Under lib/; where there are several, any one serves."""
+    libraries: tuple[Annotated[tuple[LibraryName, ...], Field(min_length=1)], ...]
+    """One name of each group must be in the directory."""
+    soc_libraries: tuple[LibraryName, ...] = ()
+    """Must be in the directory, with {arch} of the chip."""
+    skels: tuple[LibraryName, ...] = ()
+    """Must be under lib/, with {arch} of the chip."""
+    catalogues: tuple[LibraryName, ...] = ()
+    """Beside the skels, with {arch}; they sign them. Some builds have none."""
+
+
+class LpaiLibraries(Model):
+    since: Version
+    libraries: tuple[LibraryName, ...]
+    skels: tuple[LibraryName, ...]
+
+
+class Directory(Model):
+    match: Regex
+    """Fits a directory under lib/. A group named `arch` is the Hexagon arch of the files in it."""
+    bits: Literal[32, 64]
+    machine: str
+    system: System
+
+
+class LibraryTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    own: Regex
+    """Fits the names of QNN's own libraries."""
+    own_names: dict[LibraryName, LibraryName]
+    """What QNN's libraries call themselves, where that is not the file's name."""
+    targets: dict[Target, TargetLibraries]
+    lpai: dict[str, LpaiLibraries]
+    directories: tuple[Directory, ...]
+
+    def target(self, name: str) -> TargetLibraries:
+        return next(table for target, table in self.targets.items() if target == name)
+
+    def requires(self, name: str) -> bool:
+        """Whether any target, or LPAI, needs a library of this name, for any arch."""
+        return self._required.fullmatch(name) is not None
+
+    def other_name(self, name: str, own_name: str, *, of_qnn: bool) -> str:
+        """What a library of QNN calls itself instead of its file's name; empty if that is as it should be.
+
+        `of_qnn`: it holds a build id of QNN, whatever its name."""
+        if not own_name or not (of_qnn or re.fullmatch(self.own, name)):
+            return ""
+        expected = self.own_names.get(name, name)
+        return own_name if own_name.lower() != expected.lower() else ""
+
+    def names_build(self, name: str) -> bool:
+        """Whether libraries of this name say of which build they are, in every SDK that was seen."""
+        return self._needed_by_targets.fullmatch(name) is not None
+
+    @cached_property
+    def _required(self) -> re.Pattern[str]:
+        lpai = [name for table in self.lpai.values() for name in (*table.libraries, *table.skels)]
+        return re.compile("|".join([self._needed_by_targets.pattern, *_of_any_arch(lpai)]))
+
+    @cached_property
+    def _needed_by_targets(self) -> re.Pattern[str]:
+        names: list[str] = []
+        for target in self.targets.values():
+            names += [name for group in target.libraries for name in group]
+            names += [*target.soc_libraries, *target.skels]
+        return re.compile("|".join(_of_any_arch(names)))
+
+    def directory(self, name: str) -> tuple[Directory, int | None] | None:
+        """The row of a directory under lib/, and its Hexagon arch; None if no row fits."""
+        for directory in self.directories:
+            if fitting := re.fullmatch(directory.match, name):
+                arch = fitting.groupdict().get("arch")
+                return directory, int(arch) if arch else None
+        return None
+
+
+def _of_any_arch(names: Iterable[str]) -> list[str]:
+    """Patterns of these file names, whatever their folder and arch."""
+    return sorted({re.escape(name.rpartition("/")[2]).replace(r"\{arch\}", r"\d+") for name in names})
+
+
+class DeviceSystem(Model):
+    provides: tuple[LibraryName, ...]
+
+
+class DeviceLibraries(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    systems: dict[System, DeviceSystem]
+
+    def provides(self, name: str) -> tuple[LibraryName, ...]:
+        return next(table.provides for system, table in self.systems.items() if system == name)
+
+
+@cache
+def table() -> LibraryTable:
+    return load(MANIFESTS / "libraries.toml", LibraryTable)
+
+
+@cache
+def device_table() -> DeviceLibraries:
+    return load(MANIFESTS / "device_libraries.toml", DeviceLibraries)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One shared library of a tree. `elf` is None when it cannot be read as ELF; `unreadable` says why."""
+
+    path: Path
+    place: str
+    """Relative to the tree: `lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so`."""
+    elf: Elf | None
+    unreadable: str = ""
+    build_ids: tuple[str, ...] = ()
+    build_pieces: tuple[str, ...] = ()
+    """What it says of its build where it holds no id."""
+    pe: Pe | None = None
+    """The facts of a Windows library, which is no ELF."""
+    fix: str = ""
+    """What makes it readable, where the rule's fix does not."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def of_another_build(self, build_id: str) -> list[str]:
+        """What it says of its build that contradicts this id, which may lack its end."""
+        return [held for held in self.build_ids if not held.startswith(build_id)] or [
+            piece for piece in self.build_pieces if not is_piece_of(piece, build_id)
+        ]
+
+    @property
+    def own_name(self) -> str:
+        """The SONAME, or the name in a DLL's exports; empty if it has none."""
+        return self.elf.soname if self.elf else self.pe.own_name if self.pe else ""
+
+    @property
+    def directory(self) -> str:
+        """The SDK's directory under lib/, `hexagon-v75`, wherever the tree begins; else empty."""
+        folders = self.path.parent.parts
+        below = [name for above, name in pairwise(folders) if above == "lib"]
+        return next((name for name in reversed(below) if table().directory(name)), "")
+
+    @property
+    def system(self) -> System | None:
+        """The operating system that loads it: by its directory, else by the file's own headers."""
+        described = table().directory(self.directory)
+        if described is not None:
+            return described[0].system
+        if self.pe is not None:
+            return "aarch64-windows"
+        if self.elf is None:
+            return None
+        if self.elf.machine == X86_64:
+            return "host"
+        if self.elf.machine == HEXAGON:
+            return "hexagon"
+        bionic = self.elf.android_api is not None or "libc.so" in self.elf.needed
+        return "aarch64-android" if bionic else "aarch64-linux"
+
+
+LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?|.+\.dll")
+
+
+def read(path: Path, place: str) -> Library:
+    try:
+        dll = read_pe(path) if path.suffix == SUFFIX else None
+        elf = elves.read(path) if dll is None else None
+        ids = build_ids(path)
+        return Library(
+            path, place, elf, build_ids=ids, build_pieces=() if ids else _pieces(path, dll), pe=dll
+        )
+    except (NotElf, BrokenPe) as error:
+        return Library(path, place, None, error.reason)
+    except OSError as error:
+        if path.is_symlink() and not path.exists():
+            return Library(path, place, None, f"a link to {path.readlink()}, which is not there")
+        return _not_read(path, place, error)
+
+
+def _pieces(path: Path, dll: Pe | None) -> tuple[str, ...]:
+    """Of QNN's own libraries only: others have versions and dates of their own."""
+    if not re.fullmatch(table().own, path.name):
+        return ()
+    version = ".".join(dll.version.split(".")[:3]) if dll else ""
+    return build_pieces(path) or tuple(filter(None, [version]))
+
+
+def libraries_in(root: Path, read: Callable[[Path, str], Library] = read) -> list[Library]:
+    """Every shared library below `root`, without linker scripts and without links to others of the tree.
+
+    A folder that cannot be read stands for the libraries in it.
+    """
+    errors: list[OSError] = []
+    candidates = [read(path, place) for path, place in _candidates(root, errors.append)]
+    for error in errors:
+        folder = Path(error.filename)
+        candidates.append(_not_read(folder, folder.relative_to(root).as_posix(), error))
+    return sorted(
+        (library for library in candidates if library.unreadable != LINKER_SCRIPT), key=lambda f: f.place
+    )
+
+
+def _not_read(path: Path, place: str, error: OSError) -> Library:
+    fix = quoted("chmod", "-R", "u+rX", path) if isinstance(error, PermissionError) else ""
+    return Library(path, place, None, f"cannot be read: {error.strerror or error}", fix=fix)
+
+
+def _candidates(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path, str]]:
+    inside = os.path.realpath(root)
+    walked: set[str] = set()
+    for directory, directories, names in os.walk(root, onerror=onerror, followlinks=True):
+        # A link to a directory may repeat a part of the tree, form a circle, or lead to a directory that
+        # contains the tree.
+        real = os.path.realpath(directory)
+        if real in walked or (real != inside and _within(inside, real)):
+            directories.clear()
+            continue
+        walked.add(real)
+        directories.sort()
+        for name in sorted(names):
+            if not LIBRARY.fullmatch(name):
+                continue
+            path = Path(directory, name)
+            if path.is_symlink() and path.exists() and _within(os.path.realpath(path), inside):
+                continue
+            yield path, path.relative_to(root).as_posix()
+
+
+def _within(path: str, directory: str) -> bool:
+    return os.path.commonpath([path, directory]) == directory
