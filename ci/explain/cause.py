@@ -4,12 +4,10 @@ What quantizing loses is found on the CPU, what the chip computes otherwise by p
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ci.explain.cuts import STANDS_OUT
@@ -33,10 +31,7 @@ from ci.suite.findings import SLICE, below_usual, chip_differs
 from ci.suite.one_model import OneModel
 from ci.suite.programs import Thresholds
 from ci.suite.trial import Outcome
-from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import ToolkitError
-from provisioning.base.files import replace_text
-from provisioning.base.findings import Finding, Place
 from provisioning.base.units import in_decibels
 from provisioning.known_faults import SuspectedFault
 
@@ -163,50 +158,3 @@ def _named(operator: OperatorAt, node: str) -> str:
 
 def _decibels(noise: float) -> str:
     return in_decibels(-10 * math.log10(noise))
-
-
-@dataclass(frozen=True, slots=True)
-class Proved:
-    """What was proved of a program, for a gate that does not search: its cause, and a fix with its figure."""
-
-    cause: str
-    source: str
-    """The line of the model, if it is known."""
-    fix: str
-    """Empty where none helped."""
-
-
-def _kept(store: Path, program: str) -> Path:
-    return store / "cache" / "results" / "proofs" / f"{program}.json"
-
-
-def remember(store: Path, program: str, proved: Proved) -> None:
-    """`program` is the digest of its bytes; one without is not remembered."""
-    if program:
-        kept = _kept(store, program)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        document = {**asdict(proved), "fix": joined([proved.fix]).parts}
-        replace_text(kept, json.dumps(document) + "\n")
-
-
-def explained(findings: Iterable[Finding], store: Path, program: str) -> Iterator[Finding]:
-    """The findings; those of this program's accuracy say what was proved of it."""
-    for finding in findings:
-        if finding.rule.endswith("-accuracy") and (proved := _proved_of(store, program)):
-            yield replace(
-                finding,
-                message=f"{finding.message}; {proved.cause}",
-                fix=proved.fix or finding.fix,
-                place=Place.read(proved.source) or finding.place,
-            )
-        else:
-            yield finding
-
-
-def _proved_of(store: Path, program: str) -> Proved | None:
-    try:
-        kept = json.loads(_kept(store, program).read_text(encoding="utf-8"))
-        return Proved(**{**kept, "fix": Fix.read(kept["fix"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        # What was never kept, or is damaged, is only not said.
-        return None

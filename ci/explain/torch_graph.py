@@ -36,11 +36,10 @@ from ci.explain.torch_values import (
 from ci.models.arrays import Array
 from ci.models.factory import copied
 from ci.models.model_lines import OperatorAt, source_of
-from ci.models.user_model import BadFactory
 from ci.operators.conditions import Traits
 from ci.operators.partition.decisions import is_quantizer, module_of
 from ci.operators.partition.traits import constants_of, traits_of
-from ci.suite.accuracy import HALF_MOST, USUAL_OF_FLOAT_DB, Pair, Unusable, compared, least_sqnr_db
+from ci.suite.accuracy import HALF_MOST, USUAL_OF_FLOAT_DB, Pair, Unusable, least_sqnr_db
 from provisioning.base.units import decibels
 
 MASKS = ("aten.masked_fill", "aten.where")
@@ -334,19 +333,3 @@ def _same_in_half(module: Any, sample: Tensors) -> bool:
         return least_sqnr_db(pairs) >= USUAL_OF_FLOAT_DB
     except Unusable:
         return False
-
-
-def figures_in_torch(
-    expected: Sequence[Sequence[Tensor]], reference: Sequence[Sequence[Tensor]], non_finite: bool
-) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
-    pairs = [
-        Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
-        for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
-        for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
-    ]
-    try:
-        figures, slices = compared(pairs, non_finite=non_finite)
-    except Unusable as error:
-        raise BadFactory(str(error), "give samples of which the float model's outputs are numbers") from error
-    return figures, tuple(slices)

@@ -23,6 +23,7 @@ from ci.models.inputs import InputsUsed
 from ci.models.model_lines import source_of
 from ci.models.samples import inputs_named
 from ci.models.user_model import BadFactory
+from ci.suite.accuracy import Pair, Unusable, compared
 from provisioning.base.settings import ROOT
 
 FLAGS = (
@@ -217,3 +218,19 @@ def error_of(error: Exception, order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 export = reporting(_export, error_of)
+
+
+def figures_in_torch(
+    expected: Sequence[Sequence[Tensor]], reference: Sequence[Sequence[Tensor]], non_finite: bool
+) -> tuple[Mapping[str, float], tuple[str, ...]]:
+    """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
+    pairs = [
+        Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
+        for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
+        for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
+    ]
+    try:
+        figures, slices = compared(pairs, non_finite=non_finite)
+    except Unusable as error:
+        raise BadFactory(str(error), "give samples of which the float model's outputs are numbers") from error
+    return figures, tuple(slices)

@@ -10,7 +10,6 @@ from pathlib import Path
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
-from ci.explain.cause import explained
 from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import COMPILED, LOG, RAN, ExecutorchPlan, other_profile
@@ -43,6 +42,7 @@ from ci.suite.findings import (
     not_in_fp16,
     placeholder,
 )
+from ci.suite.proved import explained
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity

@@ -40,7 +40,6 @@ from ci.child import doing, new_text, size_of, text_since
 from ci.explain.losses import Loss, Scores
 from ci.explain.torch_graph import (
     beyond_half,
-    figures_in_torch,
     normed,
     outputs_of,
     units_of,
@@ -48,7 +47,7 @@ from ci.explain.torch_graph import (
 )
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.choices import choices_of
-from ci.lanes.executorch.export import ChipModel, Failed
+from ci.lanes.executorch.export import ChipModel, Failed, figures_in_torch
 from ci.lanes.executorch.records import (
     BeforeCompile,
     ChipProgram,

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ci.explain.cause import explained
 from ci.lanes.onnx.compile import OnnxPlan, compile_programs, jobs_of, plan_of, require_installed, versions
 from ci.lanes.onnx.crosscheck import LaneFigures, executorch_lane, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
@@ -28,6 +27,7 @@ from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.accuracy import rounded
 from ci.suite.findings import known_faults
 from ci.suite.options import Choice, StageOptions
+from ci.suite.proved import explained
 from ci.suite.stage import MeasuredValues, Verdict, accepted, baselines_of, chosen, finish, report, show_list
 from provisioning.base.findings import Finding
 from provisioning.base.settings import DEFAULT_TARGET, Selection
