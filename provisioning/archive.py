@@ -23,7 +23,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipInfo
 
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import ArchiveError, EnvironmentLacking
-from provisioning.base.files import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error, write_all
+from provisioning.base.files import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error, disk_errors, write_all
 from provisioning.base.progress import SILENT, Progress
 
 MOST_BYTES = 64 << 30
@@ -226,8 +226,8 @@ def _writing(source: _Source, into: Path, path: str) -> Iterator[None]:
             # Two members of one path, or of one path but for case where the file system tells none apart.
             raise source.error(path, f"nothing in its way in {into}", f"{error.strerror}") from error
         where = into if error.errno in FULL else into / path
-        other = EnvironmentLacking(f"{where}: {error.strerror or error}", fix=ANOTHER_STORE)
-        raise disk_error(error, ANOTHER_STORE, where) or other from error
+        with disk_errors(ANOTHER_STORE, where):
+            raise
 
 
 def _default_workers() -> int:

@@ -187,14 +187,16 @@ def _free(folder: Path) -> str:
 
 
 @contextmanager
-def disk_errors(elsewhere: str) -> Iterator[None]:
-    """Raise EnvironmentLacking for errors of the machine while folders of the user's are written to."""
+def disk_errors(elsewhere: str, where: Path | None = None, needed: int | None = None) -> Iterator[None]:
+    """Raise EnvironmentLacking for errors of the machine while folders of the user's are written to; while
+    `where` is, for any error."""
     try:
         yield
     except OSError as error:
-        known = disk_error(error, elsewhere)
-        if known is None and error.errno in IN_THE_WAY:
-            known = EnvironmentLacking(f"{error.filename}: {error.strerror}", fix=elsewhere)
+        known = disk_error(error, elsewhere, where, needed)
+        if known is None and (where is not None or error.errno in IN_THE_WAY):
+            message = f"{where or error.filename}: {error.strerror or error}"
+            known = EnvironmentLacking(message, fix=elsewhere)
         if known is None:
             raise
         raise known from error

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from provisioning.base.files import mutex
+from provisioning.base.files import ANOTHER_STORE, disk_errors, mutex
 from provisioning.base.progress import SILENT, Progress
 from provisioning.download.server import (
     BUNDLE_VARIABLES,
@@ -24,7 +24,7 @@ from provisioning.download.server import (
     redact,
     redact_text,
 )
-from provisioning.download.transfer import Fetched, Transfer, disk_errors
+from provisioning.download.transfer import Fetched, Transfer
 
 __all__ = [
     "BUNDLE_VARIABLES",
@@ -64,7 +64,7 @@ def fetch(
 @contextlib.contextmanager
 def alone(into: Path, progress: Progress = SILENT) -> Iterator[None]:
     """Make `into`'s folder and hold `into`'s mutex; other processes wait here, then find it finished."""
-    with disk_errors(into.parent, None):
+    with disk_errors(ANOTHER_STORE, into.parent):
         into.parent.mkdir(parents=True, exist_ok=True)
         holding = ExitStack()
         waiting = f"{into.name}: waiting for another process that fetches it"

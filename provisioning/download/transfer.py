@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from provisioning.base import units
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError
-from provisioning.base.files import ANOTHER_STORE, digest_of, disk_error, hash_file, write_all
+from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
+from provisioning.base.files import ANOTHER_STORE, digest_of, disk_errors, hash_file, write_all
 from provisioning.base.progress import Progress
 from provisioning.download.server import (
     MIRROR_VARIABLE,
@@ -69,7 +69,7 @@ class Transfer:
         """The finished file, if it is there and the manifest's own. A damaged one is removed."""
         if not self.into.is_file():
             return None
-        with disk_errors(self.into.parent, None):
+        with disk_errors(ANOTHER_STORE, self.into.parent):
             size = self.into.stat().st_size
             if self.size in (None, size):
                 digest = hash_file(self.into)
@@ -83,7 +83,7 @@ class Transfer:
     def run(self, url: str) -> Fetched:
         if url.startswith("file:"):
             local = Path(url2pathname(urlsplit(url).path))
-            with disk_errors(self.into.parent, local.stat().st_size):
+            with disk_errors(ANOTHER_STORE, self.into.parent, local.stat().st_size):
                 shutil.copyfile(local, self.part)
             return self._land(str(local), hash_file(self.part), self.part.stat().st_size, resumed=False)
         with open_session() as session:
@@ -141,7 +141,7 @@ class Transfer:
             if response.status_code == 200:
                 offset, digest = 0, hashlib.sha256()
             if total is not None:
-                with disk_errors(self.into.parent, total - offset):
+                with disk_errors(ANOTHER_STORE, self.into.parent, total - offset):
                     if shutil.disk_usage(self.into.parent).free < total - offset:
                         raise OSError(errno.ENOSPC, "too little space")
             received = self._stream(response, url, offset, digest, total)
@@ -150,7 +150,7 @@ class Transfer:
     def _here(self) -> tuple[int, hashlib._Hash]:
         """How many bytes of the part file can be continued, and their hash. None without a known hash, as a
         wrong byte would stay unnoticed."""
-        with disk_errors(self.into.parent, None):
+        with disk_errors(ANOTHER_STORE, self.into.parent):
             length = self.part.stat().st_size if self.part.is_file() else 0
             if self.sha256 is None or (self.size is not None and length > self.size):
                 length = 0
@@ -220,7 +220,7 @@ class Transfer:
         """Write and hash the body; returns the size of the file. After an error the part file stays."""
         received, folder = offset, self.into.parent
         self.progress.start(self.name, total, received)
-        with disk_errors(folder, None if total is None else total - received):
+        with disk_errors(ANOTHER_STORE, folder, None if total is None else total - received):
             # Unbuffered: a kill loses no byte that was counted.
             out = self.part.open("ab" if received else "wb", buffering=0)
         with out:
@@ -234,7 +234,7 @@ class Transfer:
                             fix="this address has another file than the one named: try a mirror "
                             f"({MIRROR_VARIABLE})",
                         )
-                    with disk_errors(folder, None if total is None else total - received):
+                    with disk_errors(ANOTHER_STORE, folder, None if total is None else total - received):
                         write_all(out.fileno(), block)
                     received += len(block)
                     digest.update(block)
@@ -261,22 +261,10 @@ class Transfer:
                 fix=f"try another mirror ({MIRROR_VARIABLE}); if every network gives this hash, the file "
                 "was replaced at its source: do not use it before its publisher explains why",
             )
-        with disk_errors(self.into.parent, None):
+        with disk_errors(ANOTHER_STORE, self.into.parent):
             if self.sha256 is None:
                 # With a hash, the next use notices what a crash cut off.
                 with self.part.open("rb") as whole:
                     os.fsync(whole.fileno())
             self.part.replace(self.into)
         return Fetched(self.into, digest, size)
-
-
-@contextlib.contextmanager
-def disk_errors(folder: Path, needed: int | None) -> Iterator[None]:
-    """Every error of the disk becomes one of ours; those of the network pass."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, (ConnectionError, TimeoutError)):
-            raise
-        other = EnvironmentLacking(f"{folder}: {error.strerror or error}", fix=ANOTHER_STORE)
-        raise disk_error(error, ANOTHER_STORE, folder, needed) or other from error

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from provisioning import licences
 from provisioning.base.commands import Fix, quoted, session
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, Unlocked, UpstreamError
+from provisioning.base.errors import EnvironmentLacking, Unlocked, UpstreamError
 from provisioning.base.files import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error, mutex, replace_text
 from provisioning.base.progress import SILENT, Progress
 from provisioning.manifest import Component
 from provisioning.store import cleaning, locking
 from provisioning.store.assembly import Assembly
-from provisioning.store.inventory import Difference, Inventory, differences
+from provisioning.store.inventory import Difference, Inventory
 from provisioning.store.tree_plan import EVERYTHING, FileSelection, Pinned
 from provisioning.store.trees import Tree, Trees
 
@@ -92,7 +92,14 @@ class Store(Trees):
         while (tree := self.find(component_name, component, want)) and not self.is_proved(tree):
             if tree.root.name in wrong:
                 break  # A store that cannot be written to keeps no mark.
-            wrong[tree.root.name] = self.prove_tree(tree, component, progress=progress, offline=offline)
+            try:
+                wrong[tree.root.name] = self.prove_tree(tree, component, progress=progress, offline=offline)
+            except (EnvironmentLacking, UpstreamError) as error:
+                raise EnvironmentLacking(
+                    f"{tree.root.name} was not made here, and cannot be proved: {error.message}",
+                    fix=error.fix
+                    or Fix("{}, and {}", quoted("rm", "-rf", tree.root, tree.inventory_path), ("provision",)),
+                ) from error
         return {name: differences for name, differences in wrong.items() if differences}
 
     def prove_tree(
@@ -106,26 +113,17 @@ class Store(Trees):
             self._working_on(tree.root.name, progress),
             locking.work_in_progress(self.staging, self.locks) as staging,
         ):
-            try:
-                assembly = Assembly(self, staging, tree.component, component, tree.want, progress, offline)
-                tree_again = assembly.run()
-            except (EnvironmentLacking, UpstreamError) as error:
-                raise EnvironmentLacking(
-                    f"{tree.root.name} was not made here, and cannot be proved: {error.message}",
-                    fix=error.fix
-                    or Fix("{}, and {}", quoted("rm", "-rf", tree.root, tree.inventory_path), ("provision",)),
-                ) from error
-            if not (wrong := self.against(tree, Pinned.of(tree_again))):
-                self.mark_proved(tree)
-                return []
-            tree.root.rename(staging / "damaged")
-            if Pinned.of(tree_again) == Pinned.of(tree.inventory):
+            assembly = Assembly(self, staging, tree.component, component, tree.want, progress, offline)
+            tree_again = assembly.run()
+            if wrong := self.against(tree, Pinned.of(tree_again)):
+                tree.root.rename(staging / "damaged")
+                if Pinned.of(tree_again) != Pinned.of(tree.inventory):
+                    tree.inventory_path.rename(staging / "damaged.json")
+                    self._commit(self.root_of(tree.component, component, tree.want), staging, tree_again)
+                    return wrong
                 # Its inventory stays, and with it every lease of the tree.
                 (staging / "tree").rename(tree.root)
-                self.mark_proved(tree)
-            else:
-                tree.inventory_path.rename(staging / "damaged.json")
-                self._commit(self.root_of(tree.component, component, tree.want), staging, tree_again)
+            self.mark_proved(tree)
             return wrong
 
     def accept(self, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
@@ -135,16 +133,16 @@ class Store(Trees):
 
     def repair(self, tree: Tree, *, progress: Progress = SILENT, offline: bool = False) -> list[Difference]:
         """Repair a tree from kept downloads, fetching again what was pruned; returns what was wrong."""
-        with self._working_on(tree.root.name, progress):
-            wrong = self.verify(tree)
-            modes = {item.path: item.mode for item in tree.inventory.items}
-            for difference in wrong:
-                if difference.kind == "mode":
+        wrong = self.verify(tree)
+        modes = {item.path: item.mode for item in tree.inventory.items}
+        for difference in wrong:
+            if difference.kind == "mode":
+                with _disk_errors(self.path):
                     (tree.root / difference.path).chmod(modes[difference.path])
-            if any(difference.kind != "mode" for difference in wrong):
-                with locking.work_in_progress(self.staging, self.locks) as staging:
-                    self._make_again(tree, staging, progress, offline)
-            return wrong
+        if any(difference.kind != "mode" for difference in wrong):
+            component = Component.model_validate(dict(tree.inventory.manifest), strict=False)
+            self.prove_tree(tree, component, progress=progress, offline=offline)
+        return wrong
 
     def gc(
         self,
@@ -206,19 +204,6 @@ class Store(Trees):
         self.mark_used(root.name)
         self.mark_proved(tree)
         return tree
-
-    def _make_again(self, tree: Tree, staging: Path, progress: Progress, offline: bool) -> None:
-        """Make the tree anew, of its downloads. Its inventory, and with it every lease of the tree, stays."""
-        component = Component.model_validate(dict(tree.inventory.manifest), strict=False)
-        Assembly(self, staging, tree.component, component, tree.want, progress, offline).run()
-        if wrong := differences(staging / "tree", tree.inventory.items):
-            remove = quoted("rm", "-rf", tree.root, tree.inventory_path)
-            raise CheckFailed(
-                f"{tree.root.name}: {wrong[0]} in what would repair it",
-                fix=Fix("{} && {}", remove, session("provision")),
-            )
-        tree.root.rename(staging / "damaged")
-        (staging / "tree").rename(tree.root)
 
 
 def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> Unlocked:

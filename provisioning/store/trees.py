@@ -85,16 +85,6 @@ class Trees:
                 damage.append(Difference(path.name, "changed", "an inventory", "something else"))
         return damage
 
-    def uncommitted(self, component_name: str, component: Component, want: FileSelection) -> list[Difference]:
-        """Why a tree for exactly `want` is there and exists for nobody: its inventory cannot be read."""
-        root = self.root_of(component_name, component, want)
-        inventory = root.with_name(f"{root.name}.json")
-        if not root.is_dir() or Inventory.read(inventory) is not None:
-            return []
-        if inventory.exists():
-            return [Difference(inventory.name, "changed", "an inventory", "something else")]
-        return [Difference(inventory.name, "missing", "an inventory", "nothing")]
-
     def root_of(self, component_name: str, component: Component, want: FileSelection) -> Path:
         """Where the tree for exactly `want` is, once it is made."""
         key = tree_key(definition_of(component_name, component), selection_of(component, want))

@@ -130,8 +130,10 @@ def provision(
             rows[name] = _row(name, component, tree, "repaired" if wrong else state)
             stage.artifacts.append(_artifact(tree))
         else:
-            for damaged in store.uncommitted(name, component, want):
-                _note_damage(damaged.path.removesuffix(".json"), [damaged], stage)
+            root = store.root_of(name, component, want)
+            for damaged in store.broken():
+                if damaged.path == f"{root.name}.json":
+                    _note_damage(root.name, [damaged], stage)
             missing[name] = component
             if not (component.pinned or trust):
                 raise unlocked(store.path, name, component, selecting_flags(selection, environ))
