@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ci.artifacts.bounds import OBJECT, Budget, Malformed
-from ci.artifacts.flatbuffer import Reader, Table, Tables
+from ci.artifacts.formats import OBJECT, Budget, Malformed, Reader, Table, Tables
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, open_regular

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.device import claim, session, transport
+from ci.device import session, transport
 from ci.device.bundle.manifest import NAME as MANIFEST
 from ci.device.bundle.manifest import Bundle, read_bundle
 from ci.device.transport import Device
@@ -63,7 +63,7 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
     job = _job(options, selection)
     stage.target = job.bundle.target
     job.into.mkdir(parents=True, exist_ok=True)
-    with _device(options, job.bundle) as device, claim.claimed(device, job.where, wait=options.wait):
+    with _device(options, job.bundle) as device, session.claimed(device, job.where, wait=options.wait):
         if finding := wrong_chip(device, job.bundle.soc):
             stage.findings.append(finding)
             if finding.severity is Severity.ERROR:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ci.gate.stage_names import GATE_TABLE
+from ci.gate import GATE_TABLE
 from provisioning.base.documents import Model, load
 
 

@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.gate.stage_names import stage_names
+from ci.gate import stage_names
 from ci.gate.supervision import (
     LACKING,
     LOGS,
@@ -219,7 +219,7 @@ def run_stages(
 ) -> list[StageResult]:
     """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an
     earlier run."""
-    from ci.gate.forked import import_ahead
+    from ci.gate.stage_output import import_ahead
 
     for name in (GATE, *(stage.name for stage in stages)):
         for old in (selection.reports / f"{name}.json", selection.reports / LOGS / f"{name}.log"):
@@ -287,7 +287,7 @@ def _prepare_page() -> None:
 def _starting(stage: GateStage, words: Sequence[str]) -> Callable[[StageOutput], StageProcess]:
     """In a fork of this process where its Python is this one, and nothing here has threads."""
     if not stage.environment and threading.active_count() == 1:
-        from ci.gate.forked import fork_of
+        from ci.gate.stage_output import fork_of
 
         return partial(fork_of, stage.program, words)
     # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.

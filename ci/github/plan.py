@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.__main__ import VERBS
-from ci.gate.stage_names import GATE_TABLE
+from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.files import set_outputs, summarise
 from ci.github.setup import SetupInputs, may_be_cached

@@ -122,7 +122,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
 
 
 def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
-    from ci.operators.in_logs import Delegated
+    from ci.inspect.logs import Delegated
 
     delegated = Delegated(Shown(log, subject))
     found = diagnosed(delegated, subject)

@@ -1,4 +1,5 @@
-"""`inspect` of packages: the QNN libraries of an APK, an AAR or a folder, and what is missing."""
+"""`inspect` of libraries, as lines for people and as a document; and of packages: the QNN libraries of an
+APK, an AAR or a folder, and what is missing."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from provisioning import elf, qnn_libraries
+from provisioning import elf, pe, qnn_libraries
 from provisioning.archive import extract
 from provisioning.base import answer
+from provisioning.base.commands import session
 from provisioning.base.errors import ArchiveError, CheckFailed, UsageError
 from provisioning.base.findings import Finding, Metric, Outcome, Severity, outcome_of
 from provisioning.base.foreign import in_line
@@ -21,6 +24,64 @@ from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import build_ids
 from provisioning.manifest import Soc, soc_named
+
+ELF, PE = b"\x7fELF", b"MZ"
+
+
+def kind_of(head: bytes) -> str:
+    """`library` or `dll`; empty for anything else."""
+    if head.startswith(ELF):
+        return "library"
+    return "dll" if head.startswith(PE) else ""
+
+
+def facts(path: Path, kind: str) -> dict[str, object]:
+    """Raises CheckFailed for a damaged file."""
+    size = path.stat().st_size
+    if kind == "dll":
+        try:
+            library = pe.read(path)
+        except pe.BrokenPe as error:
+            message = f"{path}: expected a Windows library, found a damaged one: {error.reason}"
+            raise CheckFailed(message, fix="restore the file") from error
+        return {
+            "what": f"Windows library for {library.machine_name}, {size:,} bytes",
+            "version": library.version,
+            "QNN build": list(build_ids(path)),
+            "needs": [name for name in library.needed if not name.lower().startswith("api-ms-win-")],
+            "Authenticode": "there is a signature, not verified here" if library.signed else "none",
+        }
+    header = elf.read(path)
+    if header.arch is not None:
+        role = "skel" if path.name.endswith("Skel.so") else "library"
+        return {
+            "what": f"Hexagon {role} for v{header.arch}, {size:,} bytes",
+            "QNN build": list(build_ids(path)),
+            "needs": list(header.needed),
+            "next": session("signing", "inspect", path),
+        }
+    return {
+        "what": f"{header.bits}-bit {header.machine_name} library, {size:,} bytes",
+        "QNN build": list(build_ids(path)),
+        **_android(header),
+        "needs": list(header.needed),
+    }
+
+
+def _android(header: elf.Elf) -> dict[str, Any]:
+    """What its Android note says, as `validate` compares it."""
+    if header.android_api is None:
+        return {}
+    release, build = header.ndk or ("not named", "")
+    return {
+        "Android": f"API level {header.android_api}",
+        "NDK": f"{release} ({build})" if build else release,
+        "pages": f"{min(header.alignments, default=0):,} bytes",
+    }
+
+
+# Packages
+
 
 ABIS = {"arm64-v8a": elf.AARCH64, "armeabi-v7a": "EM_ARM", "x86": "EM_386", "x86_64": elf.X86_64}
 """The machine of each of Android's ABIs."""

@@ -1,36 +1,40 @@
-"""`inspect`: what is inside a program, and whether an SDK can load it."""
+"""`inspect`: what is inside a program, whether an SDK can load it, and its compiled graphs taken out."""
 
 from __future__ import annotations
 
 import argparse
+import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.artifacts import torch_file
+from ci.artifacts import refusals
 from ci.artifacts.against_sdk import Inside, against
-from ci.artifacts.compiled_onnx import CompiledModel, read_model
-from ci.artifacts.dlc import MARK, Dlc, read_dlc
+from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, Dlc, context_binaries, read_dlc, read_model
+from ci.artifacts.formats import TIMES
 from ci.artifacts.program import (
+    QNN_BACKEND,
     CompiledProgram,
     ContextStrings,
     Delegate,
     TensorInfo,
+    bytes_of,
     first_bytes,
     read,
 )
-from ci.inspect.extract import extract
 from provisioning.base import answer
 from provisioning.base.command_line import valued
 from provisioning.base.commands import leave_out
-from provisioning.base.errors import UsageError, exit_code_of
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
+from provisioning.base.files import replace_bytes
 from provisioning.base.foreign import in_line
 from provisioning.base.selection import add_selection, selection_of
 
 if TYPE_CHECKING:
     from provisioning.known_faults import Fault, Lane
+
 
 EXAMPLES = """\
   python -m ci inspect model.pte
@@ -61,8 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Imported late: they load pydantic, and what reads archives and signatures.
-    from ci.inspect import libraries, package
+    # Imported late: it loads pydantic, and what reads archives and signatures.
+    from ci.inspect import package
 
     file: Path = args.files[0]
     if all(package.is_package(path) for path in args.files):
@@ -73,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
             f"expected one file, or packages alone, found {len(args.files)}", fix="inspect them one by one"
         )
     head = first_bytes(file)
-    if kind := libraries.kind_of(head):
+    if kind := package.kind_of(head):
         _refuse_flags(file, kind, args.against, args.extract)
-        return _show(file, kind, libraries.facts(file, kind))
-    torch_file.refuse(file)
-    if head.startswith(MARK):
+        return _show(file, kind, package.facts(file, kind))
+    refusals.refuse(file)
+    if head.startswith(DLC_MARK):
         _refuse_flags(file, "DLC", args.against, args.extract)
         return _show(file, "dlc", _dlc(read_dlc(file)))
     contents: Inside = read_model(file) if file.suffix == ".onnx" else read(file)
@@ -265,3 +269,79 @@ def _context(context: ContextStrings, indent: str) -> Iterator[str]:
     for arch in context.arches:
         for refused in refused_by(arch):
             yield f"{indent}V{arch} does not compile {refused}"
+
+
+# Compiled graphs taken out of a program, or of a model that ONNX Runtime compiled
+
+
+_MAGIC = 0x5678ABCD
+"""The header before a context binary in a program: this in 4 bytes, a checksum in 8, its size in 8, zeros to
+byte 256.
+"""
+
+_HEADER = 256
+
+
+def extract(path: Path, contents: CompiledProgram | CompiledModel, into: Path) -> list[Path]:
+    """Write each graph into the folder; nothing is written if one of them cannot be read."""
+    parts = [*(_of_program(path, contents) if isinstance(contents, CompiledProgram) else _of_model(path))]
+    if not parts:
+        raise CheckFailed(f"{path}: there is nothing compiled for QNN in it", fix="name another file")
+    written = []
+    try:
+        for name, data in parts:
+            replace_bytes(into / name, data)
+            written.append(into / name)
+    except OSError as error:
+        for file in written:
+            file.unlink(missing_ok=True)
+        raise EnvironmentLacking(f"{into}: {error.strerror}", fix="--extract another folder") from error
+    return written
+
+
+def context_in(data: memoryview) -> tuple[str, memoryview]:
+    """(suffix, bytes) of a delegate's data without ExecuTorch's header."""
+    if data[: len(DLC_MARK)] == DLC_MARK:
+        return ".dlc", data
+    if len(data) < _HEADER or struct.unpack_from("<I", data)[0] != _MAGIC:
+        raise CheckFailed(
+            f"expected a context binary behind the mark {_MAGIC:#x}, found {data[:8].hex(' ')}",
+            fix="compile it with the executorch of the profile",
+        )
+    size = struct.unpack_from("<Q", data, 12)[0]
+    if size != len(data) - _HEADER:
+        raise CheckFailed(
+            f"expected a context of {size} bytes, found {len(data) - _HEADER}",
+            fix="compile or copy it again",
+        )
+    return ".bin", data[_HEADER:]
+
+
+def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:
+    whole = memoryview(bytes_of(path))
+    size = sum(delegate.size for delegate in program.delegates)
+    if size > TIMES * len(whole):
+        raise CheckFailed(
+            f"{path}: its delegates share their data: {size:,} bytes of a file of {len(whole):,}",
+            fix="compile it again",
+        )
+    counts: dict[str, int] = {}
+    for delegate in program.delegates:
+        if delegate.backend != QNN_BACKEND:
+            continue
+        index = counts[delegate.method] = counts.get(delegate.method, -1) + 1
+        if delegate.segment is None:
+            raise CheckFailed(
+                f"{path}: delegate {index} of {delegate.method} is inside the flatbuffer, not in a segment",
+                fix="write the program with extract_delegate_segments, which is executorch's default",
+            )
+        if Path(delegate.method).name != delegate.method:
+            raise CheckFailed(f"{path}: a method is called {delegate.method!r}, which is no file name")
+        suffix, context = context_in(whole[delegate.offset : delegate.offset + delegate.size])
+        yield f"{path.stem}.{delegate.method}_{index}{suffix}", context
+
+
+def _of_model(path: Path) -> Iterator[tuple[str, bytes | memoryview]]:
+    for index, data in enumerate(context_binaries(path)):
+        suffix = ".dlc" if data.startswith(DLC_MARK) else ".bin"
+        yield f"{path.stem}.context_{index}{suffix}", data

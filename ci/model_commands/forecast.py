@@ -35,8 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.forecast.forecasts import of_language_model
-    from ci.forecast.phones import load_forecasts
+    from ci.forecast import load_forecasts, of_language_model
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]

@@ -108,7 +108,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.tune import tuned
-    from ci.forecast.forecasts import ONNX_ALONE, TO_ONNX
+    from ci.forecast import ONNX_ALONE, TO_ONNX
     from ci.suite.model_report import reported
 
     model, choice = model_or_suite_of(args), choice_of(args)

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from ci.operators.conditions import CONDITIONS, Traits
-from ci.operators.names import key_of
+from ci.operators.conditions import CONDITIONS, Traits, key_of
 from ci.operators.table import name_in_table
 from provisioning.base.units import EXACT_DB
 from provisioning.components import version_in

@@ -1,6 +1,7 @@
-"""The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
+"""The operator tables: how each operator works on HTP in each scheme, as measured on the emulator; of
+ExecuTorch, and of ONNX as ONNX Runtime compiles it.
 
-It is measured and made in the laboratory; docs/operators.md shows it.
+They are measured and made in the laboratory; docs/operators.md shows the first.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
-from ci.operators.conditions import Traits
-from ci.operators.names import key_of, names_of
+from ci.operators.conditions import Traits, key_of, names_of
 from ci.suite.lost_parts import WRONG_DB
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
@@ -345,3 +345,34 @@ def _command(name: str, scheme: str, soc: str, cell: Cell) -> str:
     expression = " or ".join(f"{test}[" for test in cell.newer)
     chip = [] if soc == DEFAULT_SOC else ["--soc", soc]
     return session("test_upstream", "rework-op", "-k", expression, *chip)
+
+
+ONNX_TABLE = MANIFESTS / "onnx_operators.json"
+
+
+@cache
+def shipped_onnx() -> OperatorTable:
+    """The committed table of ONNX's operators, as ONNX Runtime compiles them."""
+    return read(ONNX_TABLE)
+
+
+def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
+    """Those of these operators of ONNX that fail in ONNX Runtime, with the precision to use instead."""
+    few = "" if soc == DEFAULT_SOC else f"{soc} was not measured"
+    place = place_of(DEFAULT_SOC, shipped_onnx().measured.get(DEFAULT_SOC, ""), few)
+    for name in sorted(set(operators)):
+        cells = shipped_onnx().cells.get(name, {}).get(DEFAULT_SOC, {})
+        cell = cells.get(precision)
+        if cell is None or cell.result not in FAILING:
+            continue
+        compiles = cell.result not in NOT_COMPILED
+        figure = in_db(cell.db).strip() or "no figure"
+        verb = f"is wrong ({figure})" if compiles else failure_of(cell)
+        if cell.result == "lost":
+            verb = f"is far from float ({figure}) once it is quantized, as seen"
+        order = ("16a8w", "8a8w", "fp16") if precision == "fp16" else ("8a8w", "16a8w", "fp16")
+        better = next((name for name in order if name in cells and cells[name].good), "")
+        instead = f": keep it at {better}" if better else ""
+        message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
+        words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
+        yield Inexact(name, message, session("test_onnx", *words), compiles)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.forecast.forecasts import ACCEPTED, BY, QnnEstimates
-from ci.forecast.phones import MANIFEST, PRECISIONS, Forecasts, load_forecasts
+from ci.forecast import ACCEPTED, BY, MANIFEST, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
 from ci.jobs import WorkOptions
 from ci.lanes.onnx.compile import plan_of, require_installed
 from ci.lanes.onnx.forecast import estimating

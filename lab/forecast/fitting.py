@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ci.forecast.forecasts import FittedRange, basis_of
-from ci.forecast.phones import PRECISIONS, Forecasts
+from ci.forecast import PRECISIONS, FittedRange, Forecasts, basis_of
 
 ROUNDS = 25
 OUTLIER = 0.15

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.forecast.phones import Forecasts
+from ci.forecast import Forecasts
 from provisioning.base import progress
 from provisioning.manifest import Component, Part, Placement
 from provisioning.sources.wheel import Wheel

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import torch
 
-from ci.forecast.phones import FittedModel
+from ci.forecast import FittedModel
 from ci.lanes.upstream.shims import define_vision_operators
 
 OPSET = 17

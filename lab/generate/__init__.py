@@ -75,7 +75,7 @@ SCHEMAS = {
         "How much worse than its baseline a program may become",
     ),
     "forecast": (
-        "ci.forecast.phones:Forecasts",
+        "ci.forecast:Forecasts",
         "Phones that forecasts are for, and the models that they are fitted by",
     ),
     "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),

@@ -10,7 +10,7 @@ from ci.lanes.upstream.accepted import AcceptedTests
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.operators.names import key_of
+from ci.operators.conditions import key_of
 from ci.operators.table import IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
 from ci.suite.accuracy import EQUAL_DB
 from lab.operators.cells import ALONE, result_of_form

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ci.artifacts.dlc import read_dlc
+from ci.artifacts.compiled_onnx import read_dlc
 from ci.lanes.onnx import provider, steps
 from ci.lanes.onnx.compile import request_of
 from ci.lanes.onnx.graph import all_in_float, load_graph

@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from ci.forecast.forecasts import ACCEPTED
-from ci.forecast.phones import load_forecasts
+from ci.forecast import ACCEPTED, load_forecasts
 from lab.forecast.fit import accepted_of
 from lab.forecast.fitting import FittedProgram, judge, quantile
 from lab.forecast.hub import measurements

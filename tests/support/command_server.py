@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 17
 LATER = (
     *("ci.lanes.executorch.stage", "ci.lanes.onnx.stage", "ci.lanes.upstream.stage"),
     *("ci.builds.runner_build", "ci.device.bundle.assemble", "ci.parity.check"),
-    *("ci.inspect.package", "ci.inspect.libraries", "ci.signing.lpai.sign", "ci.gate.table"),
+    *("ci.inspect.package", "ci.inspect.package", "ci.signing.lpai.sign", "ci.gate.table"),
     *("provisioning.store", "provisioning.validation.gather", "ci.gate.stage_output"),
     *("ci.suite.into_suite", "ci.suite.ran", "ci.explain.audit"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.product"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ci.operators import onnx as onnx_table
 from ci.operators import table
 from ci.operators.table import OperatorTable, RowNames
 
@@ -25,5 +24,5 @@ def own_table(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "shipped", lambda: own)
         patch.setattr(table, "row_names", lambda: RowNames(own.cells))
-        patch.setattr(onnx_table, "shipped", lambda: own_onnx)
+        patch.setattr(table, "shipped_onnx", lambda: own_onnx)
         yield

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ci.device.bundle import manifest, scripts, verb
+from ci.device.bundle import manifest, verb
 from ci.signing.lpai import rehearsal
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
@@ -370,8 +370,8 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     for place in PLACES:
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(place, encoding="utf-8")
-    (folder / "run.sh").write_text(scripts.run_script(request.param), encoding="utf-8")
-    (folder / "push.sh").write_text(scripts.push_script(request.param, PLACES), encoding="utf-8")
+    (folder / "run.sh").write_text(manifest.run_script(request.param), encoding="utf-8")
+    (folder / "push.sh").write_text(manifest.push_script(request.param, PLACES), encoding="utf-8")
     return folder
 
 
@@ -387,7 +387,7 @@ def test_the_scripts_are_good_shell(written: Path) -> None:
 
 
 def test_run_sh_gives_the_runner_the_bundles_folders_first_and_its_arguments(tmp_path: Path) -> None:
-    text = scripts.run_script("aarch64-android")
+    text = manifest.run_script("aarch64-android")
     (tmp_path / "run.sh").write_text(text, encoding="utf-8")
     answer = 'echo "$LD_LIBRARY_PATH|$ADSP_LIBRARY_PATH"; printf "%s|" "$@"'
     script(tmp_path / "bin" / "qnn_executor_runner", answer).chmod(0o644)
@@ -430,7 +430,7 @@ def test_push_sh_leaves_no_skel_of_an_earlier_bundle(written: Path, tmp_path: Pa
 
 
 def test_push_sh_keeps_out_of_a_folder_that_a_run_has(written: Path, tmp_path: Path) -> None:
-    (tmp_path / "board" / scripts.LOCK).mkdir(parents=True)
+    (tmp_path / "board" / manifest.LOCK).mkdir(parents=True)
     done = push(written, tmp_path / "board", *flags_of(written))
     assert (done.returncode, files_in(tmp_path / "board")) == (3, set()), done.stderr
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.device.bundle.scripts import LOCK
-from ci.device.claim import Holder, claimed, this_process
+from ci.device.bundle.manifest import LOCK
+from ci.device.session import Holder, claimed, this_process
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from tests.support.local_device import Local

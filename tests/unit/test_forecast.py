@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from ci.__main__ import VERBS
-from ci.artifacts.estimate import QnnEstimate, read_estimate
-from ci.forecast.forecasts import (
+from ci.artifacts.compiler_log import QnnEstimate, read_estimate
+from ci.forecast import (
     Fit,
     FittedRange,
+    Forecasts,
     ModelSize,
     PhoneFit,
     QnnEstimates,
     by_measurement,
     forecast,
     load_fit,
+    load_forecasts,
 )
-from ci.forecast.phones import Forecasts, load_forecasts
 from ci.lanes.onnx.findings import over_budget
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.model_commands import forecast as forecast_verb

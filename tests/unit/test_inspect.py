@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.artifacts.against_sdk import Answer, against
-from ci.artifacts.bounds import Malformed
+from ci.artifacts.formats import Malformed
 from ci.artifacts.program import CompiledProgram, ContextStrings, parse, read
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from ci.artifacts.bounds import Malformed
 from ci.artifacts.compiled_onnx import parse_model, read_model
+from ci.artifacts.formats import Malformed
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import BUILD_ID, context_model

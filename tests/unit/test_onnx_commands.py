@@ -15,7 +15,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
-from ci.forecast.forecasts import ModelSize, QnnEstimates
+from ci.forecast import ModelSize, QnnEstimates
 from ci.jobs import WorkOptions
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx import running

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.artifacts.record import record_path
+from ci.artifacts.refusals import record_path
 from ci.lanes.onnx.context import ContextRecord, read_context, require_fit
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from ci.artifacts.compiler_log import Traffic
-from ci.artifacts.estimate import QnnEstimate
-from ci.forecast.forecasts import ModelSize, QnnEstimates
+from ci.artifacts.compiler_log import QnnEstimate, Traffic
+from ci.forecast import ModelSize, QnnEstimates
 from ci.lanes.onnx.crosscheck import (
     CrossChecked,
     LaneFigures,

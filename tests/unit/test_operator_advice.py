@@ -18,9 +18,8 @@ from ci.lanes.executorch.product import on_cpu_in_words
 from ci.lanes.executorch.records import EmulatorRun
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.conditions import Traits
-from ci.operators.onnx import inexact_onnx
 from ci.operators.partition import CpuOperator
-from ci.operators.table import Inexact, inexact, read
+from ci.operators.table import Inexact, inexact, inexact_onnx, read
 from ci.outcome import Result
 from provisioning.known_faults import NO_FIX
 from tests.support.lowering import compiled_as

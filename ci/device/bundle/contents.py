@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.artifacts.compiled_onnx import CompiledModel, read_model
-from ci.artifacts.dlc import MARK, read_dlc
+from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, read_dlc, read_model
 from ci.artifacts.program import CompiledProgram, ContextStrings, DelegateOptions, first_bytes
 from ci.artifacts.program import read as read_program
-from ci.artifacts.record import require_recorded
+from ci.artifacts.refusals import require_recorded
 from ci.device.bundle.manifest import check_files
 from provisioning import elf, qnn_libraries
 from provisioning.base.commands import Fix, joined, leave_out, session
@@ -109,7 +108,7 @@ def windows_models(paths: Sequence[Path]) -> list[Model]:
         beside = [path for _, path in model.files]
         require_recorded(model.path, beside)
         for context in beside:
-            (read_dlc if first_bytes(context).startswith(MARK) else read_program)(context)
+            (read_dlc if first_bytes(context).startswith(DLC_MARK) else read_program)(context)
     return models
 
 

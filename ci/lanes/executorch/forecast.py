@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ci.forecast.forecasts import ONNX_ALONE, TO_ONNX, Forecasted
+from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.suite.one_model import OneModel
 
 

@@ -36,7 +36,7 @@ from ci.models.factory import is_quantized
 from ci.models.inputs import as_files
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
-from ci.operators.partition.parts import restore_builtins
+from ci.operators.partition.decisions import restore_builtins
 from ci.runner import Runner
 from provisioning.base.files import empty_folder
 from provisioning.known_faults import Product

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ci.artifacts import torch_file
+from ci.artifacts import refusals
 from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
 from ci.closed import closed
 from ci.lanes.executorch.wrap_context import wrap
@@ -28,7 +28,7 @@ from provisioning.base.rendering.text import plural
 def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
     path, selection = Parser.user_folder() / model.typed, model.selection
     require_program(path, model.typed)
-    torch_file.refuse(path)
+    refusals.refuse(path)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
         folder = Path(scratch)
         program, contents = path, read(path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ci.child import WARM
 from ci.closed import closed
-from ci.forecast.phones import load_forecasts
+from ci.forecast import load_forecasts
 from ci.jobs import Job, WorkOptions
 from ci.lanes.onnx.crosscheck import CrossChecked
 from ci.lanes.onnx.findings import changed, findings_of, was_compiled

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
-from ci.artifacts.dlc import contexts_by_chip
+from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_beside, contexts_by_chip, read_model
 from ci.artifacts.program import SOC
-from ci.artifacts.record import record_path, require_recorded
+from ci.artifacts.refusals import record_path, require_recorded
 from ci.lanes.onnx.graph import load_graph
 from ci.models.inputs import GraphSignature, Tensor
 from ci.plain import as_json, read

@@ -41,8 +41,7 @@ from ci.lanes.onnx.user_program import (
     warn_of,
 )
 from ci.models import wheels
-from ci.operators.onnx import inexact_onnx
-from ci.operators.table import Inexact
+from ci.operators.table import Inexact, inexact_onnx
 from ci.plain import read
 from ci.suite.one_model import OneModel
 from ci.suite.options import Choice

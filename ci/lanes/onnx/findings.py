@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ci.explain.losses import beyond_in_words
-from ci.forecast.forecasts import Forecasted, QnnEstimates, forecast, load_fit
-from ci.forecast.phones import load_forecasts
+from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.lanes.onnx import BESIDE
 from ci.lanes.onnx.crosscheck import LaneFigures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ci.forecast.forecasts import Forecasted, QnnEstimates, by_measurement, forecast, load_fit
-from ci.forecast.phones import load_forecasts
+from ci.forecast import Forecasted, QnnEstimates, by_measurement, forecast, load_fit, load_forecasts
 from ci.lanes.onnx.compile import OnnxPlan
 from ci.lanes.onnx.records import Chips, Preparing
 from ci.lanes.onnx.suite import OnnxProgram

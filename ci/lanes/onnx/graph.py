@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, is_below
-from ci.forecast.forecasts import ModelSize
+from ci.forecast import ModelSize
 from ci.models.inputs import GraphSignature, Tensor, is_fixed
 from ci.suite.precision import precision_named
 from provisioning.base.commands import add_flags, joined

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.cached_steps import require_done
-from ci.forecast.forecasts import Forecasted
+from ci.forecast import Forecasted
 from ci.lanes.onnx.compile import OnnxPlan, plan_of, with_metrics
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
 from ci.lanes.onnx.forecast import forecast_of_chip

@@ -17,8 +17,17 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, Traffic, refusals, total, traffic
-from ci.artifacts.estimate import QnnEstimate, read_estimate
+from ci.artifacts.compiler_log import (
+    COLOUR,
+    OF_QNN,
+    QnnEstimate,
+    Refusal,
+    Traffic,
+    read_estimate,
+    refusals,
+    total,
+    traffic,
+)
 from ci.child import doing, quiet, size_of, text_since, threads
 from ci.diagnose.explain import read
 from ci.lanes.onnx.context import nodes_beside_context

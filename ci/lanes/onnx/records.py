@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ci.artifacts.compiler_log import Traffic
 from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import RewrittenPlace
-from ci.forecast.forecasts import QnnEstimates
+from ci.forecast import QnnEstimates
 from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.context import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
-from ci.artifacts.record import record_path
+from ci.artifacts.refusals import record_path
 from ci.lanes.onnx.compile import WORKER, home_of, require_installed
 from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
 from ci.lanes.onnx.graph import fix_dimensions, is_context, load_graph, open_inputs, signature_of

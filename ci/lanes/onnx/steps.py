@@ -15,11 +15,11 @@ import onnx
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_binaries
 from ci.artifacts.compiler_log import NO_TRAFFIC
-from ci.artifacts.record import record_path
+from ci.artifacts.refusals import record_path
 from ci.child import blame, doing
 from ci.explain.losses import BeyondHalf, Scores, scores_of
 from ci.explain.onnx_graph import NO_PLACE
-from ci.forecast.forecasts import QnnEstimates
+from ci.forecast import QnnEstimates
 from ci.lanes.onnx import EMBEDDED, provider
 from ci.lanes.onnx.comparison import Comparison, comparison_of
 from ci.lanes.onnx.context import (

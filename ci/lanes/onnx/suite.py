@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from ci.forecast.phones import load_forecasts
+from ci.forecast import load_forecasts
 from ci.lanes.onnx.options import Settings, settings_of
 from ci.models.inputs import Input, most_calibrating
 from ci.models.wheels import PREFIX

@@ -21,7 +21,7 @@ from ci import child
 from ci.child import UNFORESEEN, WARM, error_reply, hidden, reporting
 from ci.explain.divergence_report import partial_of
 from ci.explain.rewriting import RewriteChoice
-from ci.forecast.forecasts import QnnEstimates
+from ci.forecast import QnnEstimates
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, graphs, provider, steps
 from ci.lanes.onnx.comparison import Comparison
 from ci.lanes.onnx.context import read_context, require_fit

@@ -1,26 +1,42 @@
-"""The partitioner's decision on every operator, the reason, and the operator's place in the model."""
+"""The partitioner's decision on every operator, the reason, and the operator's place in the model; and parts
+of a partition as programs of their own."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from executorch.backends.qualcomm import qnn_preprocess
 from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
+from executorch.backends.qualcomm.utils.qnn_manager_lifecycle import QnnManagerContext
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Node
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_plain_words
 from ci.diagnose.explain import with_names_of_data_types
 from ci.models.model_lines import source_of
 from ci.operators.partition import CpuOperator, GraphPart
+from ci.suite.trial import smallest
 
 DELEGATE = "executorch_call_delegate"
 
@@ -204,3 +220,171 @@ def _operators_of(graph: Any) -> Iterator[Any]:
     for node in graph.nodes:
         if node.op == "call_function" and operator_name(node) not in PASS_THROUGH:
             yield node
+
+
+# Parts of a partition, each as a program of its own that QNN compiles alone in a tenth of a second
+
+
+class Partition:
+    """A partition as the partitioner produced it, before the backend's passes change it."""
+
+    def __init__(self, program: Any, specs: Sequence[Any]) -> None:
+        self.program = _copied(program)
+        self.specs = list(specs)
+        self.inputs = frozenset(program.graph_signature.user_inputs)
+
+    @cached_property
+    def calls(self) -> list[Node]:
+        return [node for node in self.program.graph.nodes if node.op == "call_function"]
+
+    @cached_property
+    def live(self) -> frozenset[Node]:
+        live: set[Node] = set()
+        for node in self.program.graph.nodes:
+            if node.name in self.inputs or not live.isdisjoint(node.all_input_nodes):
+                live.add(node)
+        return frozenset(live)
+
+    @cached_property
+    def operators(self) -> list[Node]:
+        """The operators at which the compiler may fail, without those that always belong to another node."""
+        return [
+            node
+            for node in self.calls
+            if operator_name(node) not in PASS_THROUGH
+            and (self.is_output(node) or (node in self.live and not is_quantizer(node)))
+        ]
+
+    def is_output(self, node: Node) -> bool:
+        return any(user.op == "output" for user in node.users)
+
+    def constants_of(self, node: Node) -> list[Node]:
+        """The node's operands that are computed from constants alone, and their operands."""
+        constants: dict[Node, None] = {}
+        todo = [node]
+        while todo:
+            for operand in todo.pop().all_input_nodes:
+                if operand.op == "call_function" and operand not in self.live and operand not in constants:
+                    constants[operand] = None
+                    todo.append(operand)
+        return list(constants)
+
+    def error_of(self, nodes: Iterable[Node], *, kept: bool = False) -> str:
+        """Why these nodes do not compile together with their quantizers and constants; empty if they do.
+
+        With `kept`, what is computed from constants is given to them, as a buffer is."""
+        program = self._program_of(self._closed(nodes, kept))
+        with QnnManagerContext({"forward": self.specs}):
+            try:
+                qnn_preprocess.QnnBackend.preprocess(program, self.specs)
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+            finally:
+                restore_builtins()
+        return ""
+
+    def _closed(self, nodes: Iterable[Node], kept: bool) -> set[Node]:
+        members: set[Node] = set()
+        todo = list(nodes)
+        while todo:
+            node = todo.pop()
+            if node in members or node.op != "call_function":
+                continue
+            members.add(node)
+            todo += [
+                operand
+                for operand in node.all_input_nodes
+                if is_quantizer(operand)
+                or (operand not in self.live and not kept)
+                or operator_name(node) in PASS_THROUGH
+            ]
+            if node in self.live:
+                todo += [
+                    user for user in node.users if operator_name(user) in PASS_THROUGH or _ends(node, user)
+                ]
+        return members
+
+    def _program_of(self, chosen: Collection[Node]) -> Any:
+        """Outside values become inputs, values that are used outside become outputs."""
+        ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
+        graph, copies = torch.fx.Graph(), dict[Node, Node]()
+        outside = [node for node in self.program.graph.nodes if node not in chosen]
+        needed = [node for node in outside if any(user in chosen for user in node.users)]
+        needed.sort(key=lambda node: node.op != "placeholder" or node.name in self.inputs)
+        inputs = []
+        for node in needed:
+            copies[node] = place = graph.placeholder(node.name)
+            place.meta = _own(node.meta)
+            spec = ours.get(node.name) if node.op == "placeholder" else None
+            if spec is None or spec.kind == InputKind.USER_INPUT:
+                inputs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(place.name), None))
+            else:
+                inputs.append(InputSpec(spec.kind, TensorArgument(place.name), spec.target, spec.persistent))
+        outputs = []
+        for node in self.calls:
+            if node not in chosen:
+                continue
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = _own(node.meta)
+            several = isinstance(node.meta.get("val"), tuple | list)
+            if not several and (not node.users or any(user not in chosen for user in node.users)):
+                outputs.append(copies[node])
+        graph.output(tuple(outputs)).meta = {}
+        results = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in outputs]
+        return _program(self.program, graph, ExportGraphSignature(inputs, results))
+
+
+def restore_builtins() -> None:
+    """The backend's error path imports all of torch into its module, and torch.range replaces Python's."""
+    vars(qnn_preprocess).pop("range", None)
+
+
+def smallest_failing(
+    nodes: Sequence[Node],
+    fails: Callable[[Sequence[Node]], bool],
+    named: Sequence[Node],
+    late: Callable[[], bool],
+) -> list[Node]:
+    """The smallest set of nodes that fails, with the node at fault last: one of `named`, if it fails alone.
+    Empty if all of them together do not fail."""
+    for node in named:
+        if fails([node]):
+            return [node]
+    if not fails(nodes):
+        return []
+    return [*smallest(nodes, lambda parts: next(filter(fails, parts), None), late)]
+
+
+def _ends(node: Node, user: Node) -> bool:
+    """Whether the consumer of the node's output quantizes it."""
+    return is_quantizer(user) and not ("dequantize" in operator_name(user) and is_quantizer(node))
+
+
+def _copied(program: Any) -> Any:
+    graph, copies = torch.fx.Graph(), dict[Node, Node]()
+    output = graph.graph_copy(program.graph, copies)
+    for original, ours in copies.items():
+        ours.meta = _own(original.meta)
+    graph.output(output).meta = {}
+    return _program(program, graph, copy.deepcopy(program.graph_signature))
+
+
+def _program(original: Any, graph: Any, signature: Any) -> Any:
+    root = torch.nn.Module()
+    for name, module in original.graph_module._modules.items():
+        root.add_module(name, module)
+    return ExportedProgram(
+        root=root,
+        graph=graph,
+        graph_signature=signature,
+        state_dict=dict(original.state_dict),
+        range_constraints=original.range_constraints,
+        module_call_graph=[],
+        constants=dict(original.constants),
+        verifiers=original.verifiers,
+    )
+
+
+def _own(meta: dict[str, Any]) -> dict[str, Any]:
+    """A copy: the backend's passes write into the dictionaries in it."""
+    return {key: dict(value) if type(value) is dict else value for key, value in meta.items()}

@@ -27,14 +27,16 @@ from ci.diagnose.explain import with_names_of_data_types
 from ci.models.model_lines import fix_inside, is_inside, place_in_words, source_of
 from ci.operators.partition.decisions import (
     PASS_THROUGH,
+    Partition,
     PartitionerSpy,
     is_glue,
     is_quantizer,
     module_of,
     operator_name,
+    restore_builtins,
+    smallest_failing,
     varying,
 )
-from ci.operators.partition.parts import Partition, restore_builtins, smallest_failing
 from provisioning.known_faults import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")

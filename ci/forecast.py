@@ -1,20 +1,96 @@
 """The time that a program will take on a phone: QNN's own estimate for another chip, by constants that were
-fitted to what real phones measured. A forecast is no measurement, and says so."""
+fitted to what real phones measured (manifests/forecast.toml names phones and models). A forecast is no
+measurement, and says so."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from ci.artifacts.estimate import QnnEstimate
-from ci.forecast.phones import PRECISIONS, Forecasts
+from pydantic import Field
+
+from ci.artifacts.compiler_log import QnnEstimate
 from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import UsageError
+from provisioning.base.documents import Model, load
+from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import version_in
+from provisioning.sources import Sha256, Version
+
+MANIFEST = MANIFESTS / "forecast.toml"
+PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}
+"""By our names, AI Hub's."""
+
+
+class HubWheel(Model):
+    """The wheel with what phones measured."""
+
+    version: Version
+    filename: str
+    sha256: Sha256
+    size: int
+
+
+class Phone(Model):
+    soc: str
+    device: str
+    """Its name in the wheel."""
+    newer: tuple[str, ...] = ()
+    """Our precisions in which the newer chip's estimate counts as well."""
+
+
+class FittedModel(Model):
+    """How a model of the wheel is made here."""
+
+    make: str
+    """LIBRARY:NAME."""
+    size: int = 224
+    tokens: int = 0
+    backbone: str = ""
+    config: dict[str, Any] = Field(default_factory=dict)
+    dino: dict[str, Any] = Field(default_factory=dict)
+    in_float: tuple[str, ...] = ()
+    """The nodes that AI Hub's quantizing leaves in float: patterns of their names."""
+
+
+class Forecasts(Model):
+    schema_: Literal[2] = Field(alias="schema")
+    chip: str
+    newer: str
+    runtime: str
+    """Of the wheel's rows that are fitted to."""
+    wheel: HubWheel
+    phones: dict[str, Phone]
+    models: dict[str, FittedModel]
+
+    def named(self, name: str) -> str:
+        """The phone that a user means."""
+        plain = {
+            _plain(called): phone for phone, about in self.phones.items() for called in (about.device, phone)
+        }
+        if found := plain.get(_plain(name)):
+            return found
+        raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)
+
+    def of_chip(self, soc: str) -> list[str]:
+        return [name for name, phone in self.phones.items() if phone.soc == soc]
+
+    def chips(self, precision: str, phones: Collection[str]) -> tuple[str, ...]:
+        """Of which forecasts for these phones need an estimate, each a compile."""
+        both = any(precision in self.phones[phone].newer for phone in phones)
+        return (self.chip, self.newer) if both else (self.chip,)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("samsung").removeprefix("snapdragon")
+
+
+def load_forecasts() -> Forecasts:
+    return load(MANIFEST, Forecasts)
+
 
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
 ON_A_PHONE = Fix("measure it on a phone: {}", ("run_device", "--inputs", "FILES"))

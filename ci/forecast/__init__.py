@@ -1,1 +1,0 @@
-"""The time that a program will take on a phone, by what QNN estimates and phones measured."""
