@@ -10,17 +10,17 @@ import re
 import shutil
 import sys
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from ci.child import WARM
 from ci.jobs import Job, WorkOptions
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of, line_of
+from ci.plain import read
 from ci.progress import Line
 from ci.recheck import FILLED, RepeatableWork, Repeats
 from ci.results import (
@@ -74,109 +74,96 @@ class NotCached(Exception):
     """Two results that differ could have one key: nothing is looked up, and nothing is kept. Says why."""
 
 
-@dataclass(frozen=True)
-class CachedStep(ABC):
-    """One piece of a lane's work on its programs."""
+def _name_of(program: Named) -> str:
+    return program.name
 
-    keeps_files: ClassVar[bool] = False
-    """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
-    leaves_files: ClassVar[bool] = False
-    """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
-    remembers_all: ClassVar[bool] = False
-    """Whether results that it does not accept are kept too."""
-    log_in_folder: ClassVar[str] = ""
-    """The name of its log where that is one of its result's files."""
 
-    repeats: ClassVar[Repeats | None] = None
-    """What is the same when its work is done twice; None: it is not compared."""
+def _unknown(program: Named) -> str:
+    return ""
+
+
+def _cheap(program: Named) -> Job:
+    return Job(program.name)
+
+
+def _any(program: Named, result: Result) -> bool:
+    return True
+
+
+def _never(program: Named, result: Result) -> bool:
+    return False
+
+
+def _line_of(program: Named, result: Result) -> Line:
+    return line_of(result)
+
+
+def _nothing(program: Named, gone: WorkerDied, folder: Path) -> None:
+    return None
+
+
+def _no_rows(program: Named, reply: Mapping[str, Any]) -> Key:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One piece of a lane's work on its programs. `program` is what its plan has of them."""
 
     plan: WorkPlan
+    kind: str
+    """Names its cached results."""
+    title: str
+    """Of its progress bar."""
+    function: str
+    """MODULE:FUNCTION, which does the work of a request."""
+    home: Callable[[Any], Home]
+    """Where the user's code has these packages of its own; None where it has none."""
+    request: Callable[[Any], Mapping[str, Any]]
+    """What the function gets of a program, beside the folders and the log to write to: `into` for the
+    result's files, `scratch` for what the program needs meanwhile, and `shared` of its export."""
+    key: Callable[[Any, CachedResults], Key]
+    """What the result depends on, beside what the home has and an export says."""
+    reply: Any = None
+    """The dataclass of a reply, new or cached; None of a step that reads none."""
+    own_packages: bool = True
+    """Whether the user's code runs in it, with the packages that its suite names."""
 
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """Names its cached results."""
+    timeout: float | None = None
+    """Where it is not the plan's."""
+    flag: str = "--timeout"
+    """Of the command line: what sets the time limit."""
+    cost: Callable[[Any], Job] = _cheap
+    accepts: Callable[[Any, Result], bool] = _any
+    """Whether a result is one to keep, and to take when it is there."""
+    line: Callable[[Any, Result], Line] = _line_of
 
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Of its progress bar."""
+    export: Callable[[Any], ChildTask] | None = None
+    """What builds the program's model; programs of one name share it."""
+    export_key: Callable[[Any, Mapping[str, Any]], Key] = _no_rows
+    """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
+    subject: Callable[[Any], str] = _name_of
+    """What tells a program from all others, of whatever suite."""
+    code: Callable[[Any], str] = _unknown
+    """The digest of all that an export of this run read; empty if that is not known."""
 
-    @property
-    @abstractmethod
-    def function(self) -> str:
-        """MODULE:FUNCTION, which does the work of a request."""
+    keeps_files: bool = False
+    """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
+    leaves_files: bool = False
+    """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
+    remembers_all: bool = False
+    """Whether results that it does not accept are kept too."""
+    log_in_folder: str = ""
+    """The name of its log where that is one of its result's files."""
+    repeats: Repeats | None = None
+    """What is the same when its work is done twice; None: it is not compared."""
 
-    @property
-    def timeout(self) -> float:
-        return self.plan.work.timeout
-
-    @property
-    def flag(self) -> str:
-        """Of the command line: what sets the time limit."""
-        return "--timeout"
-
-    @abstractmethod
-    def home(self, own: Any) -> Home:
-        """Where the user's code has these packages of its own; None where it has none."""
-
-    @abstractmethod
-    def request(self, program: Any) -> Mapping[str, Any]:
-        """What the function gets, beside the folders and the log to write to: `into` for the result's files,
-        `scratch` for what the program needs meanwhile, and `shared` of its export."""
-
-    @abstractmethod
-    def key(self, program: Any, results: CachedResults) -> Key:
-        """What the result depends on, beside what the home has and an export says."""
-
-    def export(self, program: Any) -> ChildTask | None:
-        """What builds the program's model; programs of one name share it."""
-        return None
-
-    def export_key(self, program: Any, reply: Mapping[str, Any]) -> Key:
-        """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
-        return {}
-
-    def subject(self, program: Any) -> str:
-        """What tells it from all other programs, of whatever suite."""
-        return str(program.name)
-
-    def code(self, program: Any) -> str:
-        """The digest of all that an export of this run read; empty if that is not known."""
-        return ""
-
-    def cost(self, program: Any) -> Job:
-        return Job(program.name)
-
-    def folder(self, program: Any) -> Path:
-        """For the files of a program that failed."""
-        return self.plan.logs / str(program.name)
-
-    def log(self, program: Any) -> Path:
-        return self.plan.logs / f"{program.name}.log"
-
-    def accepts(self, program: Any, result: Result) -> bool:
-        """Whether a result is one to keep, and to take when it is there."""
-        return True
-
-    def read(self, reply: Mapping[str, Any]) -> object:
-        """The record of a reply, new or cached, if it has one."""
-        return None
-
-    def stops_after(self, program: Any, result: Result) -> bool:
-        """Whether the programs that are left are not worked on."""
-        return False
-
-    def line(self, program: Any, result: Result) -> Line:
-        return line_of(result)
-
-    def left(self, program: Any, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
-        """What a process that died has left that is a result."""
-        return None
-
-    def ended(self, program: Any, gone: WorkerDied, log: Path) -> Failure:
-        """What it says of a program whose process died, where the machine is not to blame."""
-        return failure_of(gone, log, self.flag)
+    stops_after: Callable[[Any, Result], bool] = _never
+    """Whether the programs that are left are not worked on."""
+    left: Callable[[Any, WorkerDied, Path], dict[str, Any] | None] = _nothing
+    """What a process that died has left in its folder that is a result."""
+    ended: Callable[[Any, WorkerDied, Path], Failure] | None = None
+    """What it says, by the log, of a program whose process died, where the machine is not to blame."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +187,7 @@ class _StepRun:
 
     def __init__(
         self,
-        step: CachedStep,
+        step: Step,
         programs: Sequence[Named],
         own: Packages | None,
         scratch: Path | None = None,
@@ -210,10 +197,13 @@ class _StepRun:
         home, where it has been started already."""
         self._step, self._own, self._programs = step, own, {row.name: row for row in programs}
         self._work, store = step.plan.work, step.plan.selection.store
+        logs = step.plan.logs
+        self._logs = logs / "recheck" / step.kind if scratch else logs
         self._cached, self._this_run = CachedResults(store, step.kind), OfThisRun(store, os.environ)
         home = step.home(own)
         self._scratch, self._template = scratch, template
-        self._home = replace(home, environment={**home.environment, **FILLED}) if scratch else home
+        filled = {**home.environment, **FILLED}
+        self._home = replace(home, environment=filled, logs=self._logs) if scratch else home
         self._base: Mapping[str, Metric] = {}
         self._keys: dict[str, Key] = {}
         self._reasons: dict[str, str] = {}
@@ -242,10 +232,9 @@ class _StepRun:
                 template.home = replace(self._home, environment={**self._home.environment, WARM: ""})
             tasks, exports = [], dict[str, ChildTask]()
             for program in self._programs.values():
-                export = step.export(program)
+                export = self._export_of(program)
                 if export and not self._known_in_this_run(program):
-                    folders = {"export_folder": str(self._folder_of_export(export.name))}
-                    request = {**export.request, **folders}
+                    request = {**export.request, "export_folder": str(self._folder_of_export(export.name))}
                     exports.setdefault(export.name, replace(export, request=request, until=self._work.until))
                     tasks.append(
                         ChildTask(program.name, "", {}, 0, cost=step.cost(program), export=export.name)
@@ -279,6 +268,16 @@ class _StepRun:
         rows = {**self._base, **self._step.key(program, self._cached)}
         return not self._may_reuse or any(last.get(name) != row for name, row in rows.items())
 
+    def _export_of(self, program: Named) -> ChildTask | None:
+        if not self._step.export:
+            return None
+        task = self._step.export(program)
+        log = self._logs / Path(task.request["log"]).name
+        return replace(task, request={**task.request, "log": str(log.absolute())})
+
+    def _final_log(self, program: Named) -> Path:
+        return self._logs / f"{program.name}.log"
+
     def _announce(self, *, exports: bool) -> None:
         cached = len(self._results)
         if not exports and len(self._programs) > 1:
@@ -294,7 +293,7 @@ class _StepRun:
         return self._take_cached(program)
 
     def _subject_of_run(self, program: Named) -> Metric:
-        export = self._step.export(program)
+        export = self._export_of(program)
         # Each stage has a log of its own.
         model = {name: part for name, part in export.request.items() if name != "log"} if export else None
         return {
@@ -348,7 +347,7 @@ class _StepRun:
         except OSError as error:
             if not (trouble := of_error(error)):
                 raise
-            self._results[program.name] = Result(failure=Failure.of(trouble, self._step.log(program)))
+            self._results[program.name] = Result(failure=Failure.of(trouble, self._final_log(program)))
             return {}
 
     def _take_cached(self, program: Named) -> bool:
@@ -360,7 +359,7 @@ class _StepRun:
         if facts is None:
             self._reasons[program.name] = "its lines have moved apart"
             return False
-        record, seconds = self._step.read(facts), export.seconds
+        record, seconds = self._record_of(facts), export.seconds
         result = Result(
             facts, cached.folder, cached=True, asked=export.asked, record=record, export_seconds=seconds
         )
@@ -370,6 +369,9 @@ class _StepRun:
         self._results[program.name] = result
         self._keep_for_this_run(program)
         return True
+
+    def _record_of(self, facts: Mapping[str, Any]) -> object:
+        return read(self._step.reply, facts) if self._step.reply else None
 
     def _take_failure(self, program: Named) -> bool:
         document = self._cached.failure(self._keys[program.name]) if self._work.known_failures else None
@@ -381,7 +383,7 @@ class _StepRun:
         return True
 
     def _keep_for_this_run(self, program: Named) -> None:
-        if self._step.export(program):
+        if self._step.export:
             export = self._exports[program.name]
             document = {"lines": dict(export.lines), "asked": dict(export.asked)}
             document["key"] = dict(self._keys[program.name])
@@ -389,12 +391,12 @@ class _StepRun:
 
     def _task(self, program: Named) -> ChildTask:
         step = self._step
-        into = self._scratch_folder() if step.keeps_files else empty_folder(step.folder(program))
+        into = self._scratch_folder() if step.keeps_files else empty_folder(self._logs / program.name)
         self._folders[program.name] = into
-        final = step.log(program)
+        final = self._final_log(program)
         final.parent.mkdir(parents=True, exist_ok=True)
         final.unlink(missing_ok=True)
-        export = step.export(program)
+        export = self._export_of(program)
         name = export.name if export else ""
         asked = step.request(program)
         folders = {
@@ -407,7 +409,7 @@ class _StepRun:
             raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
         cost = step.cost(program)
         request = {**asked, **folders}
-        limits = step.timeout, step.flag
+        limits = self._work.timeout if step.timeout is None else step.timeout, step.flag
         return ChildTask(program.name, step.function, request, *limits, cost, name, self._work.until)
 
     def _folder_of_export(self, name: str) -> Path:
@@ -420,7 +422,7 @@ class _StepRun:
     def _log(self, program: Named) -> Path:
         step = self._step
         folder = self._folders[program.name]
-        return (folder / step.log_in_folder if step.log_in_folder else step.log(program)).absolute()
+        return (folder / step.log_in_folder if step.log_in_folder else self._final_log(program)).absolute()
 
     def _line(self, name: str, outcome: Outcome) -> Line:
         program = self._programs[name]
@@ -445,13 +447,13 @@ class _StepRun:
         except OSError as error:
             if not (trouble := of_error(error)):
                 raise
-            return Result(failure=Failure.of(trouble, self._step.log(program)))
+            return Result(failure=Failure.of(trouble, self._final_log(program)))
 
     def _failed(self, program: Named, outcome: WorkerDied | Refused) -> Result:
-        step, log = self._step, self._step.log(program)
+        step, log = self._step, self._final_log(program)
         self._put_log(program)
-        failure = failure_of(outcome, log)
-        if isinstance(outcome, WorkerDied) and failure.blame != "machine":
+        failure = failure_of(outcome, log, step.flag)
+        if step.ended and isinstance(outcome, WorkerDied) and failure.blame != "machine":
             failure = step.ended(program, outcome, log)
         if failure.of_work and program.name in self._keys:
             self._cached.forget(self._keys[program.name])
@@ -470,7 +472,7 @@ class _StepRun:
         log = self._log(program)
         try:
             if self._step.log_in_folder and log.is_file():
-                shutil.copyfile(log, self._step.log(program))
+                shutil.copyfile(log, self._final_log(program))
         finally:
             shutil.rmtree(self._folders[program.name], ignore_errors=True)
 
@@ -479,7 +481,7 @@ class _StepRun:
         if late := reply.pop("imported_late", None):
             self._uncached[name] = f"its process imports {', '.join(late)} too late to be in its key"
         export = self._exports.get(name, _Export())
-        if step.export(program):
+        if step.export:
             reply = {**reply, "lines": dict(export.lines)}
         reason = self._uncached.get(name, "")
         result = Result(
@@ -488,11 +490,11 @@ class _StepRun:
             why=self._reasons.get(name, ""),
             not_remembered=reason,
             asked=export.asked,
-            record=step.read(reply),
+            record=self._record_of(reply),
             export_seconds=export.seconds,
         )
         if not step.leaves_files:
-            step.log(program).unlink(missing_ok=True)
+            self._final_log(program).unlink(missing_ok=True)
         keeps = step.leaves_files or self._work.keep
         accepted = step.accepts(program, result)
         if not accepted and name in self._keys:
@@ -524,7 +526,7 @@ def variables_named_in(modules: Iterable[Path], environ: Mapping[str, str]) -> I
 
 
 def run_step(
-    step: CachedStep, programs: Sequence[Named], own: Packages | None = None, template: Template | None = None
+    step: Step, programs: Sequence[Named], own: Packages | None = None, template: Template | None = None
 ) -> dict[str, Result]:
     """The result of each program by name; fewer if the step stopped after one. `template` is of the step's
     home, where it has been started already."""
@@ -542,15 +544,14 @@ def run_step(
 
 
 def _done_again(
-    step: CachedStep,
+    step: Step,
     own: Packages | None,
     programs: Mapping[str, Named],
     names: Sequence[str],
     scratch: Path,
 ) -> Mapping[str, Result]:
     """Without the cache, by processes whose fresh memory is filled, with files elsewhere."""
-    plan = replace(step.plan, logs=step.plan.logs / "recheck" / step.kind)
-    return _StepRun(replace(step, plan=plan), [programs[name] for name in names], own, scratch).results()
+    return _StepRun(step, [programs[name] for name in names], own, scratch).results()
 
 
 def require_done(result: Result) -> Result:

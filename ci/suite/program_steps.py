@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from ci.cached_steps import CachedStep, run_step
+from ci.cached_steps import Step, run_step
 from ci.models.own_packages import NO_PACKAGES, OwnPackages, installed
 from ci.outcome import Refused, Result, WorkerDied, failure_of
 from ci.progress import Line, failed
@@ -18,20 +19,6 @@ from ci.suite.stage import Plan
 from ci.work import ChildTask, Home, Outcome, run
 
 
-class ProgramStep(CachedStep):
-    own_packages: ClassVar[bool] = True
-    """Whether the user's code runs in it, with the packages that its suite names."""
-
-    def subject(self, program: Any) -> str:
-        suite: Path = program.suite
-        return f"{program.name} {suite.parent.name}/{suite.name} {program.model_without_suite}"
-
-    def code(self, program: Any) -> str:
-        # Of a model that no suite has, the folder may be anything, with any number of files.
-        suite: Path = program.suite
-        return f"{suite} {folder_digest(suite.parent)}" if suite.name != NO_SUITE else ""
-
-
 def export_log(plan: Plan, program: Program) -> Path:
     """Cases of equal names in two suites have logs of their own."""
     alike = [row.suite for row in plan.programs if row.case_name == program.case_name]
@@ -41,9 +28,20 @@ def export_log(plan: Plan, program: Program) -> Path:
     return (plan.logs / f"{program.case_name}{number}.export.log").absolute()
 
 
-def run_cached_step(step: ProgramStep, programs: Iterable[Program]) -> dict[str, Result]:
+def _subject_of(program: Program) -> str:
+    suite = program.suite
+    return f"{program.name} {suite.parent.name}/{suite.name} {program.model_without_suite}"
+
+
+def _code_of(program: Program) -> str:
+    # Of a model that no suite has, the folder may be anything, with any number of files.
+    return f"{program.suite} {folder_digest(program.suite.parent)}" if program.suite.name != NO_SUITE else ""
+
+
+def run_cached_step(step: Step, programs: Iterable[Program]) -> dict[str, Result]:
     """The result of each program by name."""
     chosen, results = list(programs), dict[str, Result]()
+    step = replace(step, subject=_subject_of, code=_code_of)
     groups = by_packages(chosen, step.plan.selection.store) if step.own_packages else [(NO_PACKAGES, chosen)]
     for own, alike in groups:
         results |= run_step(step, alike, own)

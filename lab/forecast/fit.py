@@ -10,9 +10,11 @@ from ci.jobs import WorkOptions
 from ci.lanes.onnx.compile import plan_of, require_installed
 from ci.lanes.onnx.forecast import estimating
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.lanes.onnx.user_program import answer_in
 from ci.outcome import Failure
 from ci.plain import as_json
 from ci.suite.choice import matcher
+from ci.suite.program_steps import run_cached_step
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile
 from lab.stage import stage_run
@@ -102,8 +104,8 @@ def _estimated(
         if mine := {key: program for key, program in programs.items() if key[1] == precision}:
             plan = plan_of([*mine.values()], selection, work)
             step = estimating(plan, table.chips(ours, table.phones))
-            for key, result in zip(mine, step.results().values(), strict=True):
-                found[key] = result.failure or step.answer_in(result).answer
+            for key, result in zip(mine, run_cached_step(step, plan.programs).values(), strict=True):
+                found[key] = result.failure or answer_in(result, QnnEstimates).answer
     return found
 
 

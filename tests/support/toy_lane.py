@@ -9,13 +9,12 @@ from typing import Any
 
 from pydantic import Field
 
+from ci.cached_steps import Step
 from ci.jobs import Job, WorkOptions
-from ci.models.own_packages import OwnPackages
 from ci.outcome import Result
 from ci.recheck import Repeats
-from ci.results import CachedResults, Key
 from ci.suite.options import StageOptions
-from ci.suite.program_steps import ProgramStep, run_cached_step
+from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import (
     MeasuredValues,
@@ -61,22 +60,19 @@ class ToyPlan(Plan):
     programs: tuple[ToyProgram, ...]
 
 
-@dataclass(frozen=True)
-class Compile(ProgramStep):
-    kind, title, keeps_files, repeats = "toy", "toys", True, Repeats()
-    function = "tests.support.toy_worker:compiled"
-    plan: ToyPlan
-    goes_wrong: Mapping[str, Any] | None = None
-
-    def home(self, own: OwnPackages) -> Home:
-        environment = {"PATH": "/usr/bin:/bin"}
-        return Home(environment, self.plan.logs, "tests.support.toy_worker:prepare", "nothing", "")
-
-    def key(self, program: ToyProgram, results: CachedResults) -> Key:
-        return program.request
-
-    def request(self, program: ToyProgram) -> Mapping[str, Any]:
-        return {"width": program.run.width, **(self.goes_wrong or {})}
+def compiling(plan: ToyPlan, goes_wrong: Mapping[str, Any] | None = None) -> Step:
+    home = Home({"PATH": "/usr/bin:/bin"}, plan.logs, "tests.support.toy_worker:prepare", "nothing", "")
+    return Step(
+        plan=plan,
+        kind="toy",
+        title="toys",
+        function="tests.support.toy_worker:compiled",
+        home=lambda own: home,
+        request=lambda program: {"width": program.run.width, **(goes_wrong or {})},
+        key=lambda program, results: program.request,
+        keeps_files=True,
+        repeats=Repeats(),
+    )
 
 
 def plan_of(programs: Sequence[ToyProgram], selection: Selection, work: WorkOptions) -> ToyPlan:
@@ -110,7 +106,7 @@ def run(options: StageOptions, goes_wrong: Mapping[str, Any] | None = None) -> i
     stage = StageRun.as_typed("test_toy", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "toy-not-run"):
         plan = plan_of(programs, selection, options.work)
-        results = run_cached_step(Compile(plan, goes_wrong), programs)
+        results = run_cached_step(compiling(plan, goes_wrong), programs)
         plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
         verdicts = {program.name: verdict_of(program, results[program.name]) for program in plan.programs}
         report(stage, SUITES, plan, verdicts, {"toy": results})

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from ci.cached_steps import CachedStep
+from ci.cached_steps import Step
 from ci.jobs import WorkOptions
-from ci.lanes.executorch.compile import ExecutorchPlan, Lower
-from ci.lanes.executorch.emulate import RunOnEmulator
+from ci.lanes.executorch.compile import ExecutorchPlan, lowering
+from ci.lanes.executorch.emulate import running
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, parse_request
 from ci.lanes.llm.orders import CompileOrder, SuiteOrder
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, ReadPrograms
-from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, request_of
+from ci.lanes.llm.work import LlmPlan, reading
+from ci.lanes.llm.work import compiling as compiling_checkpoint
+from ci.lanes.onnx.compile import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.records import NOTHING
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder
@@ -150,18 +151,23 @@ def _plan(kind: type[Plan], program: Program, folder: Path, **more: Any) -> Any:
     return kind((program,), selection, WorkOptions(), folder / "logs", {}, **more)
 
 
-def _lower(program: Program, folder: Path) -> Lower:
+def _plan_of(program: Program, folder: Path) -> ExecutorchPlan:
     more = {"environment": {}, "sdk": folder, "qnn": QNN, "refused": {}}
-    return Lower(_plan(ExecutorchPlan, program, folder, **more))
+    plan: ExecutorchPlan = _plan(ExecutorchPlan, program, folder, **more)
+    return plan
 
 
-def _onnx(program: Program, folder: Path) -> CompileOnnx:
-    return CompileOnnx(_plan(OnnxPlan, program, folder))
+def _lower(program: Program, folder: Path) -> Step:
+    return lowering(_plan_of(program, folder))
 
 
-def _judge(program: Program, folder: Path) -> ReadPrograms:
+def _onnx(program: Program, folder: Path) -> Step:
+    return compiling(_plan(OnnxPlan, program, folder))
+
+
+def _judge(program: Program, folder: Path) -> Step:
     models = {program.name: Result({"perplexity": 3.0, "weights": "weights"}, folder)}
-    return ReadPrograms(_plan(LlmPlan, program, folder, qnn_environment=None), models)
+    return reading(_plan(LlmPlan, program, folder, qnn_environment=None), models)
 
 
 def _llm_program(folder: Path) -> Program:
@@ -173,7 +179,7 @@ def _llm_program(folder: Path) -> Program:
 @dataclass(frozen=True)
 class Lane:
     program: Callable[[Path], Program]
-    step: Callable[[Program, Path], CachedStep]
+    step: Callable[[Program, Path], Step]
     case: Mapping[str, Any]
     run: Mapping[str, Any]
 
@@ -202,7 +208,7 @@ def test_every_field_has_another_value_to_try(tmp_path: Path, name: str) -> None
 def _asked(lane: Lane, program: Program, folder: Path) -> tuple[Any, Any, Any]:
     """Its key, and what the processes get that build its model and that do its work."""
     step = lane.step(program, folder)
-    export = step.export(program)
+    export = step.export(program) if step.export else None
     key = step.key(program, CachedResults(folder / "store", "any"))
     return json.loads(json.dumps(key)), export and export.request, step.request(program)
 
@@ -235,11 +241,9 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
         compiled = tmp_path / f"compiled-{what}"
         compiled.mkdir(exist_ok=True)
         (compiled / "input_0_0.raw").write_text(what)
-        plan = _lower(program, tmp_path).plan
+        plan = _plan_of(program, tmp_path)
         runner = Runner(script(tmp_path / "dist/bin/runner", "exit 0"))
-        step = RunOnEmulator(
-            plan, runner, {program.name: Result(folder=compiled, record=compiled_as(**facts))}
-        )
+        step = running(plan, runner, {program.name: Result(folder=compiled, record=compiled_as(**facts))})
         return step.key(program, CachedResults(tmp_path / "store", "any"))
 
     first = key()
@@ -264,7 +268,7 @@ def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) 
         program = LlmProgram(folder / NO_SUITE, folder.name, case, run, "SM8650")
         sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1, "calibration": []}
         order = CompileOrder(model=str(folder), through="genie", soc="SM8650", precision="fp16", **sizes)
-        step = CompileCheckpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), order)
+        step = compiling_checkpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), order)
         return step.key(program, CachedResults(tmp_path / "store", "any"))
 
     first, moved, other = key("first", "{}"), key("moved", "{}"), key("other-model", '{"a": 1}')

@@ -31,11 +31,11 @@ from provisioning.base.settings import Selection
 from tests.support import toy_lane
 from tests.support.toy_lane import (
     SUITES,
-    Compile,
     ToyCase,
     ToyPlan,
     ToyProgram,
     ToyRun,
+    compiling,
     measured_of,
     plan_of,
     run,
@@ -56,7 +56,7 @@ def planned(model: OneModel, programs: Sequence[ToyProgram]) -> ToyPlan:
 
 
 def results_of(model: OneModel, plan: ToyPlan) -> Results:
-    return {"toy": run_cached_step(Compile(plan), plan.programs)}
+    return {"toy": run_cached_step(compiling(plan), plan.programs)}
 
 
 def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 from ci.artifacts.against_sdk import sdk_arches
 from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
-from ci.cached_steps import NotCached
+from ci.cached_steps import NotCached, Step
 from ci.child import MEMORY, WARM
 from ci.closed import closed
 from ci.explain.rewriting import Need
@@ -22,13 +24,13 @@ from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, ModelRew
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
-from ci.plain import as_json, read
+from ci.plain import as_json
 from ci.progress import Line
 from ci.recheck import Repeats
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import in_words
 from ci.suite.installed import host_libraries, ready_environment
-from ci.suite.program_steps import ProgramStep, export_log, run_cached_step
+from ci.suite.program_steps import export_log, run_cached_step
 from ci.suite.stage import (
     Plan,
     baselines_of,
@@ -41,6 +43,8 @@ from provisioning.components import QNN_SDK
 from provisioning.manifest import load_socs, soc_named
 
 LOG = "compile.log"
+IN_FILES: Mapping[str, Any] = MappingProxyType({"keeps_files": True, "log_in_folder": LOG})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 COMPILED, RAN = "lowering", "emulator"
@@ -158,130 +162,119 @@ def other_profile(program: ExecutorchProgram) -> str:
     return Fix("{}{}; or QNN_SDK_ROOT to an official SDK", (*again, "--profile", having[0]), others)
 
 
-@dataclass(frozen=True)
-class Lower(ProgramStep):
-    kind = COMPILED
-    keeps_files = True
-    log_in_folder = LOG
-    # The log has times of day.
-    repeats: ClassVar[Repeats | None] = Repeats(changing=(LOG, "without_time"), digest=digest_without_time)
+def worker_step(
+    plan: ExecutorchPlan,
+    kind: str,
+    work: str,
+    options: Mapping[str, Any],
+    *,
+    asked: Mapping[str, Any] = NOTHING,
+    known_by: Callable[[CachedResults], Key] = lambda results: {},
+    **more: Any,
+) -> Step:
+    """What the function `work` of the worker does with each program's model, which it exports first. The work
+    gets the options and what is `asked`; its result depends on the options and what it is `known_by`."""
 
-    work: ClassVar[str] = "compiled"
-    """The worker's function."""
-
-    plan: ExecutorchPlan
-
-    @property
-    def title(self) -> str:
-        return f"programs for QNN {self.plan.build_id}"
-
-    @property
-    def function(self) -> str:
-        return f"{WORKER}:{self.work}"
-
-    def home(self, own: OwnPackages) -> Home:
-        plan = self.plan
-        memory = plan.work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
-        variables = {**plan.environment, **own.variables, MEMORY: str(memory), WARM: "1"}
-        return home_of(variables, plan.logs, own.python)
-
-    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
-        return {**program.order, **self.options}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What its work gets, and depends on, beside the program."""
-        return {"keep_going": self.plan.work.keep_going}
-
-    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
-        """The run, without what says which inputs the model gets: the export gives them by their bytes."""
-        run = {name: value for name, value in program.request["run"].items() if name != "calibration"}
-        case = {name: program.request["case"][name] for name in ("backend", "non_finite")}
-        return {
-            "run": run,
-            "case": case,
-            "soc": program.soc,
-            "options": self.options,
-            "QNN": dict(self.plan.qnn),
-        }
-
-    def export(self, program: ExecutorchProgram) -> ChildTask:
-        """Of all runs of the case that are wanted."""
-        alike = [row for row in self.plan.programs if _model_of(row) == _model_of(program)]
-        request = {**program.order, "runs": {row.run.name: row.request["run"] for row in alike}}
-        name = f"{program.suite}:{program.case_name}"
-        request["log"] = str(export_log(self.plan, program))
-        return ChildTask(name, EXPORT, request, self.timeout, self.flag)
-
-    def export_key(self, program: ExecutorchProgram, reply: Mapping[str, Any]) -> Key:
-        of_run = reply["runs"][program.run.name]
-        if "error" in of_run:
-            raise Refused(of_run["error"])
-        if "not cached" in of_run:
-            raise NotCached(of_run["not cached"])
-        rows: Key = of_run["rows"]
-        return rows
-
-    def cost(self, program: ExecutorchProgram) -> Job:
-        recorded = self.plan.baseline(program).of(program.name)
-        seconds = recorded.cpu_seconds if recorded and recorded.cpu_seconds else UNKNOWN_SECONDS
-        megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
-        return Job(program.name, seconds, megabytes << 20)
-
-    def read(self, reply: Mapping[str, Any]) -> object:
-        kind: Any = Compiled
-        return read(kind, reply)
-
-    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
-        if not isinstance(compiled := result.record, ChipProgram):
-            return True
-        # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
-        return not compiled.loads and not (compiled.kept_on_cpu and not self.plan.work.keep_going)
-
-    def line(self, program: ExecutorchProgram, result: Result) -> Line:
-        if result.failure and self.plan.errors_follow:
+    def line(program: ExecutorchProgram, result: Result) -> Line:
+        if result.failure and plan.errors_follow:
             return error_follows(result.failure)
         if not isinstance(result.record, Lacking):
             return line_of(result)
         lpai = result.record.lpai
         return Line("quantized", f"{in_words(lpai.in_torch.figures)} in PyTorch; {lpai.lacks} is missing")
 
-    def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
-        message, fix = gone.sentence(log), ""
-        if named := _dies_of(log):
-            message = f"{named}; with that on the CPU {message}"
-            fix = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
-        return Failure(gone.kind, message, fix, log)
+    def key(program: ExecutorchProgram, results: CachedResults) -> Key:
+        """The run, without what says which inputs the model gets: the export gives them by their bytes."""
+        run = {name: value for name, value in program.request["run"].items() if name != "calibration"}
+        case = {name: program.request["case"][name] for name in ("backend", "non_finite")}
+        rows: Key = {"run": run, "case": case, "soc": program.soc, "options": dict(options)}
+        return {**rows, "QNN": dict(plan.qnn), **known_by(results)}
+
+    return Step(
+        plan=plan,
+        kind=kind,
+        title=more.pop("title", f"programs for QNN {plan.build_id}"),
+        function=f"{WORKER}:{work}",
+        home=partial(_home, plan),
+        request=lambda program: {**program.order, **options, **asked},
+        key=key,
+        export=partial(_export, plan),
+        export_key=_export_key,
+        cost=partial(_cost, plan),
+        line=line,
+        ended=_ended,
+        **more,
+    )
 
 
-@dataclass(frozen=True)
-class Quantize(Lower):
+def lowering(plan: ExecutorchPlan) -> Step:
+    def accepts(program: ExecutorchProgram, result: Result) -> bool:
+        if not isinstance(compiled := result.record, ChipProgram):
+            return True
+        # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
+        return not compiled.loads and not (compiled.kept_on_cpu and not plan.work.keep_going)
+
+    return worker_step(
+        plan,
+        COMPILED,
+        "compiled",
+        {"keep_going": plan.work.keep_going},
+        reply=Compiled,
+        accepts=accepts,
+        # The log has times of day.
+        repeats=Repeats(changing=(LOG, "without_time"), digest=digest_without_time),
+        **IN_FILES,
+    )
+
+
+def quantizing(plan: ExecutorchPlan) -> Step:
     """Ends with the quantized model."""
-
-    kind, work, repeats = "quantized", "quantized", None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
-
-    def read(self, reply: Mapping[str, Any]) -> object:
-        return read(Quantized, reply)
+    return worker_step(plan, "quantized", "quantized", {}, reply=Quantized, **IN_FILES)
 
 
-@dataclass(frozen=True)
-class Rewrite(Lower):
+def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step:
     """Ends with the float model, with these rewrites where they match."""
+    options = {"needs": [as_json(need) for need in needs]}
+    return worker_step(plan, "rewritten", "rewritten", options, reply=ModelRewrite, **IN_FILES)
 
-    kind, work, repeats = "rewritten", "rewritten", None
 
-    needs: Sequence[Need]
+def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
+    memory = plan.work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
+    variables = {**plan.environment, **own.variables, MEMORY: str(memory), WARM: "1"}
+    return home_of(variables, plan.logs, own.python)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"needs": [as_json(need) for need in self.needs]}
 
-    def read(self, reply: Mapping[str, Any]) -> object:
-        return read(ModelRewrite, reply)
+def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:
+    """Of all runs of the case that are wanted."""
+    alike = [row for row in plan.programs if _model_of(row) == _model_of(program)]
+    request = {**program.order, "runs": {row.run.name: row.request["run"] for row in alike}}
+    request["log"] = str(export_log(plan, program))
+    return ChildTask(f"{program.suite}:{program.case_name}", EXPORT, request, plan.work.timeout)
+
+
+def _export_key(program: ExecutorchProgram, reply: Mapping[str, Any]) -> Key:
+    of_run = reply["runs"][program.run.name]
+    if "error" in of_run:
+        raise Refused(of_run["error"])
+    if "not cached" in of_run:
+        raise NotCached(of_run["not cached"])
+    rows: Key = of_run["rows"]
+    return rows
+
+
+def _cost(plan: ExecutorchPlan, program: ExecutorchProgram) -> Job:
+    recorded = plan.baseline(program).of(program.name)
+    seconds = recorded.cpu_seconds if recorded and recorded.cpu_seconds else UNKNOWN_SECONDS
+    megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
+    return Job(program.name, seconds, megabytes << 20)
+
+
+def _ended(program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
+    message, fix = gone.sentence(log), ""
+    if named := _dies_of(log):
+        message = f"{named}; with that on the CPU {message}"
+        fix = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
+    return Failure(gone.kind, message, fix, log)
 
 
 def _dies_of(log: Path) -> str:
@@ -291,12 +284,13 @@ def _dies_of(log: Path) -> str:
 
 
 def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
-    return done(Lower(plan))
+    return done(lowering(plan))
 
 
-def done(step: Lower) -> dict[str, Result]:
+def done(step: Step) -> dict[str, Result]:
     """Of every program that is not refused, by name; its files are in the result's folder."""
     plan = step.plan
+    assert isinstance(plan, ExecutorchPlan)
     return run_cached_step(step, [program for program in plan.programs if program.name not in plan.refused])
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.compile import WORKER, Lower, Rewrite, compile_programs, done, home_of
+from ci.lanes.executorch.compile import WORKER, compile_programs, done, home_of, rewriting, worker_step
 from ci.lanes.executorch.product import (
     plan_of_model,
     program_of,
@@ -44,7 +44,7 @@ from ci.operators.table import better_than, inexact, operators_in
 from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
-from ci.runner import Runner, ready_runner
+from ci.runner import ready_runner
 from ci.suite.one_model import OneModel
 from ci.suite.options import Choice
 from ci.suite.program_steps import run_cached_step
@@ -83,84 +83,6 @@ def set_precision(quantizer: QnnQuantizer) -> None:
 '''
 
 
-@dataclass(frozen=True)
-class LoweringSearch(Lower):
-    """A search in the worker that may end before it is done: then it goes on the next time."""
-
-    keeps_files = False
-    log_in_folder = ""
-    repeats = None
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class SearchDivergence(LoweringSearch):
-    kind, work = "divergence", "diverged"
-    title = "the operator that differs"
-
-    runner: Runner
-    least: float
-    whole: float | None = None
-    """The SQNR of all of it, if that is known."""
-
-    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
-        runner: dict[str, Metric] = {**self.runner.order, "path": results.digest(self.runner.path)}
-        suspects: dict[str, Metric] = {"faults": results.digest(known_faults.MANIFEST), **self.versions}
-        more: Key = {"least": self.least, "runner": runner, "suspects": suspects}
-        return {**super().key(program, results), **more}
-
-    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
-        limits = {"least": self.least, "seconds": self.seconds, "whole": self.whole}
-        return {**program.order, "runner": self.runner.order, **limits, "versions": self.versions}
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {str(name): number for name, number in versions_of(self.plan.build_id).items()}
-
-    def left(self, program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
-        known = partial_of(folder) if gone.kind == "timeout" else None
-        return as_json(known) if known else None
-
-    def read(self, reply: Mapping[str, Any]) -> DivergenceResult:
-        return read(DivergenceResult, reply)
-
-    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
-        return not divergence_in(result).between
-
-
-def divergence_in(result: Result) -> DivergenceResult:
-    assert isinstance(result.record, DivergenceResult)
-    return result.record
-
-
-@dataclass(frozen=True)
-class Score(LoweringSearch):
-    """What each group of operators loses at the program's precision and at `exact`."""
-
-    kind, work = "scores", "scored"
-    title = "scores"
-
-    exact: str
-
-    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
-        return {**super().key(program, results), "scored beside": self.exact}
-
-    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
-        return {**program.order, "exact": self.exact, "seconds": self.seconds}
-
-    def read(self, reply: Mapping[str, Any]) -> Scores:
-        return read(Scores, reply)
-
-    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
-        return not scores_in(result).left
-
-
-def scores_in(result: Result) -> Scores:
-    assert isinstance(result.record, Scores)
-    return result.record
-
-
 def chosen_program(model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> ExecutorchProgram:
     return program_of(model, cpu_nodes=kept) if model.typed else only(on_htp(choice, model.selection))
 
@@ -186,8 +108,28 @@ def divergence_of(
     """What the search gave, with what is known of the operator."""
     plan = plan_of_model(model, "divergence", [program])
     runner = ready_runner(os.environ, model.selection.reports)
-    step = SearchDivergence(plan, seconds, runner, least, whole)
-    result = divergence_in(require_done(program, plan, run_cached_step(step, [program])))
+    versions = {str(name): number for name, number in versions_of(plan.build_id).items()}
+    limits = {"least": least, "seconds": seconds, "whole": whole}
+
+    def known_by(results: CachedResults) -> Key:
+        by: dict[str, Metric] = {**runner.order, "path": results.digest(runner.path)}
+        suspects: dict[str, Metric] = {"faults": results.digest(known_faults.MANIFEST), **versions}
+        return {"least": least, "runner": by, "suspects": suspects}
+
+    step = worker_step(
+        plan,
+        "divergence",
+        "diverged",
+        {},
+        title="the operator that differs",
+        asked={**limits, "runner": runner.order, "versions": versions},
+        known_by=known_by,
+        reply=DivergenceResult,
+        left=_left,
+        # A search that ended before it was done goes on the next time.
+        accepts=lambda program, result: not _divergence_in(result).between,
+    )
+    result = _divergence_in(require_done(program, plan, run_cached_step(step, [program])))
     first, scheme, soc = result.first, program.run.precision, program.soc
     if first is None:
         return result
@@ -196,6 +138,16 @@ def divergence_of(
     measured = [row for row in inexact([first.operator], scheme, soc) if row.compiles]
     better = better_than(first.operator, scheme, soc)
     return replace(result, first=replace(first, known=(*faults, *measured), better=better))
+
+
+def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+    known = partial_of(folder) if gone.kind == "timeout" else None
+    return as_json(known) if known else None
+
+
+def _divergence_in(result: Result) -> DivergenceResult:
+    assert isinstance(result.record, DivergenceResult)
+    return result.record
 
 
 def script_of(
@@ -214,7 +166,23 @@ def script_of(
 
 def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER) -> Scores:
     plan = plan_of_model(model, "tune", [program])
-    return scores_in(require_done(program, plan, run_cached_step(Score(plan, seconds, exact), [program])))
+    step = worker_step(
+        plan,
+        "scores",
+        "scored",
+        {},
+        title="scores",
+        asked={"exact": exact, "seconds": seconds},
+        known_by=lambda results: {"scored beside": exact},
+        reply=Scores,
+        accepts=lambda program, result: not _scores_in(result).left,
+    )
+    return _scores_in(require_done(program, plan, run_cached_step(step, [program])))
+
+
+def _scores_in(result: Result) -> Scores:
+    assert isinstance(result.record, Scores)
+    return result.record
 
 
 def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
@@ -222,13 +190,13 @@ def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
     plan = plan_of_model(model, "repair", [program])
     versions = {"executorch": version("executorch"), "qnn": version_in(plan.build_id)}
     needs = needs_of(program.run.precision, "executorch", versions, choice)
-    result = require_done(program, plan, done(Rewrite(plan, needs)))
+    result = require_done(program, plan, done(rewriting(plan, needs)))
     assert result.folder is not None
-    path, rewriting = result.folder / REWRITTEN, result.record
-    assert isinstance(rewriting, ModelRewrite)
+    path, found = result.folder / REWRITTEN, result.record
+    assert isinstance(found, ModelRewrite)
     if not path.is_file():
-        return Rewritten(rewriting.changes, None)
-    return Rewritten(rewriting.changes, path, result.folder / SAMPLES, rewriting.compared)
+        return Rewritten(found.changes, None)
+    return Rewritten(found.changes, path, result.folder / SAMPLES, found.compared)
 
 
 def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import COMPILED, RAN, ExecutorchPlan, compile_programs, plan_of
-from ci.lanes.executorch.emulate import RunOne, measure
+from ci.lanes.executorch.emulate import measure, running_one
 from ci.lanes.executorch.findings import (
     LIBRARY_MISSING,
     artifact,
@@ -99,7 +99,7 @@ def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
     runnable = {name: compiled[name] for name in on_emulator if name in compiled and compiled[name].folder}
     measured: Mapping[str, Result] = {}
     if runner and runnable:
-        measured = measure(plan, runner, runnable, RunOne)
+        measured = measure(plan, runner, runnable, running_one)
     elif no_runner:
         measured = dict.fromkeys(runnable, no_runner)
     return {COMPILED: compiled, RAN: measured}

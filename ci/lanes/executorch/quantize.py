@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ci.explain.losses import Loss
 from ci.lanes.executorch import QUANTIZED
-from ci.lanes.executorch.compile import Quantize, done
+from ci.lanes.executorch.compile import done, quantizing
 from ci.lanes.executorch.explain import chosen_program
 from ci.lanes.executorch.findings import causes_of
 from ci.lanes.executorch.product import (
@@ -35,7 +35,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
     programs = programs_of(model)
     refuse_floats(programs[0].run.quantizes, programs[0].run.precision)
     plan = plan_of_model(model, "quantize", programs)
-    results, products = done(Quantize(plan)), []
+    results, products = done(quantizing(plan)), []
     for program in plan.programs:
         result = require_done(program, plan, results)
         assert result.folder is not None
@@ -72,7 +72,7 @@ def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
     program = chosen_program(model, choice)
     refuse_floats(program.run.quantizes, program.run.precision)
     plan = plan_of_model(model, "quantize", [program])
-    facts = _quantized_in(require_done(program, plan, done(Quantize(plan))))
+    facts = _quantized_in(require_done(program, plan, done(quantizing(plan))))
     words = f"{program.name}: {in_words(facts.in_torch.figures)} against float, both in PyTorch"
     return words, facts.losses
 

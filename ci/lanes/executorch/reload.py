@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
+from ci.cached_steps import Step
 from ci.jobs import Job
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.records import Loadable, Reloaded, ReloadRequest, compiled_in, reloaded_in
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.models.own_packages import OwnPackages
-from ci.outcome import Failure, Result, WorkerDied
-from ci.plain import as_json, read
+from ci.outcome import Failure, Result
+from ci.plain import as_json
 from ci.results import CachedResults, Key
-from ci.suite.program_steps import ProgramStep, run_cached_step
+from ci.suite.program_steps import run_cached_step
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding, Metric, Severity
@@ -27,67 +26,50 @@ LEAST_GROWTH = 1 << 20
 """How many bytes each load may add without being a leak: the allocator's own."""
 
 
-@dataclass(frozen=True)
-class Reload(ProgramStep):
-    kind = "reload"
-    own_packages = False
-    title = "programs loaded again"
+def reloading(plan: ExecutorchPlan, compiled: Mapping[str, Result], neighbours: Mapping[str, str]) -> Step:
+    """By program, `neighbours` has another one of the same chip, because an app may have several models."""
+    plan = replace(plan, logs=plan.logs / "reload")
 
-    plan: ExecutorchPlan
-    compiled: Mapping[str, Result]
-    neighbours: Mapping[str, str]
-    """By program, another one of the same chip, because an app may have several models."""
-
-    function = "ci.lanes.executorch.reload_worker:reloaded"
-    flag = "--run-timeout"
-
-    @property
-    def timeout(self) -> float:
-        return self.plan.work.run_timeout
-
-    def home(self, own: OwnPackages) -> Home:
-        return Home(
-            {**self.plan.environment, "OPENBLAS_NUM_THREADS": "1"},
-            self.plan.logs,
-            "ci.lanes.executorch.reload_worker:prepare",
-            "executorch.runtime",
-            session("test_emulator", "--reload"),
-        )
-
-    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
-        names = [program.name, self.neighbours.get(program.name, program.name)]
+    def key(program: ExecutorchProgram, results: CachedResults) -> Key:
+        names = [program.name, neighbours.get(program.name, program.name)]
         programs: dict[str, Metric] = {
             name: {
-                "program": compiled_in(self.compiled[name]).without_time,
+                "program": compiled_in(compiled[name]).without_time,
                 "inputs": [results.digest(path) for path in sorted(folder.glob("input*.raw"))],
             }
             for name in dict.fromkeys(names)
-            if (folder := self.compiled[name].folder)
+            if (folder := compiled[name].folder)
         }
-        return {"programs": programs, "QNN": dict(self.plan.qnn)}
+        return {"programs": programs, "QNN": dict(plan.qnn)}
 
-    def cost(self, program: ExecutorchProgram) -> Job:
-        return Job(program.name, SECONDS, MEMORY)
+    def request(program: ExecutorchProgram) -> Mapping[str, Any]:
+        other = neighbours.get(program.name)
+        beside = _loadable(other, compiled[other]) if other else None
+        return as_json(ReloadRequest(_loadable(program.name, compiled[program.name]), beside))
 
-    def folder(self, program: ExecutorchProgram) -> Path:
-        return self.plan.logs / "reload" / program.name
-
-    def log(self, program: ExecutorchProgram) -> Path:
-        return self.plan.logs / "reload" / f"{program.name}.log"
-
-    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
-        other = self.neighbours.get(program.name)
-        beside = _loadable(other, self.compiled[other]) if other else None
-        return as_json(ReloadRequest(_loadable(program.name, self.compiled[program.name]), beside))
-
-    def read(self, reply: Mapping[str, Any]) -> object:
-        return read(Reloaded, reply)
-
-    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
-        return not list(findings_of(program.name, "", result))
-
-    def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
-        return Failure(gone.kind, gone.sentence(log), log=log)
+    home = Home(
+        {**plan.environment, "OPENBLAS_NUM_THREADS": "1"},
+        plan.logs,
+        "ci.lanes.executorch.reload_worker:prepare",
+        "executorch.runtime",
+        session("test_emulator", "--reload"),
+    )
+    return Step(
+        plan=plan,
+        kind="reload",
+        title="programs loaded again",
+        function="ci.lanes.executorch.reload_worker:reloaded",
+        home=lambda own: home,
+        request=request,
+        key=key,
+        reply=Reloaded,
+        own_packages=False,
+        timeout=plan.work.run_timeout,
+        flag="--run-timeout",
+        cost=lambda program: Job(program.name, SECONDS, MEMORY),
+        accepts=lambda program, result: not list(findings_of(program.name, "", result)),
+        ended=lambda program, gone, log: Failure(gone.kind, gone.sentence(log), log=log),
+    )
 
 
 def _loadable(name: str, compiled: Result) -> Loadable:
@@ -101,7 +83,7 @@ def reloads(plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> dict[str, R
     programs = [
         row for row in plan.programs if row.name in compiled and not absent_kernels(compiled[row.name])
     ]
-    return run_cached_step(Reload(plan, compiled, neighbours_of(programs)), programs)
+    return run_cached_step(reloading(plan, compiled, neighbours_of(programs)), programs)
 
 
 def absent_kernels(compiled: Result) -> list[str]:

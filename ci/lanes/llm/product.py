@@ -27,8 +27,8 @@ from ci.lanes.llm.orders import (
 from ci.lanes.llm.prompts import require_tokenizer, windows
 from ci.lanes.llm.suite import LlmProgram
 from ci.lanes.llm.work import (
-    CompileCheckpoint,
     LlmPlan,
+    compiling,
     digests_of,
     program_of,
     require_installed,
@@ -160,7 +160,7 @@ def results_of(model: OneModel, plan: LlmPlan) -> Results:
     if order.through == GENIE:
         for line in CompileNeeds.of(shape, order, _pace()).lines(model.output):
             sys.stderr.write(f"{line}\n")
-    results = run_cached_step(CompileCheckpoint(plan, order), plan.programs)
+    results = run_cached_step(compiling(plan, order), plan.programs)
     return {COMPILED: {name: require_done(result) for name, result in results.items()}}
 
 

@@ -9,7 +9,7 @@ from ci.jobs import Job
 from ci.lanes.llm.orders import EXECUTORCH, GENIE, Trained
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
-from ci.lanes.llm.work import LlmPlan, ReadExecutorchPrograms, ReadPrograms, Train, require_installed
+from ci.lanes.llm.work import LlmPlan, reading, reading_by_executorch, require_installed, training
 from ci.outcome import Result
 from ci.plain import read
 from ci.suite.options import Choice, StageOptions
@@ -31,7 +31,7 @@ def run(options: StageOptions) -> int:
     with stage.reported(selection.reports, "llm-not-run"):
         require_installed()
         plan = LlmPlan.of(_chosen_programs(options.choice, selection), selection, options.work)
-        models = run_cached_step(Train(plan), plan.programs)
+        models = run_cached_step(training(plan), plan.programs)
         measured = _measured(plan, models)
         # Of a program whose model was not trained, the finding about the model says it.
         verdicts = {
@@ -62,7 +62,7 @@ def _chosen_programs(choice: Choice, selection: Selection) -> list[LlmProgram]:
 
 def _measured(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
     measured = dict[str, Result]()
-    for through, step in {GENIE: ReadPrograms, EXECUTORCH: ReadExecutorchPrograms}.items():
+    for through, step in {GENIE: reading, EXECUTORCH: reading_by_executorch}.items():
         trained = [
             program
             for program in plan.programs

@@ -6,12 +6,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from ci.cached_steps import require_done
+from ci.cached_steps import Step, require_done
 from ci.closed import closed
 from ci.digests import Digests
 from ci.jobs import Job, WorkOptions
@@ -31,13 +31,12 @@ from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
 from ci.lanes.llm.tiny import JUDGED, QUANTIZED_BY
 from ci.lanes.llm.verdicts import findings_of, model_findings
-from ci.models.own_packages import OwnPackages
 from ci.outcome import Result
 from ci.plain import as_json, read
-from ci.results import CachedResults, Key
+from ci.results import Key
 from ci.suite.findings import verdict
 from ci.suite.installed import host_libraries, ready_environment, require_packages
-from ci.suite.program_steps import ProgramStep, run_cached_step
+from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Plan
 from ci.work import Home
@@ -112,34 +111,36 @@ def program_of(order: CompileOrder) -> LlmProgram:
     return LlmProgram(folder / NO_SUITE, folder.name, case, run, order.soc)
 
 
-@dataclass(frozen=True)
-class LanguageStep(ProgramStep):
-    own_packages = False
-    function = f"{WORKER}:answer"
-
-    plan: LlmPlan
-
-    by_executorch: ClassVar[bool] = False
-
-    @property
-    def work(self) -> str:
-        """The function of worker.py that prepares its processes."""
-        return "lower" if self.qnn_environment else "generate"
-
-    @property
-    def qnn_environment(self) -> Environment | None:
-        return self.plan.qnn_environment if self.by_executorch else None
-
-    def home(self, own: OwnPackages) -> Home:
-        return home_of(self.work, self.plan.logs, environment(self.qnn_environment))
-
-    @property
-    def qnn(self) -> Key:
-        """The QNN that ExecuTorch's programs are lowered with."""
-        if not self.qnn_environment:
-            return {}
-        root = self.qnn_environment.root(QNN_SDK).path
-        return {"QNN": dict(host_libraries(root, self.plan.selection.store))}
+def language_step(
+    plan: LlmPlan,
+    kind: str,
+    title: str,
+    *,
+    request: Callable[[LlmProgram], Mapping[str, Any]],
+    key: Callable[[LlmProgram, Key], Key],
+    by_executorch: bool = False,
+    work: str = "",
+    **more: Any,
+) -> Step:
+    """`work` is the function of worker.py that prepares its processes; `key` gets the QNN that ExecuTorch's
+    programs are lowered with."""
+    environment_ = plan.qnn_environment if by_executorch else None
+    qnn: Key = {}
+    if environment_:
+        root = environment_.root(QNN_SDK).path
+        qnn = {"QNN": dict(host_libraries(root, plan.selection.store))}
+    home = home_of(work or ("lower" if environment_ else "generate"), plan.logs, environment(environment_))
+    return Step(
+        plan=plan,
+        kind=kind,
+        title=title,
+        function=f"{WORKER}:answer",
+        home=lambda own: home,
+        request=request,
+        key=lambda program, results: key(program, qnn),
+        own_packages=False,
+        **more,
+    )
 
 
 def _asked(what: str, order: CompileOrder | MeasureOrder | SuiteOrder) -> dict[str, Any]:
@@ -149,48 +150,40 @@ def _asked(what: str, order: CompileOrder | MeasureOrder | SuiteOrder) -> dict[s
     return request
 
 
-@dataclass(frozen=True)
-class Train(LanguageStep):
+def training(plan: LlmPlan) -> Step:
     """The float model of a case, from nothing: the same for all cases."""
-
-    kind = "llm-training"
-    title = "models"
-    work = "train"
-    keeps_files = True
-
-    def key(self, program: LlmProgram, results: CachedResults) -> Key:
-        return {"what": "train", **self.qnn}
-
-    def cost(self, program: LlmProgram) -> Job:
-        return Job(program.name, 90.0, MEMORY)
-
-    def request(self, program: LlmProgram) -> Mapping[str, Any]:
-        return {"do": "train"}
-
-    def accepts(self, program: LlmProgram, result: Result) -> bool:
-        return not list(model_findings(program.case_name, program.case.perplexity, result))
+    return language_step(
+        plan,
+        "llm-training",
+        "models",
+        work="train",
+        request=lambda program: {"do": "train"},
+        key=lambda program, qnn: {"what": "train", **qnn},
+        cost=lambda program: Job(program.name, 90.0, MEMORY),
+        accepts=lambda program, result: (
+            not list(model_findings(program.case_name, program.case.perplexity, result))
+        ),
+        keeps_files=True,
+    )
 
 
-@dataclass(frozen=True)
-class ReadPrograms(LanguageStep):
-    """What a program of a suite makes of text, compiled for Genie."""
+def reading(plan: LlmPlan, models: Mapping[str, Result]) -> Step:
+    """What programs of a suite make of text, compiled for Genie. `models` are theirs by program."""
+    return _reading(plan, models, "llm", "programs")
 
-    kind = "llm"
-    title = "programs"
 
-    models: Mapping[str, Result]
-    """By program."""
+def reading_by_executorch(plan: LlmPlan, models: Mapping[str, Result]) -> Step:
+    return _reading(plan, models, "llm-executorch", "programs of ExecuTorch", by_executorch=True)
 
-    def key(self, program: LlmProgram, results: CachedResults) -> Key:
-        weights = read(Trained, self.models[program.name].facts).weights
+
+def _reading(plan: LlmPlan, models: Mapping[str, Result], kind: str, title: str, **more: Any) -> Step:
+    def key(program: LlmProgram, qnn: Key) -> Key:
+        weights = read(Trained, models[program.name].facts).weights
         asked = {name: program.request[name] for name in ("run", "soc")}
-        return {"what": "judge", **asked, "weights": weights, **self.qnn}
+        return {"what": "judge", **asked, "weights": weights, **qnn}
 
-    def cost(self, program: LlmProgram) -> Job:
-        return Job(program.name, 90.0 if program.run.precision != "fp16" else 60.0, MEMORY)
-
-    def request(self, program: LlmProgram) -> Mapping[str, Any]:
-        model, run = self.models[program.name].folder, program.run
+    def request(program: LlmProgram) -> Mapping[str, Any]:
+        model, run = models[program.name].folder, program.run
         assert model is not None
         order = SuiteOrder(
             compiled=CompileOrder(
@@ -205,19 +198,20 @@ class ReadPrograms(LanguageStep):
             ),
             calibrate=str(model / QUANTIZED_BY),
             judged=str(model / JUDGED),
-            timeout=self.timeout,
+            timeout=plan.work.timeout,
         )
         return _asked("suite", order)
 
-    def accepts(self, program: LlmProgram, result: Result) -> bool:
-        return verdict(list(findings_of(program, result))) == "pass"
-
-
-@dataclass(frozen=True)
-class ReadExecutorchPrograms(ReadPrograms):
-    kind = "llm-executorch"
-    title = "programs of ExecuTorch"
-    by_executorch = True
+    return language_step(
+        plan,
+        kind,
+        title,
+        request=request,
+        key=key,
+        cost=lambda program: Job(program.name, 60.0 if program.run.precision == "fp16" else 90.0, MEMORY),
+        accepts=lambda program, result: verdict(list(findings_of(program, result))) == "pass",
+        **more,
+    )
 
 
 def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
@@ -249,57 +243,52 @@ def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True)
-class CompileCheckpoint(LanguageStep):
-    kind = "llm-compile"
-    title = "language models"
-    keeps_files = by_executorch = True
-
-    order: CompileOrder
-
-    def key(self, program: LlmProgram, results: CachedResults) -> Key:
-        return {"what": "compile", **self._read(program, self.order), **self.qnn}
-
-    def _read(self, program: LlmProgram, order: CompileOrder) -> Key:
-        """An order by what is in its files, wherever they are."""
-        files: dict[str, Metric] = {**source_of(order, self.plan.selection.store)}
-        if order.calibration:
-            files["the text to calibrate by"] = _digest(order.calibration)
-        rest = as_json(replace(order, model="", adapter="", calibration=[], into=""))
-        return {"name": program.case_name, "order": rest, "files": files}
-
-    def cost(self, program: LlmProgram) -> Job:
-        return Job(program.name, 60.0, MEMORY)
-
-    def request(self, program: LlmProgram) -> Mapping[str, Any]:
-        return _asked("compile" if self.order.through == GENIE else "lower", self.order)
+def compiling(plan: LlmPlan, order: CompileOrder) -> Step:
+    return language_step(
+        plan,
+        "llm-compile",
+        "language models",
+        request=lambda program: _asked("compile" if order.through == GENIE else "lower", order),
+        key=lambda program, qnn: {"what": "compile", **_read(plan, program, order), **qnn},
+        by_executorch=True,
+        cost=lambda program: Job(program.name, 60.0, MEMORY),
+        keeps_files=True,
+    )
 
 
-@dataclass(frozen=True)
-class MeasureRounding(CompileCheckpoint):
+def measuring_rounding(plan: LlmPlan, order: CompileOrder, text: JudgedText) -> Step:
     """What rounding alone costs a checkpoint of the user's, by transformers' own model."""
 
-    kind = "llm-rounding"
-    title = "rounding"
-    keeps_files = False
-
-    text: JudgedText
-
-    def key(self, program: LlmProgram, results: CachedResults) -> Key:
+    def key(program: LlmProgram, qnn: Key) -> Key:
         # The chip and how weights are stored change nothing.
-        order = replace(self.order, soc="", shared=False)
-        read = {**self._read(program, order), "text": _digest(as_json(self.text))}
-        return {"what": "rounding", **read, **self.qnn}
+        read = _read(plan, program, replace(order, soc="", shared=False))
+        return {"what": "rounding", **read, "text": _digest(as_json(text)), **qnn}
 
-    def request(self, program: LlmProgram) -> Mapping[str, Any]:
-        return _asked("rounding", MeasureOrder(compiled=self.order, text=self.text))
+    return language_step(
+        plan,
+        "llm-rounding",
+        "rounding",
+        request=lambda program: _asked("rounding", MeasureOrder(compiled=order, text=text)),
+        key=key,
+        by_executorch=True,
+        cost=lambda program: Job(program.name, 60.0, MEMORY),
+    )
+
+
+def _read(plan: LlmPlan, program: LlmProgram, order: CompileOrder) -> Key:
+    """An order by what is in its files, wherever they are."""
+    files: dict[str, Metric] = {**source_of(order, plan.selection.store)}
+    if order.calibration:
+        files["the text to calibrate by"] = _digest(order.calibration)
+    rest = as_json(replace(order, model="", adapter="", calibration=[], into=""))
+    return {"name": program.case_name, "order": rest, "files": files}
 
 
 def measured_rounding(order: CompileOrder, text: JudgedText, selection: Selection, timeout: float) -> Rounded:
     """Of a checkpoint of the user's, unless it is cached."""
     program = program_of(order)
     plan = LlmPlan.of([program], selection, WorkOptions(timeout=timeout, jobs=1))
-    [result] = run_cached_step(MeasureRounding(plan, order, text), [program]).values()
+    [result] = run_cached_step(measuring_rounding(plan, order, text), [program]).values()
     return read(Rounded, require_done(result).facts)
 
 

@@ -6,12 +6,13 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from ci.cached_steps import Step
 from ci.child import WARM
 from ci.closed import closed
 from ci.forecast import load_forecasts
@@ -32,7 +33,7 @@ from ci.suite.accepted import Baseline, load_tolerances
 from ci.suite.accuracy import in_words, with_samples
 from ci.suite.findings import verdict
 from ci.suite.installed import require_packages
-from ci.suite.program_steps import ProgramStep, export_log, run_cached_step, scores_of
+from ci.suite.program_steps import export_log, run_cached_step, scores_of
 from ci.suite.stage import Plan, baselines_of
 from ci.work import ChildTask, Home
 from provisioning.base.command_line import Parser
@@ -100,39 +101,23 @@ def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOpt
     return OnnxPlan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
 
 
-@dataclass(frozen=True)
-class OnnxStep(ProgramStep):
-    """Programs of one model share its export; those of one run its quantized model."""
+def onnx_step(
+    plan: OnnxPlan,
+    kind: str,
+    task: str,
+    *,
+    options: Callable[[OnnxProgram], DataclassInstance] = lambda program: NOTHING,
+    preparing: Callable[[OnnxProgram], Preparing] = lambda program: Preparing(drawn=True),
+    known_by: Callable[[CachedResults], Key] = lambda results: {},
+    **more: Any,
+) -> Step:
+    """What the function `task` of the worker does with each program. Programs of one model share its export;
+    those of one run its quantized model. The task gets the options beside the program, and its result depends
+    on them and on what it is `known_by`."""
 
-    plan: OnnxPlan
-
-    @property
-    @abstractmethod
-    def task(self) -> str:
-        """The function of the worker that does it."""
-
-    @property
-    def function(self) -> str:
-        return f"{WORKER}:{self.task}"
-
-    def home(self, own: OwnPackages) -> Home:
-        # Torch and its exporter, which take seconds to import, are for factories alone.
-        exports = any(program.case.factory for program in self.plan.programs)
-        return home_of(self.plan.logs, exports=exports, own=own)
-
-    def options(self, program: OnnxProgram) -> DataclassInstance:
-        """What is asked beside the program."""
-        return NOTHING
-
-    def preparing(self, program: OnnxProgram) -> Preparing:
-        return Preparing(drawn=True)
-
-    def request(self, program: OnnxProgram) -> Mapping[str, Any]:
-        return request_of(program, self.options(program))
-
-    def key(self, program: OnnxProgram, results: CachedResults) -> Key:
+    def key(program: OnnxProgram, results: CachedResults) -> Key:
         """The run, and what its model's samples are judged by; the export gives model and samples."""
-        case, asked = program.request["case"], as_json(self.options(program))
+        case, asked = program.request["case"], as_json(options(program))
         files: list[Metric] = [results.digest(path) for path in files_of(program.run.options)]
         return {
             "run": program.request["run"],
@@ -141,20 +126,34 @@ class OnnxStep(ProgramStep):
             "calibrating": calibrating(program.case, program.run),
             "options": {name: value for name, value in asked.items() if name not in LIMITS_OF_SEARCHES},
             "files of options": files,
+            **known_by(results),
         }
 
-    def export(self, program: OnnxProgram) -> ChildTask:
-        log = export_log(self.plan, program)
-        request = {**request_of(program, self.preparing(program)), "log": str(log)}
-        return ChildTask(model_of(program), f"{WORKER}:export", request, self.timeout, self.flag)
+    def export(program: OnnxProgram) -> ChildTask:
+        request = {**request_of(program, preparing(program)), "log": str(export_log(plan, program))}
+        return ChildTask(model_of(program), f"{WORKER}:export", request, plan.work.timeout)
 
-    def export_key(self, program: OnnxProgram, reply: Mapping[str, Any]) -> Key:
-        return read(ExportedModel, reply).rows
+    # Torch and its exporter, which take seconds to import, are for factories alone.
+    exports = any(program.case.factory for program in plan.programs)
+    return Step(
+        plan=plan,
+        kind=kind,
+        title=more.pop("title", "programs"),
+        function=f"{WORKER}:{task}",
+        home=lambda own: home_of(plan.logs, exports=exports, own=own),
+        request=lambda program: request_of(program, options(program)),
+        key=key,
+        export=export,
+        export_key=lambda program, reply: read(ExportedModel, reply).rows,
+        cost=partial(_cost, plan),
+        **more,
+    )
 
-    def cost(self, program: OnnxProgram) -> Job:
-        size = sum(model_of(other) == model_of(program) for other in self.plan.programs)
-        seconds = SECONDS_PREPARE / size + _seconds(program, self.plan.baselines)
-        return Job(program.name, seconds, WORKER_MEMORY)
+
+def _cost(plan: OnnxPlan, program: OnnxProgram) -> Job:
+    size = sum(model_of(other) == model_of(program) for other in plan.programs)
+    seconds = SECONDS_PREPARE / size + _seconds(program, plan.baselines)
+    return Job(program.name, seconds, WORKER_MEMORY)
 
 
 def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, Any]:
@@ -162,71 +161,82 @@ def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, An
     return {**program.order, "user_folder": str(Parser.user_folder()), "options": as_json(options)}
 
 
-@dataclass(frozen=True)
-class CompileOnnx(OnnxStep):
-    kind = "onnx"
-    title = "programs"
-    task = "compiled"
+REPEATS = Repeats(
     # A context is never the same to the bit, and ONNX Runtime adds in another order with other threads.
-    repeats: ClassVar[Repeats | None] = Repeats(
-        changing=(
-            "*.record.files.*",
-            "*.model",
-            "*.slices.*",
-            "*.message",
-            "*.trace_crash",
-            "beside/*",
-            "embedded/*",
-        ),
-        figures={"*.figures.*": SLACK, "*.bytes": SLACK},
+    changing=(
+        "*.record.files.*",
+        "*.model",
+        "*.slices.*",
+        "*.message",
+        "*.trace_crash",
+        "beside/*",
+        "embedded/*",
+    ),
+    figures={"*.figures.*": SLACK, "*.bytes": SLACK},
+)
+
+
+def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step:
+    """With `new_baseline` a cached result that is worse than the baseline counts: it becomes the baseline."""
+    passes = partial(passes_suite, plan, new_baseline=new_baseline)
+
+    return onnx_step(
+        plan,
+        "onnx",
+        "compiled",
+        options=suite_options,
+        preparing=suite_samples,
+        reply=ProgramFacts,
+        accepts=passes,
+        line=partial(_line, passes),
+        repeats=REPEATS,
     )
 
-    new_baseline: bool = False
-    """Whether a cached result that is worse than the baseline counts: it becomes the baseline."""
 
-    def preparing(self, program: OnnxProgram) -> Preparing:
-        """Each run takes as many of the samples as it says, from the first on."""
-        return Preparing(max(calibrating(program.case, run) for run in program.case.runs))
-
-    def options(self, program: OnnxProgram) -> CompileOptions:
-        return CompileOptions(estimates=self.estimated(program) if program.run.forecast else ())
-
-    @staticmethod
-    def estimated(program: OnnxProgram) -> tuple[str, ...]:
-        """The chips for which QNN is asked."""
-        table = load_forecasts()
-        return table.chips(program.run.kind, [*program.run.budget, *table.of_chip(program.soc)])
-
-    def read(self, reply: Mapping[str, Any]) -> ProgramFacts:
-        return read(ProgramFacts, reply)
-
-    def accepts(self, program: OnnxProgram, result: Result) -> bool:
-        findings = list(findings_of(program, result))
-        if not self.new_baseline:
-            margin_db = load_tolerances().sqnr_margin_db
-            findings += changed(program, result, self.plan.baseline(program), margin_db)
-        return verdict(findings) == "pass"
-
-    def line(self, program: OnnxProgram, result: Result) -> Line:
-        if result.failure or not was_compiled(result):
-            return line_of(result)
-        context = facts_in(result).compiled
-        words = with_samples(in_words(context.near.figures), context.each_db)
-        return Line("passed", words) if self.accepts(program, result) else failed(words)
+def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, result: Result) -> Line:
+    if result.failure or not was_compiled(result):
+        return line_of(result)
+    context = facts_in(result).compiled
+    words = with_samples(in_words(context.near.figures), context.each_db)
+    return Line("passed", words) if passes(program, result) else failed(words)
 
 
-@dataclass(frozen=True)
-class CompileForMetric(CompileOnnx):
+def suite_options(program: OnnxProgram) -> CompileOptions:
+    return CompileOptions(estimates=estimated(program) if program.run.forecast else ())
+
+
+def suite_samples(program: OnnxProgram) -> Preparing:
+    """Each run takes as many of the samples as it says, from the first on."""
+    return Preparing(max(calibrating(program.case, run) for run in program.case.runs))
+
+
+def estimated(program: OnnxProgram) -> tuple[str, ...]:
+    """The chips for which QNN is asked."""
+    table = load_forecasts()
+    return table.chips(program.run.kind, [*program.run.budget, *table.of_chip(program.soc)])
+
+
+def passes_suite(plan: OnnxPlan, program: OnnxProgram, result: Result, *, new_baseline: bool) -> bool:
+    findings = list(findings_of(program, result))
+    if not new_baseline:
+        margin_db = load_tolerances().sqnr_margin_db
+        findings += changed(program, result, plan.baseline(program), margin_db)
+    return verdict(findings) == "pass"
+
+
+def compiling_for_metric(plan: OnnxPlan) -> Step:
     """Keeps the outputs, which a metric is computed of each time."""
-
-    kind = "onnx-outputs"
-    keeps_files = True
-
-    def accepts(self, program: OnnxProgram, result: Result) -> bool:
-        return True
-
-    def options(self, program: OnnxProgram) -> CompileOptions:
-        return replace(super().options(program), keeps_outputs=True)
+    return onnx_step(
+        plan,
+        "onnx-outputs",
+        "compiled",
+        options=lambda program: replace(suite_options(program), keeps_outputs=True),
+        preparing=suite_samples,
+        reply=ProgramFacts,
+        line=partial(_line, lambda program, result: True),
+        keeps_files=True,
+        repeats=REPEATS,
+    )
 
 
 def with_metrics(
@@ -264,8 +274,8 @@ def _with_figures(result: Result, score: Result) -> Result:
 def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
     with_metric = [program for program in plan.programs if program.case.metric]
     without = [program for program in plan.programs if not program.case.metric]
-    results = run_cached_step(CompileOnnx(plan, new_baseline), without)
-    compiled = run_cached_step(CompileForMetric(plan, new_baseline), with_metric)
+    results = run_cached_step(compiling(plan, new_baseline=new_baseline), without)
+    compiled = run_cached_step(compiling_for_metric(plan), with_metric)
     results |= with_metrics(plan, with_metric, compiled)
     for program in with_metric:
         result, evidence = results[program.name], plan.logs / program.name

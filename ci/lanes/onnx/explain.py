@@ -24,7 +24,6 @@ from ci.lanes.onnx.records import (
     DivergenceLimits,
     Mixed,
     ModelChanges,
-    Nothing,
     Preparing,
     ScoreLimits,
     ScriptOptions,
@@ -33,8 +32,9 @@ from ci.lanes.onnx.records import (
 from ci.lanes.onnx.stage import chosen_programs
 from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
 from ci.lanes.onnx.user_program import (
-    FilesOfOne,
-    OneModelStep,
+    answer_in,
+    answered,
+    command_step,
     plan_of_model,
     precision_of,
     program_of,
@@ -85,15 +85,15 @@ def chosen_program(model: OneModel, choice: Choice, _kept: tuple[str, ...] = ())
 def divergence_of(
     model: OneModel, program: OnnxProgram, least: float, seconds: float = FOREVER, whole: float | None = None
 ) -> DivergenceResult:
-    searched = OneModelStep(
+    step = command_step(
         plan_of([program], model.selection, model.work),
-        kind="onnx-divergence",
-        task="searched",
-        reply=DivergenceResult,
+        "onnx-divergence",
+        "searched",
         asked=DivergenceLimits(least, seconds, whole),
         title="the operator that differs",
         rest="between",
-    ).answered()
+    )
+    searched = answered(step, DivergenceResult)
     warn_of(searched.prepared.constant)
     result, first = searched.answer, searched.answer.first
     if first is None:
@@ -122,16 +122,15 @@ def script_of(
 
 
 def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float = FOREVER) -> Scores:
-    scored = OneModelStep(
+    step = command_step(
         plan_of_model(model, program),
-        kind="onnx-scores",
-        task="scored",
-        reply=Scores,
+        "onnx-scores",
+        "scored",
         asked=ScoreLimits(exact, seconds),
         title="scores",
         rest="left",
-    ).answered()
-    return scored.answer
+    )
+    return answered(step, Scores).answer
 
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[OneModel]:
@@ -146,13 +145,7 @@ def _exported(model: OneModel, programs: Sequence[OnnxProgram]) -> Mapping[str, 
     if not programs:
         return {}
     plan = plan_of(programs, model.selection, model.work)
-    step = FilesOfOne(
-        plan,
-        kind="onnx-exported",
-        task="exported_files",
-        reply=Nothing,
-        prepared=Preparing(),
-    )
+    step = command_step(plan, "onnx-exported", "exported_files", prepared=Preparing(), keeps_files=True)
     done = {name: require_done(result) for name, result in run_cached_step(step, programs).items()}
     return {name: result.folder for name, result in done.items() if result.folder}
 
@@ -183,8 +176,8 @@ def _of(whole: OneModel, program: OnnxProgram, exported: Path | None) -> OneMode
 
 def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
     plan = plan_of_model(model, program_of(model))
-    step = FilesOfOne(plan, kind="onnx-rewrite", task="rewritten", reply=ModelChanges, asked=choice)
-    done = step.answered()
+    step = command_step(plan, "onnx-rewrite", "rewritten", asked=choice, keeps_files=True)
+    done = answered(step, ModelChanges)
     assert done.folder
     path = done.folder / REWRITTEN
     return Rewritten(done.answer.changes, path if path.is_file() else None)
@@ -208,8 +201,7 @@ def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
 def _row(model: OneModel) -> AuditRow | NoProgram:
     program = program_of(model)
     plan = replace(plan_of_model(model, program), programs=(program,))
-    step = OneModelStep(plan, kind="onnx-mixed", task="mixed", reply=Mixed)
-    result = step.results()[program.name]
+    result = run_cached_step(command_step(plan, "onnx-mixed", "mixed"), [program])[program.name]
     if failure := result.failure:
         if problems := failure.details.get("problems"):
             error = "; ".join(str(GraphProblem(**problem)) for problem in problems)
@@ -218,7 +210,7 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
             require_done(result)
         nodes = load_graph(Path(program.case.model)).graph.node
         return NoProgram(failure.message, failure.fix, _inexact({node.op_type for node in nodes}, program))
-    found = step.answer_in(result)
+    found = answer_in(result, Mixed)
     facts = found.answer
     warn_of(found.prepared.constant)
     return AuditRow(

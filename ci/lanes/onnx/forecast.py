@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ci.cached_steps import Step
 from ci.forecast import Forecasted, QnnEstimates, by_measurement, forecast, load_fit, load_forecasts
 from ci.lanes.onnx.compile import OnnxPlan
 from ci.lanes.onnx.records import Chips, Preparing
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, program_of
+from ci.lanes.onnx.user_program import answered, command_step, plan_of_model, program_of
 from ci.suite.one_model import OneModel
 
 
-def estimating(plan: OnnxPlan, chips: Sequence[str]) -> OneModelStep[QnnEstimates]:
+def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step:
     """The estimates for `chips` of each model in its precision. The program's own chip does not matter."""
-    return OneModelStep(
+    return command_step(
         plan,
-        kind="onnx-estimate",
-        task="estimated",
-        reply=QnnEstimates,
+        "onnx-estimate",
+        "estimated",
         asked=Chips(tuple(chips)),
         prepared=Preparing(drawn=True, compares=False),
         title="estimates",
@@ -40,6 +40,6 @@ def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> 
     program = program_of(model)
     plan, kind = plan_of_model(model, program), program.run.kind
     chips = table.chips(kind, phones if measured is None else table.phones)
-    asked = estimating(replace(plan, programs=plan.programs[:1]), chips).answered()
+    asked = answered(estimating(replace(plan, programs=plan.programs[:1]), chips), QnnEstimates)
     found = forecast(kind, asked.answer, fit, table)
     return found if measured is None else by_measurement(measured, kind, found, fit, table)

@@ -16,7 +16,7 @@ from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.records import CompiledContext, facts_in
 from ci.lanes.onnx.stage import COMPILED, measured_of
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
+from ci.lanes.onnx.user_program import chips_of, compiling_one, constant_inputs, program_of, written
 from ci.outcome import Result
 from ci.plain import as_json
 from ci.suite.accuracy import against_in_words
@@ -55,20 +55,20 @@ def planned(model: OneModel, programs: Sequence[OnnxProgram]) -> OnnxPlan:
 
 
 def results_of(model: OneModel, plan: OnnxPlan) -> Results:
-    results = run_cached_step(CompileOne(plan, new_baseline=True, model=model), plan.programs)
+    results = run_cached_step(compiling_one(plan, model), plan.programs)
     with_metric = [program for program in plan.programs if program.case.metric]
     return {COMPILED: with_metrics(plan, with_metric, results)}
 
 
 def product_of(model: OneModel, plan: OnnxPlan, program: OnnxProgram, mine: Mapping[str, Result]) -> Product:
-    result, step = require_done(mine[COMPILED]), CompileOne(plan, new_baseline=True, model=model)
+    result = require_done(mine[COMPILED])
     assert result.folder is not None
-    facts, files = facts_in(result), step.files(program, result.folder)
+    facts, files = facts_in(result), written(plan, model, program, result.folder)
     if not (contexts := facts.contexts):
         (finding,) = findings_of(program, result)
         raise CheckFailed(finding.message, fix=finding.fix)
     context = contexts.measured
-    chips, near, used = step.chips(program), context.near, facts.used
+    chips, near, used = chips_of(model, program), context.near, facts.used
     ran = against_in_words(near.figures, context.each_db, "float", used) if near.figures else "not run"
     words = [f"{chips[0]} {program.run.name}: {ran}; nothing on the CPU"]
     if contexts.of_chips:

@@ -11,8 +11,8 @@ from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.product import drawn
 from ci.lanes.onnx.records import FileName, Losses, Nothing
 from ci.lanes.onnx.user_program import (
-    FilesOfOne,
-    OneModelStep,
+    answered,
+    command_step,
     constant_inputs,
     plan_of_model,
     program_of,
@@ -33,13 +33,14 @@ def quantized(model: OneModel) -> Sequence[Product]:
     kind = program.run.kind
     refuse_floats(program.run.quantizes, kind)
     stem = f"{Path(program.case.model).stem}-{program.run.name}"
-    facts = FilesOfOne(
+    step = command_step(
         plan_of_model(model, program),
-        kind="onnx-quantize",
-        task="quantized_file",
-        reply=Nothing,
+        "onnx-quantize",
+        "quantized_file",
         asked=FileName(stem),
-    ).answered()
+        keeps_files=True,
+    )
+    facts = answered(step, Nothing)
     assert facts.folder
     files, near, prepared = sorted(facts.folder.iterdir()), facts.quantized_model.near, facts.prepared
     record = {
@@ -67,6 +68,6 @@ def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
     program = program_of(model)
     refuse_floats(program.run.quantizes, program.run.kind)
     plan = plan_of_model(model, program)
-    found = OneModelStep(plan, kind="onnx-losses", task="losses", reply=Losses).answered()
+    found = answered(command_step(plan, "onnx-losses", "losses"), Losses)
     words = f"{program.name}: {in_words(found.quantized_model.near.figures)} against float {found.used}"
     return f"{words}, both by ONNX Runtime on the CPU", found.answer.losses

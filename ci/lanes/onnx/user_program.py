@@ -5,17 +5,35 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ci.cached_steps import require_done
+from ci.cached_steps import Step, require_done
 from ci.lanes.onnx import FORMS
-from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, OnnxStep, plan_of, require_installed
+from ci.lanes.onnx.compile import (
+    REPEATS,
+    OnnxPlan,
+    estimated,
+    onnx_step,
+    passes_suite,
+    plan_of,
+    require_installed,
+    suite_options,
+    suite_samples,
+)
 from ci.lanes.onnx.graph import Size, load_graph
-from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
-from ci.lanes.onnx.records import DRAWN, NOTHING, CommandAnswer, CompileOptions, Preparing, TakenModel
+from ci.lanes.onnx.options import files_of, parse_assignments, settings_of
+from ci.lanes.onnx.records import (
+    DRAWN,
+    NOTHING,
+    CommandAnswer,
+    CompileOptions,
+    Preparing,
+    ProgramFacts,
+    TakenModel,
+)
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.outcome import Result, error_follows, line_of
@@ -75,59 +93,54 @@ class Answered(TakenModel, Generic[T]):
     """Of the files that are its result."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OneModelStep(OnnxStep, Generic[T]):
-    """What a command for one model asks of the worker."""
+def command_step(
+    plan: OnnxPlan,
+    kind: str,
+    task: str,
+    *,
+    asked: DataclassInstance = NOTHING,
+    prepared: Preparing = DRAWN,
+    title: str = "programs",
+    rest: str = "",
+    keeps_files: bool = False,
+) -> Step:
+    """What a command for one model asks of the worker. A search may end before it is done, and goes on the
+    next time: `rest` is the name of what there was no time for."""
 
-    kind: str = ""
-    task: str = ""
-    reply: type[T]
-    """The record of the answer."""
-    asked: DataclassInstance = NOTHING
-    """Beside the program."""
-    prepared: Preparing = DRAWN
-    title: str = "programs"
-    rest: str = ""
-    """Of a search, which may end before it is done and goes on the next time: the name of what there was no
-    time for."""
-
-    def options(self, program: OnnxProgram) -> DataclassInstance:
-        return self.asked
-
-    def preparing(self, program: OnnxProgram) -> Preparing:
-        return self.prepared
-
-    def read(self, reply: Mapping[str, Any]) -> CommandAnswer:
-        return read(CommandAnswer, reply)
-
-    def accepts(self, program: OnnxProgram, result: Result) -> bool:
+    def accepts(program: OnnxProgram, result: Result) -> bool:
         assert isinstance(result.record, CommandAnswer)
-        return not (self.rest and result.record.answer[self.rest])
+        return not (rest and result.record.answer[rest])
 
-    def line(self, program: OnnxProgram, result: Result) -> Line:
-        # The command shows the error itself.
-        return error_follows(result.failure) if result.failure else line_of(result)
-
-    def results(self) -> dict[str, Result]:
-        return run_cached_step(self, self.plan.programs)
-
-    def answered(self) -> Answered[T]:
-        """Of the plan's first program. Raises why there is no answer."""
-        program = self.plan.programs[0]
-        return self.answer_in(run_cached_step(self, [program])[program.name])
-
-    def answer_in(self, result: Result) -> Answered[T]:
-        facts = require_done(result).record
-        assert isinstance(facts, CommandAnswer)
-        answer = read(self.reply, facts.answer)
-        return Answered(answer, result.folder, prepared=facts.prepared, quantized=facts.quantized)
+    return onnx_step(
+        plan,
+        kind,
+        task,
+        options=lambda program: asked,
+        preparing=lambda program: prepared,
+        title=title,
+        reply=CommandAnswer,
+        accepts=accepts,
+        line=_line,
+        keeps_files=keeps_files,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilesOfOne(OneModelStep[T]):
-    """One whose files are its result."""
+def _line(program: OnnxProgram, result: Result) -> Line:
+    # The command shows the error itself.
+    return error_follows(result.failure) if result.failure else line_of(result)
 
-    keeps_files = True
+
+def answered(step: Step, reply: type[T]) -> Answered[T]:
+    """Of the plan's first program. Raises why there is no answer."""
+    program: Any = step.plan.programs[0]
+    return answer_in(run_cached_step(step, [program])[program.name], reply)
+
+
+def answer_in(result: Result, reply: type[T]) -> Answered[T]:
+    facts = require_done(result).record
+    assert isinstance(facts, CommandAnswer)
+    answer = read(reply, facts.answer)
+    return Answered(answer, result.folder, prepared=facts.prepared, quantized=facts.quantized)
 
 
 def precision_of(model: Path, precision: str | None) -> str:
@@ -169,69 +182,64 @@ def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
     return plan_of(programs, model.selection, model.work)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileOne(CompileOnnx):
-    """The contexts as files. For a suite it is that suite's own step, and one result serves both."""
+def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
+    """The contexts as files. A suite that is to have the model has the command's options in its run."""
+    in_suite, own = plan.programs[0].suite.name != NO_SUITE, parse_assignments(model.options)
 
-    keeps_files = True
-
-    model: OneModel
-
-    @property
-    def users_options(self) -> Mapping[str, Value]:
-        """Of the command line. A suite has them in the run."""
-        return parse_assignments(self.model.options)
-
-    @property
-    def suite(self) -> bool:
-        return self.plan.programs[0].suite.name != NO_SUITE
-
-    def chips(self, program: OnnxProgram) -> tuple[str, ...]:
-        """Those of one flexible context."""
-        return tuple(dict.fromkeys([program.soc, *self.model.and_socs]))
-
-    @property
-    def form(self) -> str:
-        return FORMS[self.model.embed]
-
-    def stem(self, program: OnnxProgram) -> str:
-        kind = f"-{program.run.kind}" if self.model.several_precisions else ""
-        soc = f"-{program.soc}" if len({other.soc for other in self.plan.programs}) > 1 else ""
-        return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
-
-    def files(self, program: OnnxProgram, folder: Path) -> list[Path]:
-        """What the user gets of a result."""
-        return sorted((folder / self.form).glob(f"{self.stem(program)}*"))
-
-    def preparing(self, program: OnnxProgram) -> Preparing:
-        return super().preparing(program) if self.suite else Preparing(drawn=True, compares=self.model.verify)
-
-    def accepts(self, program: OnnxProgram, result: Result) -> bool:
+    def accepts(program: OnnxProgram, result: Result) -> bool:
         """A stage's own result has no files of these names."""
-        kinds = {path.suffix for path in self.files(program, result.folder)} if result.folder else set()
-        whole = ".onnx" in kinds
+        files = written(plan, model, program, result.folder) if result.folder else []
+        whole = any(path.suffix == ".onnx" for path in files)
         if program.case.metric and result.folder:
             whole = whole and (result.folder / OUTPUTS).is_file()
-        return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
+        return whole and (not in_suite or passes_suite(plan, program, result, new_baseline=True))
 
-    def options(self, program: OnnxProgram) -> CompileOptions:
-        stem, keeps_outputs = self.stem(program), program.case.metric is not None
-        options = replace(super().options(program), stem=stem, keeps_outputs=keeps_outputs)
-        if self.suite:
+    def options(program: OnnxProgram) -> CompileOptions:
+        keeps_outputs = program.case.metric is not None
+        options = replace(
+            suite_options(program), stem=_stem(plan, model, program), keeps_outputs=keeps_outputs
+        )
+        if in_suite:
             return replace(options, chips=(program.soc,))
-        settings = settings_of(self.users_options, soc=soc_named(program.soc), embed=self.model.embed)
         return replace(
             options,
-            forms=(self.form,),
-            settings=settings,
-            chips=self.chips(program),
-            estimates=self.estimated(program),
+            forms=(FORMS[model.embed],),
+            settings=settings_of(own, soc=soc_named(program.soc), embed=model.embed),
+            chips=chips_of(model, program),
+            estimates=estimated(program),
         )
 
-    def key(self, program: OnnxProgram, results: CachedResults) -> Key:
-        files: list[Metric] = [results.digest(path) for path in files_of(self.users_options)]
-        return {**super().key(program, results), "files of the command's options": files}
+    def known_by(results: CachedResults) -> Key:
+        files: list[Metric] = [results.digest(path) for path in files_of(own)]
+        return {"files of the command's options": files}
 
-    def line(self, program: OnnxProgram, result: Result) -> Line:
-        # The command shows the error itself.
-        return error_follows(result.failure) if result.failure else line_of(result)
+    drawn = Preparing(drawn=True, compares=model.verify)
+    return onnx_step(
+        plan,
+        "onnx",
+        "compiled",
+        options=options,
+        preparing=suite_samples if in_suite else lambda program: drawn,
+        known_by=known_by,
+        reply=ProgramFacts,
+        accepts=accepts,
+        line=_line,
+        keeps_files=True,
+        repeats=REPEATS,
+    )
+
+
+def chips_of(model: OneModel, program: OnnxProgram) -> tuple[str, ...]:
+    """Those of one flexible context."""
+    return tuple(dict.fromkeys([program.soc, *model.and_socs]))
+
+
+def _stem(plan: OnnxPlan, model: OneModel, program: OnnxProgram) -> str:
+    kind = f"-{program.run.kind}" if model.several_precisions else ""
+    soc = f"-{program.soc}" if len({other.soc for other in plan.programs}) > 1 else ""
+    return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
+
+
+def written(plan: OnnxPlan, model: OneModel, program: OnnxProgram, folder: Path) -> list[Path]:
+    """What the user gets of a result."""
+    return sorted((folder / FORMS[model.embed]).glob(f"{_stem(plan, model, program)}*"))

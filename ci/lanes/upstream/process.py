@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.cached_steps import CachedStep, WorkPlan
+from ci.cached_steps import Step, WorkPlan
 from ci.jobs import Job
 from ci.lanes.upstream.accepted import GONE, AcceptedTests
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
-from ci.models.own_packages import OwnPackages
 from ci.outcome import Result, WorkerDied
-from ci.plain import as_json, read
+from ci.plain import as_json
 from ci.progress import Line
-from ci.results import CachedResults, Key
-from ci.work import Home, Template
+from ci.work import Template
 
 UNKNOWN_COST = (5.0, 900)
 """Seconds and megabytes of a test that was never measured."""
@@ -55,68 +52,47 @@ QUIET = ("passed", "bad_test", "absent", "not_run", "expected_failure")
 """Outcomes that are printed in small letters."""
 
 
-@dataclass(frozen=True)
-class RunTest(CachedStep):
+def testing(plan: UpstreamPlan, *, resume: bool = False, fail_fast: bool = False) -> Step:
     """A surprise runs again each time, so that its log and files can be read; not with `resume`."""
+    # The row of its suite says how a test is set up, and is in no module.
+    suite = plan.suite.model_dump(mode="json", exclude={"command"})
 
-    leaves_files = remembers_all = True
-    plan: UpstreamPlan
-    resume: bool = False
-    fail_fast: bool = False
+    def is_surprise(test: Job, result: Result) -> bool:
+        return plan.judge.is_surprise(verdict_of(test.name, result))
 
-    @property
-    def kind(self) -> str:
-        return self.plan.suite.name
-
-    @property
-    def title(self) -> str:
-        return f"{self.kind} tests"
-
-    @property
-    def function(self) -> str:
-        return f"{self.plan.suite.worker}:ran"
-
-    def home(self, own: OwnPackages) -> Home:
-        return self.plan.template.home
-
-    def key(self, program: Job, results: CachedResults) -> Key:
-        # The row of its suite says how a test is set up, and is in no module.
-        suite = self.plan.suite.model_dump(mode="json", exclude={"command"})
-        return {"test": program.name, "suite": suite, **self.plan.machinery.key(results)}
-
-    def cost(self, program: Job) -> Job:
-        return program
-
-    def request(self, program: Job) -> Mapping[str, Any]:
-        return {"test": program.name, "keep": self.plan.work.keep}
-
-    def left(self, program: Job, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
-        """Whether a crash is expected is judged as of any other result."""
-        log = self.log(program)
-        if gone.trouble(log) or not gone.is_own_crash:
-            return None
-        message = gone.sentence(log)
-        return as_json(UpstreamVerdict(program.name, "crash", message, (("", message),), (Part("crash"),)))
-
-    def read(self, reply: Mapping[str, Any]) -> UpstreamVerdict:
-        return read(UpstreamVerdict, reply)
-
-    def accepts(self, program: Job, result: Result) -> bool:
-        return self.resume or not self._is_surprise(program, result)
-
-    def stops_after(self, program: Job, result: Result) -> bool:
-        return self.fail_fast and self._is_surprise(program, result)
-
-    def line(self, program: Job, result: Result) -> Line:
-        verdict, surprise = verdict_of(program.name, result), self._is_surprise(program, result)
+    def line(test: Job, result: Result) -> Line:
+        verdict, surprise = verdict_of(test.name, result), is_surprise(test, result)
         note = "" if verdict.outcome == "passed" else verdict.reason
         word = verdict.outcome.removesuffix("_failure").replace("_", " ")
         word = word if verdict.outcome in QUIET else word.upper()
         word = "MACHINE" if surprise and verdict.fix else word
         return Line(word + ("!" if surprise else ""), note, surprise, verdict.seconds)
 
-    def _is_surprise(self, program: Job, result: Result) -> bool:
-        return self.plan.judge.is_surprise(verdict_of(program.name, result))
+    def left(test: Job, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+        """Whether a crash is expected is judged as of any other result."""
+        log = plan.logs / f"{test.name}.log"
+        if gone.trouble(log) or not gone.is_own_crash:
+            return None
+        message = gone.sentence(log)
+        return as_json(UpstreamVerdict(test.name, "crash", message, (("", message),), (Part("crash"),)))
+
+    return Step(
+        plan=plan,
+        kind=plan.suite.name,
+        title=f"{plan.suite.name} tests",
+        function=f"{plan.suite.worker}:ran",
+        home=lambda own: plan.template.home,
+        request=lambda test: {"test": test.name, "keep": plan.work.keep},
+        key=lambda test, results: {"test": test.name, "suite": suite, **plan.machinery.key(results)},
+        reply=UpstreamVerdict,
+        cost=lambda test: test,
+        accepts=lambda test, result: resume or not is_surprise(test, result),
+        line=line,
+        leaves_files=True,
+        remembers_all=True,
+        stops_after=lambda test, result: fail_fast and is_surprise(test, result),
+        left=left,
+    )
 
 
 def verdict_of(test: str, result: Result) -> UpstreamVerdict:

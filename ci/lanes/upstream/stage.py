@@ -11,7 +11,7 @@ from ci.cached_steps import run_step
 from ci.lanes.upstream.choice import JudgedBy, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
-from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
+from ci.lanes.upstream.process import UpstreamPlan, testing, verdict_of
 from ci.lanes.upstream.suite import UpstreamSuite
 from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.suite.choice import parse_shard
@@ -139,7 +139,7 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
 
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     _announce(plan)
-    step = RunTest(plan, options.resume, options.fail_fast)
+    step = testing(plan, resume=options.resume, fail_fast=options.fail_fast)
     results = run_step(step, plan.programs, template=plan.template)
     # Once more: a kill from outside says nothing about a test.
     failures = ((name, result.failure) for name, result in results.items())
