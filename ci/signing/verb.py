@@ -69,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def inspect(files: Sequence[Path]) -> int:
-    from ci.signing import inspection
+    from ci.signing import verification
     from ci.signing.verification import SignedBy
 
-    inspections = [inspection.inspect(path) for path in files]
+    inspections = [verification.inspect(path) for path in files]
     answer.add(files=[asdict(file) for file in inspections])
-    sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
+    sys.stdout.write("\n".join(map(verification.as_text, inspections)))
     return exit_code_of(good=all(file.kind != SignedBy.DAMAGED.value for file in inspections))
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, refusals, traffic
 from ci.inspect import verb
-from ci.signing import inspection, verification
-from ci.signing.lpai import rehearsal
+from ci.signing import verification
+from ci.signing.lpai import signers
 from provisioning import archive
 from provisioning.base.errors import ToolkitError
 from tests.support import chains, zips
@@ -48,7 +48,7 @@ def inspected(path: Path) -> None:
 
 def of_signing(path: Path) -> None:
     with contextlib.suppress(ToolkitError):
-        json.dumps(asdict(inspection.inspect(path)))
+        json.dumps(asdict(verification.inspect(path)))
         verification.verify_file(path)
 
 
@@ -101,7 +101,10 @@ KINDS: dict[str, tuple[Callable[[Path], bytes], Callable[[Path], None]]] = {
     "beside.onnx": (lambda folder: model(folder, embed=False), inspected),
     "library.so": (lambda _: LIBRARY.encode(), inspected),
     "QnnHtp.dll": (lambda _: dll(content=BUILD_ID.encode()), inspected),
-    "libQnnHtpV75Skel.so": (lambda _: rehearsal.sign(Skel().encode(), chains.signer(), (0xABC,)), of_signing),
+    "libQnnHtpV75Skel.so": (
+        lambda _: signers.rehearse(Skel().encode(), chains.signer(), (0xABC,)),
+        of_signing,
+    ),
     "libQnnHtpV73Skel.so": (lambda _: skel(73, BUILD_ID).encode(), of_signing),
     "compile.log": (lambda _: LOG.encode(), of_log),
     "sdk.zip": (lambda _: zips.build(zips.folder("lib/"), zips.Item("lib/a", b"text" * 30)), of_archive),

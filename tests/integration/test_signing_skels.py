@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.signing import inspection, signed_library, verification
-from ci.signing.lpai import rehearsal
+from ci.signing import signed_library, verification
+from ci.signing.lpai import signers
 from ci.signing.verification import ExpectedSignature
 from tests.support import chains, sdk
 from tests.support.needs import program
@@ -27,7 +27,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
     for skel in sdk.skels():
         place = directory / skel.name
         with signed_library.mapped(skel) as data:
-            place.write_bytes(rehearsal.sign(data, chains.signer()))
+            place.write_bytes(signers.rehearse(data, chains.signer()))
         pairs.append((skel, place))
     return pairs
 
@@ -35,7 +35,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
 @pytest.mark.needs("readelf")
 def test_each_is_verified_and_inspected_and_is_the_same_program(signed: list[tuple[Path, Path]]) -> None:
     for skel, place in signed:
-        file = inspection.inspect(place)
+        file = verification.inspect(place)
         assert verification.verify_file(place, ROOT_ONLY).verdict() == "verified"
         assert (file.kind, file.mbn_version) == ("development rehearsal", 6)
         assert f"V{file.arch}Skel" in skel.name

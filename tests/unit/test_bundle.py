@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ci.device.bundle import manifest, verb
-from ci.signing.lpai import rehearsal
+from ci.signing.lpai import signers
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from tests.support import chains, programs
@@ -303,7 +303,7 @@ def overlay(maker: Maker) -> Path:
     library = maker.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so"
     signed = maker.root / "overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so"
     signed.parent.mkdir(parents=True)
-    signed.write_bytes(rehearsal.sign(library.read_bytes(), chains.signer()))
+    signed.write_bytes(signers.rehearse(library.read_bytes(), chains.signer()))
     return maker.root / "overlay"
 
 

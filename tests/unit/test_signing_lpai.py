@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ci.signing.lpai import libraries, verb
-from ci.signing.lpai.elfsigner import interpreter
+from ci.signing.lpai.signers import interpreter
 from provisioning import qnn_libraries
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError

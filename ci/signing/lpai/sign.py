@@ -15,9 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from ci.signing import signed_library, verification
-from ci.signing.lpai import libraries, rehearsal
-from ci.signing.lpai.elfsigner import Consent, Elfsigner, Unexpected, interpreter
+from ci.signing.lpai import libraries, signers
 from ci.signing.lpai.libraries import Chip
+from ci.signing.lpai.signers import Consent, Elfsigner, Unexpected, interpreter
 from ci.signing.verification import STATEMENT
 from provisioning import licences
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -63,7 +63,7 @@ def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
     qnn = libraries.check_qnn(chip, roots.get("qnn-sdk"), files)
     libraries.require_fit(chip, roots.get("qnn-sdk"), files)
     if options.signer == "dev":
-        signer = _rehearsal(rehearsal.new_signer())
+        signer = _rehearsal(signers.new_signer())
         sys.stdout.write(f"{STATEMENT}\n")
     else:
         assert environment is not None
@@ -151,11 +151,11 @@ def _keep(folder: Path, into: Path) -> list[Artifact]:
     return [Artifact.of("unexpected", path) for path in sorted(into.rglob("*")) if path.is_file()]
 
 
-def _rehearsal(chain: rehearsal.KeyAndChain) -> Signer:
+def _rehearsal(chain: signers.KeyAndChain) -> Signer:
     def library(source: Path, into: Path) -> Path:
         with signed_library.mapped(source) as data:
             try:
-                signed = rehearsal.sign(data, chain)
+                signed = signers.rehearse(data, chain)
             except UsageError as error:
                 raise UsageError(f"{source}: {error.message}", fix=error.fix) from error
         path = into / source.name
