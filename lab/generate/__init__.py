@@ -90,6 +90,8 @@ REPORT = "manifests/schema/report.json"
 PAGES = {
     "README.md": "lab.generate.shared_tables:readme",
     "docs/start.md": "lab.generate.shared_tables:start",
+    "docs/accuracy.md": "lab.generate.shared_tables:accuracy_page",
+    "docs/llm.md": "lab.generate.shared_tables:llm_page",
     "docs/commands.md": "lab.generate.commands_page:page",
     "docs/checks.md": "lab.generate.checks_page:page",
     "docs/chips.md": "lab.generate.chips_page:page",

@@ -1,17 +1,21 @@
-"""Tables that two pages have, or that measured values are put into: README.md and docs/start.md.
+"""Tables that two pages have, or whose figures are measured or stand in the code.
 
-A figure that pages state is written here once, or taken from a manifest, so that two pages cannot contradict
-each other.
+A figure that pages state is written here once, or taken from a manifest or the code, so that two pages cannot
+contradict each other.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from ci.lanes.llm import verdicts
+from ci.suite import accuracy
+from ci.suite.lost_parts import WRONG_DB
 from provisioning.accepted_file import load_accepted
 from provisioning.base import toml
 from provisioning.base.errors import ManifestError
@@ -19,7 +23,10 @@ from provisioning.base.settings import ROOT
 
 README = ROOT / "README.md"
 START = ROOT / "docs" / "start.md"
+ACCURACY = ROOT / "docs" / "accuracy.md"
+LLM = ROOT / "docs" / "llm.md"
 
+PART = "[part of an output](#parts-of-an-output)"
 LEAST_GLIBC = "2.34"
 """Of QNN's x86 libraries; `validate` reads it from them."""
 FIRST_COMPILE = "1.9 GB of disk and three to four minutes"
@@ -51,6 +58,68 @@ def start() -> str:
     return with_table(START, "precisions", _precisions(), with_table(START, "needs", _needs()))
 
 
+def accuracy_page() -> str:
+    return with_table(ACCURACY, "limits", _limits())
+
+
+def llm_page() -> str:
+    return with_table(LLM, "limits", _limits_of_language_models())
+
+
+def _limits() -> str:
+    least, floats, quantized = accuracy.DEFAULT_FLOORS, "the float model", "the quantized model"
+    usual, usual_of_16_bits = accuracy.USUAL_OF_FLOAT_DB, accuracy.USUAL_OF_16_BITS_DB
+    in_float = accuracy.FLOORS_OF_FLOAT["sqnr_db"]
+    of_16_bits = accuracy.FLOORS_OF_16_BITS["reference_sqnr_db"]
+    integers = "`agreement`: the share of equal elements in integer and boolean outputs, such as `argmax`"
+    variation = "`variation_sqnr_db`: the SQNR of the outputs minus their mean over all inputs"
+    mean = f", if `sqnr_db` is more than {accuracy.MEAN_DB:g} dB higher"
+    top1 = "`top1`: the share of rows whose largest value is at the same index"
+
+    def below(decibels: float) -> str:
+        return f"below {decibels:g} dB"
+
+    return _table(
+        [
+            ("figure of the program", "compared with", "warning", "error"),
+            ("---", "---", "---", "---"),
+            ("`sqnr_db`, fp16", floats, below(usual), below(in_float)),
+            ("`sqnr_db`, all other precisions", floats, "", below(least["sqnr_db"])),
+            (
+                "`reference_sqnr_db`, 16-bit activations",
+                quantized,
+                below(usual_of_16_bits),
+                below(of_16_bits),
+            ),
+            ("`reference_sqnr_db`, 8-bit activations", quantized, below(WRONG_DB), "see below"),
+            (f"`slice_sqnr_db`: the worst {PART}", floats, "", below(least["slice_sqnr_db"])),
+            (integers, floats, "", f"below {least['agreement']:g}"),
+            (variation, floats, below(least["sqnr_db"]) + mean, ""),
+            (top1, floats, "", "below the accepted value"),
+        ]
+    )
+
+
+def _limits_of_language_models() -> str:
+    columns = [verdicts.LIMITS[name] for name in ("fp16", "16a8w", "8a8w")]
+    rows = {
+        "top-1 agreement, at least": [f"{row['first_choice'] * 100:g} %" for row in columns],
+        "top-1 agreement within a tie, at least": [f"{row['tied_choice'] * 100:g} %" for row in columns],
+        "perplexity ratio, at most": [f"{row['perplexity_ratio']:g}" for row in columns],
+        "mean and median KL divergence, at most": [f"{row['divergence']:g}" for row in columns],
+        "99 % quantile of KL divergence, at most": [f"{row['divergence_99']:g}" for row in columns],
+        "each KL divergence divided by that of rounding alone, at most": [
+            f"{times:g}" for times in (verdicts.HALVES, verdicts.CHIP, verdicts.CHIP)
+        ],
+    }
+    head = [("figure", "fp16", "16a8w", "8a8w and 16a4w"), ("---", "---", "---", "---")]
+    return _table([*head, *((name, *values) for name, values in rows.items())])
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def _needs() -> str:
     rows = {
         "your machine": "does it work?",
@@ -64,7 +133,7 @@ def _needs() -> str:
         "for the first `compile`": f"{FIRST_COMPILE}; later commands take seconds",
         "a phone, an account, Qualcomm's 2.4 GB SDK": "not needed",
     }
-    return "".join(f"| {left} | {right} |\n" for left, right in rows.items())
+    return _table(rows.items())
 
 
 def _pythons() -> str:
