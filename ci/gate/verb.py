@@ -32,21 +32,14 @@ from ci.gate.supervision import (
     supervise,
 )
 from ci.report.collect import GATE, cleaned, did_not_run
+from ci.report.summary import command, conclusion, github_annotations, overview, stage_line, worst
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, repeatable, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
-from provisioning.base.rendering.terminal import (
-    conclusion,
-    overview,
-    stage_line,
-    terminal_width,
-    wants_colour,
-    write,
-)
-from provisioning.base.rendering.text import LOG, summary_of, verdict, worst
-from provisioning.base.rendering.workflow_commands import command, github_annotations
+from provisioning.base.rendering.terminal import terminal_width, wants_colour, write
+from provisioning.base.rendering.text import LOG, summary_of, verdict
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import RUN, StageRun

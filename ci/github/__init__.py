@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     import os
     import sys
 
+    from ci.report.summary import command
     from provisioning.base.errors import ToolkitError
-    from provisioning.base.rendering.workflow_commands import command
 
     module = importlib.import_module(f"ci.github.{PARTS[args.part][0]}")
     try:

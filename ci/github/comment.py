@@ -30,13 +30,13 @@ from ci.report.changes import (
     rank,
 )
 from ci.report.renderings import cell, code
+from ci.report.summary import command
 from ci.report.values import LANES, in_unit
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line
 from provisioning.base.rendering.text import plural
-from provisioning.base.rendering.workflow_commands import command
 
 FILE = "comment.json"
 ARTIFACT = "qnn-ci-comment"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ci.report.renderings import markdown
+from ci.report.summary import github_annotations
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
-from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.verbs.env import github
 
 

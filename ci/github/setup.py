@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.github.files import annotate, append, export, set_outputs
+from ci.report.summary import command
 from provisioning import pip_settings
 from provisioning.base.commands import captured
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import plural
-from provisioning.base.rendering.workflow_commands import command
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_SOC,

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ci.diagnose.explain import Diagnosis, Explanation, diagnosed, of_failure, of_number
+from ci.diagnose.rules import ERRORS, FAULTS, RULES, explained, page_of, rules
 from ci.inspect.logs import UNREADABLE, Shown, is_one_log, logs_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import UsageError, exit_code_of
 from provisioning.base.foreign import in_line
-from provisioning.base.rules import ERRORS, FAULTS, RULES, explained, page_of, rules
 from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:

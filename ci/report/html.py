@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from ci.diagnose.rules import page_of
 from ci.report.programs import TEXT_FIGURES, models_of, programs_of
 from ci.report.renderings import junit, markdown
+from ci.report.summary import headline, worst
 from provisioning.base.command_line import Parser
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report, Severity
@@ -28,14 +30,11 @@ from provisioning.base.rendering.text import (
     by_severity,
     duration,
     errors_of,
-    headline,
     plural,
     scalar_metrics,
     summary_of,
     verdict,
-    worst,
 )
-from provisioning.base.rules import page_of
 from provisioning.base.units import size
 
 if TYPE_CHECKING:

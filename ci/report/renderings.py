@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from ci.diagnose.rules import explained, page_of
+from ci.report.summary import headline, models_in, worst
 from ci.report.values import Row, in_unit, mapping, number, rows_of
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import one_line, visible
@@ -21,16 +23,12 @@ from provisioning.base.rendering.text import (
     by_severity,
     counted,
     duration,
-    headline,
-    models_in,
     notable_artifacts,
     plural,
     scalar_metrics,
     summary_of,
     verdict,
-    worst,
 )
-from provisioning.base.rules import explained, page_of
 from provisioning.base.units import size
 
 # Markdown

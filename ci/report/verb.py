@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ci.report.renderings import code_quality, junit, markdown, sarif
+from ci.report.summary import github_annotations, overview, worst
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import SCHEMA, Outcome, Report
-from provisioning.base.rendering.terminal import console, overview, terminal_width, wants_colour, write
-from provisioning.base.rendering.text import NO_MATTER, verdict, worst
-from provisioning.base.rendering.workflow_commands import github_annotations
+from provisioning.base.rendering.terminal import console, terminal_width, wants_colour, write
+from provisioning.base.rendering.text import NO_MATTER, verdict
 from provisioning.base.settings import reports_path
 
 EXAMPLES = """\

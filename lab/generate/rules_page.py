@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from provisioning.base.rules import Rule, rules
+from ci.diagnose.rules import Rule, rules
 
 HEAD = """\
 <!-- Generated from manifests/rules.toml, checks.toml and parity_checks.toml: `nox -s generate` renews it. -->

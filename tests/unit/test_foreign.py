@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.inspect import diagnose, verb
+from ci.report.summary import github_annotations
 from provisioning.base.command_line import show_error
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.foreign import in_line, one_line, visible
 from provisioning.base.rendering.terminal import console
-from provisioning.base.rendering.workflow_commands import github_annotations
 from tests.support.programs import program
 from tests.support.typed import run_here
 

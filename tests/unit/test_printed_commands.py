@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS as CI
+from ci.diagnose.rules import rules
 from ci.diagnose.tables import failure_rules, table
 from lab.__main__ import SESSIONS as OF_LABORATORY
 from lab.__main__ import VERBS as LAB
@@ -30,7 +31,6 @@ from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, add_flags, leave_out, quoted, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.rules import rules
 from provisioning.base.settings import ROOT, profile_names
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import load_faults, load_fixes

@@ -16,11 +16,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.report.renderings import cell, code_quality, junit, markdown, sarif
+from ci.report.summary import command, github_annotations, worst
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.terminal import console
-from provisioning.base.rendering.text import DID_NOT_RUN, worst
-from provisioning.base.rendering.workflow_commands import command, github_annotations
+from provisioning.base.rendering.text import DID_NOT_RUN
 from provisioning.base.stage_run import Places
 from tests.support.program_reports import report_of
 

@@ -19,14 +19,14 @@ from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.programs import accuracy_of
+from ci.report.summary import github_annotations, headline
 from ci.report.values import Bar, in_unit, verdict_of
 from ci.suite.model_report import ModelReport, reported
 from ci.suite.one_model import PYTORCH, OneModel
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Place, Report, Severity
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.rendering.text import headline, verdict
-from provisioning.base.rendering.workflow_commands import github_annotations
+from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import Selection
 from tests.support.pages import read_page, structure_of, text_of
 from tests.support.program_reports import report_of, speaker, with_text_everywhere

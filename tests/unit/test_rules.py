@@ -11,6 +11,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.builds.built_files import FIXES
 from ci.child import UNFORESEEN
+from ci.diagnose.rules import OTHERS, TABLE, explained, rules
 from ci.diagnose.tables import failure_rules
 from ci.lanes.executorch import findings
 from ci.lanes.onnx.worker import KINDS
@@ -18,7 +19,6 @@ from ci.suite.accepted import COSTS
 from ci.suite.costs import cost_rule
 from provisioning.base import toml
 from provisioning.base.command_line import main
-from provisioning.base.rules import OTHERS, TABLE, explained, rules
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.known_faults import load_faults
 from tests.support.rules import ANY, printed_rules

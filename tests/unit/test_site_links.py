@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ci.diagnose.rules import ERRORS, FAULTS, RULES
 from ci.inspect import diagnose
 from ci.report.renderings import markdown
+from ci.report.summary import github_annotations
 from provisioning.base.findings import Severity
-from provisioning.base.rendering.workflow_commands import github_annotations
-from provisioning.base.rules import ERRORS, FAULTS, RULES
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here

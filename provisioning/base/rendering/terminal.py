@@ -9,29 +9,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from provisioning.base.findings import Artifact, Finding, Report, Severity, severity_counts
+from provisioning.base.findings import Artifact, Finding, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import (
     by_severity,
     duration,
-    errors_of,
-    headline,
     notable_artifacts,
     plural,
     scalar_metrics,
     summary_of,
     verdict,
-    worst,
 )
-from provisioning.base.units import aligned, seconds, size, wrapped
+from provisioning.base.units import aligned, size, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
-
-VERDICT_COLUMNS = 15
-LONG = 10_000
-"""Columns of a line that no terminal's width breaks."""
 
 SHOWN = 40
 """Findings of one severity shown; the report file has them all."""
@@ -55,80 +48,15 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
     parts: list[RenderableType] = []
     for severity, group in by_severity(report.findings).items():
         parts.append(Text(plural(len(group), severity.value), style=f"bold {STYLES[severity]}"))
-        parts += [_finding(finding, width) for finding in group[:SHOWN]]
+        parts += [finding_lines(finding, width) for finding in group[:SHOWN]]
         if len(group) > SHOWN:
             parts.append(Text(f"  … and {len(group) - SHOWN:,} more in {report.stage}.json", style="dim"))
         parts.append(Text())
     if artifacts := notable_artifacts(report):
-        parts += [_artifacts(artifacts), Text()]
+        parts += [artifact_rows(artifacts), Text()]
     if metrics := scalar_metrics(report):
         parts += [_metrics(metrics, width), Text()]
     return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
-
-
-def stage_line(report: Report, names: int, *, colour: bool = False) -> str:
-    """The stage's verdict, its time and what was found; its name takes the columns of the longest."""
-    from rich.text import Text
-
-    word, style = VERDICTS[verdict(report)]
-    about = "" if verdict(report) == "pass" else summary_of(report)
-    line = Text(f"{word:<{VERDICT_COLUMNS}}", style=style, no_wrap=True, overflow="ignore")
-    text = f"{report.stage:<{names}}  {duration(report):>10}  {about}".rstrip()
-    line.append(text, style="not bold default")
-    return rendered(line, colour=colour, width=LONG)
-
-
-def conclusion(
-    reports: Sequence[Report], more: str, *, colour: bool = False, width: int = 100, errors: int = 0
-) -> str:
-    """Some of the errors, a line on what is less than an error, where `more` shows it, and the verdict."""
-    from rich.console import Group
-    from rich.text import Text
-
-    counts = severity_counts(finding for report in reports for finding in report.findings)
-    less = [
-        plural(count, kind.value) for kind, count in counts.items() if count and kind is not Severity.ERROR
-    ]
-    notes = [Text(f"{', '.join(less)}: {more}", style="dim", no_wrap=True, overflow="ignore")]
-    parts = [*_errors(reports, width, errors), *(notes if less else []), _of_all(reports)]
-    return rendered(Group(*parts), colour=colour, width=width)
-
-
-def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100, errors: int = 0) -> str:
-    """All stages in a table, their artifacts, some of the errors, and the verdict."""
-    from rich.console import Group
-    from rich.text import Text
-
-    rows: list[tuple[str | Text, ...]] = [
-        (report.stage, Text(*VERDICTS[verdict(report)]), summary_of(report), duration(report))
-        for report in reports
-    ]
-    parts: list[RenderableType] = [
-        table(("stage", "verdict", "found", "time"), rows, right=frozenset({3})),
-        Text(),
-    ]
-    if artifacts := [artifact for report in reports for artifact in notable_artifacts(report)]:
-        parts += [_artifacts(artifacts), Text()]
-    parts += [*_errors(reports, width, errors), _of_all(reports)]
-    return rendered(Group(*parts), colour=colour, width=width)
-
-
-def _errors(reports: Sequence[Report], width: int, most: int) -> list[RenderableType]:
-    from rich.text import Text
-
-    wrong = errors_of(reports) if most else []
-    parts = [_finding(finding, width) for finding in wrong[:most]]
-    if len(wrong) > most:
-        parts.append(Text(f"  … and {plural(len(wrong) - most, 'more error')}", style="dim"))
-    return [*parts, Text()] if wrong else []
-
-
-def _of_all(reports: Sequence[Report]) -> Text:
-    from rich.text import Text
-
-    word, style = VERDICTS[worst(reports).value]
-    total = seconds(sum(report.seconds for report in reports))
-    return Text.assemble((word, style), f"  {headline(reports)}, {total}", no_wrap=True, overflow="ignore")
 
 
 def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
@@ -207,7 +135,7 @@ def _console(colour: bool, width: int) -> Console:
     )
 
 
-def _finding(finding: Finding, width: int) -> Text:
+def finding_lines(finding: Finding, width: int) -> Text:
     """What it is about, its message and its fix. No word is broken: a path or a command can be pasted."""
     from rich.text import Text
 
@@ -250,7 +178,7 @@ def _verdict(report: Report) -> Text:
     )
 
 
-def _artifacts(artifacts: Sequence[Artifact]) -> RenderableType:
+def artifact_rows(artifacts: Sequence[Artifact]) -> RenderableType:
     from rich.text import Text
 
     rows = [(one_line(a.kind), size(a.size), a.sha256[:12], one_line(a.path)) for a in artifacts]

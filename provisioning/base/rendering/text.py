@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import Literal
 
-from provisioning.base.findings import Artifact, Finding, Outcome, Report, Severity, severity_counts
+from provisioning.base.findings import Artifact, Finding, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line
 from provisioning.base.units import seconds, size
 
@@ -24,9 +24,6 @@ NOT_ASKED = "report-not-asked"
 EARLIER_RUN = "report-earlier-run"
 """The finding of a report from an earlier run than the newest on the page."""
 
-MOST_NAMED = 3
-"""Models that a headline names."""
-
 LOG = "log"
 """The kind of artifact that has a stage's output."""
 
@@ -38,71 +35,6 @@ def verdict(report: Report) -> Verdict:
         if finding.rule == NOT_ASKED:
             return "not run"
     return report.outcome.value
-
-
-def worst(reports: Iterable[Report]) -> Outcome:
-    """The worst outcome of all stages that were to run; without any, no pass.
-
-    A stage that did not run counts no worse than the failure that prevented it."""
-    verdicts = {verdict(report) for report in reports}
-    if "error" not in verdicts and "fail" in verdicts:
-        return Outcome.FAIL
-    return Outcome.PASS if verdicts - NO_MATTER == {"pass"} else Outcome.ERROR
-
-
-def headline(reports: Sequence[Report]) -> str:
-    """The result of all reports in one line: the models, then the stages that were to run."""
-    verdicts = [verdict(report) for report in reports]
-    wanted = [report for report in reports if verdict(report) not in NO_MATTER]
-    if not wanted:
-        return "no stage has reported"
-    models = models_in(wanted)
-    counts = [failed_and_passed(models)] if models else []
-    bad = [report for report in wanted if verdict(report) != "pass"]
-    # A stage that failed by its models says nothing more.
-    others = [report.stage for report in bad if all(models_in([report]).values())]
-    if not bad:
-        counts.append(f"{plural(len(wanted), 'stage')} passed")
-    elif others:
-        counts.append(f"{len(others)} of {plural(len(wanted), 'stage')} did not pass ({', '.join(others)})")
-    if earlier := [report.stage for report in reports if of_earlier_run(report)]:
-        counts.append(f"{', '.join(earlier)} in an earlier run")
-    counts += [f"{count} {word}" for word in ("skipped", "not run") if (count := verdicts.count(word))]
-    return ", ".join(counts)
-
-
-def models_in(reports: Iterable[Report]) -> dict[str, bool]:
-    """Whether each model passed, in every stage that has a row of it."""
-    passed: dict[str, bool] = {}
-    for report in reports:
-        for table in ("programs", "models"):
-            rows = report.metrics.get(table)
-            for name, row in rows.items() if isinstance(rows, dict) else ():
-                good = isinstance(row, dict) and row.get("verdict") == "pass"
-                passed[name] = good and passed.get(name, True)
-    return passed
-
-
-def failed_and_passed(models: Mapping[str, bool]) -> str:
-    """`bert 8a8w failed, 4 passed`; the chip is named where there are several."""
-    # `bert/8a8w/SM8650` of a suite; `ci/net.py:bert 8a8w SM8650` of a command.
-    words = {name: one_line(name).split(" " if " " in name else "/") for name in models}
-    one_chip = len({word[-1] for word in words.values()}) == 1
-    failed = [
-        " ".join(words[name][:-1] if one_chip and words[name][1:] else words[name])
-        for name, good in models.items()
-        if not good
-    ]
-    if not failed:
-        return f"{plural(len(models), 'model')} passed"
-    shown = ", ".join(failed[:MOST_NAMED])
-    more = f" and {len(failed) - MOST_NAMED} more" if failed[MOST_NAMED:] else ""
-    good = len(models) - len(failed)
-    return f"{shown}{more} failed" + (f", {good} passed" if good else "")
-
-
-def of_earlier_run(report: Report) -> bool:
-    return any(finding.rule == EARLIER_RUN for finding in report.findings)
 
 
 def plural(count: int, word: str) -> str:

@@ -1,0 +1,211 @@
+"""All reports of a run: in words, on a terminal, and as annotations of GitHub Actions."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ci.diagnose.rules import page_of
+from provisioning.base.findings import Finding, Outcome, Report, Severity, severity_counts
+from provisioning.base.foreign import one_line, visible
+from provisioning.base.rendering.terminal import VERDICTS, artifact_rows, finding_lines, rendered, table
+from provisioning.base.rendering.text import (
+    EARLIER_RUN,
+    NO_MATTER,
+    duration,
+    errors_of,
+    identity,
+    notable_artifacts,
+    plural,
+    summary_of,
+    verdict,
+)
+from provisioning.base.units import seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+MOST_NAMED = 3
+"""Models that a headline names."""
+
+VERDICT_COLUMNS = 15
+LONG = 10_000
+"""Columns of a line that no terminal's width breaks."""
+
+LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+
+MOST = 10
+"""Of a job: GitHub shows so many of a level for one step, and drops the rest without a word."""
+
+
+def worst(reports: Iterable[Report]) -> Outcome:
+    """The worst outcome of all stages that were to run; without any, no pass.
+
+    A stage that did not run counts no worse than the failure that prevented it."""
+    verdicts = {verdict(report) for report in reports}
+    if "error" not in verdicts and "fail" in verdicts:
+        return Outcome.FAIL
+    return Outcome.PASS if verdicts - NO_MATTER == {"pass"} else Outcome.ERROR
+
+
+def headline(reports: Sequence[Report]) -> str:
+    """The result of all reports in one line: the models, then the stages that were to run."""
+    verdicts = [verdict(report) for report in reports]
+    wanted = [report for report in reports if verdict(report) not in NO_MATTER]
+    if not wanted:
+        return "no stage has reported"
+    models = models_in(wanted)
+    counts = [failed_and_passed(models)] if models else []
+    bad = [report for report in wanted if verdict(report) != "pass"]
+    # A stage that failed by its models says nothing more.
+    others = [report.stage for report in bad if all(models_in([report]).values())]
+    if not bad:
+        counts.append(f"{plural(len(wanted), 'stage')} passed")
+    elif others:
+        counts.append(f"{len(others)} of {plural(len(wanted), 'stage')} did not pass ({', '.join(others)})")
+    if earlier := [report.stage for report in reports if of_earlier_run(report)]:
+        counts.append(f"{', '.join(earlier)} in an earlier run")
+    counts += [f"{count} {word}" for word in ("skipped", "not run") if (count := verdicts.count(word))]
+    return ", ".join(counts)
+
+
+def models_in(reports: Iterable[Report]) -> dict[str, bool]:
+    """Whether each model passed, in every stage that has a row of it."""
+    passed: dict[str, bool] = {}
+    for report in reports:
+        for key in ("programs", "models"):
+            rows = report.metrics.get(key)
+            for name, row in rows.items() if isinstance(rows, dict) else ():
+                good = isinstance(row, dict) and row.get("verdict") == "pass"
+                passed[name] = good and passed.get(name, True)
+    return passed
+
+
+def failed_and_passed(models: Mapping[str, bool]) -> str:
+    """`bert 8a8w failed, 4 passed`; the chip is named where there are several."""
+    # `bert/8a8w/SM8650` of a suite; `ci/net.py:bert 8a8w SM8650` of a command.
+    words = {name: one_line(name).split(" " if " " in name else "/") for name in models}
+    one_chip = len({word[-1] for word in words.values()}) == 1
+    failed = [
+        " ".join(words[name][:-1] if one_chip and words[name][1:] else words[name])
+        for name, good in models.items()
+        if not good
+    ]
+    if not failed:
+        return f"{plural(len(models), 'model')} passed"
+    shown = ", ".join(failed[:MOST_NAMED])
+    more = f" and {len(failed) - MOST_NAMED} more" if failed[MOST_NAMED:] else ""
+    good = len(models) - len(failed)
+    return f"{shown}{more} failed" + (f", {good} passed" if good else "")
+
+
+def of_earlier_run(report: Report) -> bool:
+    return any(finding.rule == EARLIER_RUN for finding in report.findings)
+
+
+def stage_line(report: Report, names: int, *, colour: bool = False) -> str:
+    """The stage's verdict, its time and what was found; its name takes the columns of the longest."""
+    from rich.text import Text
+
+    word, style = VERDICTS[verdict(report)]
+    about = "" if verdict(report) == "pass" else summary_of(report)
+    line = Text(f"{word:<{VERDICT_COLUMNS}}", style=style, no_wrap=True, overflow="ignore")
+    text = f"{report.stage:<{names}}  {duration(report):>10}  {about}".rstrip()
+    line.append(text, style="not bold default")
+    return rendered(line, colour=colour, width=LONG)
+
+
+def conclusion(
+    reports: Sequence[Report], more: str, *, colour: bool = False, width: int = 100, errors: int = 0
+) -> str:
+    """Some of the errors, a line on what is less than an error, where `more` shows it, and the verdict."""
+    from rich.console import Group
+    from rich.text import Text
+
+    counts = severity_counts(finding for report in reports for finding in report.findings)
+    less = [
+        plural(count, kind.value) for kind, count in counts.items() if count and kind is not Severity.ERROR
+    ]
+    notes = [Text(f"{', '.join(less)}: {more}", style="dim", no_wrap=True, overflow="ignore")]
+    parts = [*_errors(reports, width, errors), *(notes if less else []), _of_all(reports)]
+    return rendered(Group(*parts), colour=colour, width=width)
+
+
+def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100, errors: int = 0) -> str:
+    """All stages in a table, their artifacts, some of the errors, and the verdict."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows: list[tuple[str | Text, ...]] = [
+        (report.stage, Text(*VERDICTS[verdict(report)]), summary_of(report), duration(report))
+        for report in reports
+    ]
+    parts: list[RenderableType] = [
+        table(("stage", "verdict", "found", "time"), rows, right=frozenset({3})),
+        Text(),
+    ]
+    if artifacts := [artifact for report in reports for artifact in notable_artifacts(report)]:
+        parts += [artifact_rows(artifacts), Text()]
+    parts += [*_errors(reports, width, errors), _of_all(reports)]
+    return rendered(Group(*parts), colour=colour, width=width)
+
+
+def _errors(reports: Sequence[Report], width: int, most: int) -> list[RenderableType]:
+    from rich.text import Text
+
+    wrong = errors_of(reports) if most else []
+    parts = [finding_lines(finding, width) for finding in wrong[:most]]
+    if len(wrong) > most:
+        parts.append(Text(f"  … and {plural(len(wrong) - most, 'more error')}", style="dim"))
+    return [*parts, Text()] if wrong else []
+
+
+def _of_all(reports: Sequence[Report]) -> Text:
+    from rich.text import Text
+
+    word, style = VERDICTS[worst(reports).value]
+    total = seconds(sum(report.seconds for report in reports))
+    return Text.assemble((word, style), f"  {headline(reports)}, {total}", no_wrap=True, overflow="ignore")
+
+
+def github_annotations(reports: Iterable[Report]) -> str:
+    """A command a line: the worst ten findings, each once. The last says how many more there are."""
+    ranks = list(Severity)
+    found: dict[Hashable, tuple[Report, Finding]] = {}
+    for report in reports:
+        for finding in report.findings:
+            found.setdefault(identity(report, finding), (report, finding))
+    worst_first = sorted(found.values(), key=lambda pair: ranks.index(pair[1].severity))
+    shown = worst_first if len(worst_first) <= MOST else worst_first[: MOST - 1]
+    lines = [_annotation(LEVELS[finding.severity], report, finding) for report, finding in shown]
+    if left := worst_first[len(shown) :]:
+        level = LEVELS[left[0][1].severity]
+        lines.append(command(level, f"{plural(len(left), 'more finding')} in the job's summary"))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def command(name: str, message: str = "", **properties: str) -> str:
+    """One workflow command: `::error title=…::message`."""
+    property_list = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    return f"::{name}{' ' if property_list else ''}{property_list}::{_data(message)}"
+
+
+def _annotation(level: str, report: Report, finding: Finding) -> str:
+    says = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
+    if finding.fix:
+        says += f"\n→ {finding.fix}"
+    if page := page_of(finding.rule):
+        says += f"\n{page}"
+    title = one_line(f"{report.stage}: {finding.rule}")
+    place = finding.place
+    where = {"file": place.file, "line": str(place.line), "col": str(place.column or "")} if place else {}
+    return command(level, visible(says), **{name: visible(text) for name, text in where.items()}, title=title)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
