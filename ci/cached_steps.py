@@ -25,6 +25,7 @@ from ci.progress import Line
 from ci.recheck import FILLED, RepeatableWork, Repeats
 from ci.results import (
     CachedResults,
+    ExportReply,
     Key,
     Lines,
     OfThisRun,
@@ -102,7 +103,7 @@ def _nothing(program: Named, gone: WorkerDied, folder: Path) -> None:
     return None
 
 
-def _no_rows(program: Named, reply: Mapping[str, Any]) -> Key:
+def _no_rows(program: Named, reply: Mapping[str, object]) -> Key:
     return {}
 
 
@@ -119,7 +120,7 @@ class Step:
     """MODULE:FUNCTION, which does the work of a request."""
     home: Callable[[Any], Home]
     """Where the user's code has these packages of its own; None where it has none."""
-    request: Callable[[Any], Mapping[str, Any]]
+    request: Callable[[Any], Mapping[str, object]]
     """What the function gets of a program, beside the folders and the log to write to: `into` for the
     result's files, `scratch` for what the program needs meanwhile, and `shared` of its export."""
     key: Callable[[Any, CachedResults], Key]
@@ -140,7 +141,7 @@ class Step:
 
     export: Callable[[Any], ChildTask] | None = None
     """What builds the program's model; programs of one name share it."""
-    export_key: Callable[[Any, Mapping[str, Any]], Key] = _no_rows
+    export_key: Callable[[Any, Mapping[str, object]], Key] = _no_rows
     """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
     subject: Callable[[Any], str] = _name_of
     """What tells a program from all others, of whatever suite."""
@@ -160,7 +161,7 @@ class Step:
 
     stops_after: Callable[[Any, Result], bool] = _never
     """Whether the programs that are left are not worked on."""
-    left: Callable[[Any, WorkerDied, Path], dict[str, Any] | None] = _nothing
+    left: Callable[[Any, WorkerDied, Path], dict[str, object] | None] = _nothing
     """What a process that died has left in its folder that is a result."""
     ended: Callable[[Any, WorkerDied, Path], Failure] | None = None
     """What it says, by the log, of a program whose process died, where the machine is not to blame."""
@@ -175,11 +176,20 @@ class _Export:
     asked: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, reply: Mapping[str, Any], passed: Container[str]) -> _Export:
+    def of(cls, reply: ExportReply, passed: Container[str]) -> _Export:
         """`passed` are the variables that the model's code finds."""
-        named = variables_named_in(map(Path, reply.get("modules", ())), os.environ)
+        named = variables_named_in(map(Path, reply.modules), os.environ)
         asked = {name: "user" for name in named if name not in passed}
-        return cls(reply.get("export_seconds", 0.0), reply.get("lines", {}), asked)
+        return cls(reply.export_seconds, reply.lines, asked)
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """What an earlier stage of this run found of a program's model."""
+
+    key: Key
+    lines: Lines
+    asked: Mapping[str, str]
 
 
 class _StepRun:
@@ -272,7 +282,7 @@ class _StepRun:
         if not self._step.export:
             return None
         task = self._step.export(program)
-        log = self._logs / Path(task.request["log"]).name
+        log = self._logs / Path(str(task.request["log"])).name
         return replace(task, request={**task.request, "log": str(log.absolute())})
 
     def _final_log(self, program: Named) -> Path:
@@ -288,8 +298,9 @@ class _StepRun:
         known = self._this_run.find(self._subject_of_run(program)) if self._may_reuse else None
         if known is None:
             return False
-        self._keys[program.name] = known["key"]
-        self._exports[program.name] = _Export(lines=known["lines"], asked=known["asked"])
+        exported = read(_Exported, known)
+        self._keys[program.name] = exported.key
+        self._exports[program.name] = _Export(lines=exported.lines, asked=exported.asked)
         return self._take_cached(program)
 
     def _subject_of_run(self, program: Named) -> Metric:
@@ -311,10 +322,11 @@ class _StepRun:
         # A cached program without files has none that --keep could keep.
         return self._work.cache and not self._scratch and (self._step.keeps_files or not self._work.keep)
 
-    def _settled(self, task: ChildTask, reply: Mapping[str, Any]) -> ChildTask | Outcome:
+    def _settled(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | Outcome:
         """A program whose model has been exported."""
         program = self._programs[task.name]
-        self._exports[program.name] = _Export.of(reply, {*self._home.environment, *TEMPORARY})
+        exported = read(ExportReply, reply)
+        self._exports[program.name] = _Export.of(exported, {*self._home.environment, *TEMPORARY})
         try:
             model = self._step.export_key(program, reply)
         except NotCached as error:
@@ -370,7 +382,7 @@ class _StepRun:
         self._keep_for_this_run(program)
         return True
 
-    def _record_of(self, facts: Mapping[str, Any]) -> object:
+    def _record_of(self, facts: Mapping[str, object]) -> object:
         return read(self._step.reply, facts) if self._step.reply else None
 
     def _take_failure(self, program: Named) -> bool:

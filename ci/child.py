@@ -27,7 +27,8 @@ _SET_NAME, _LONGEST_NAME = 15, 15
 DOING = "qnn:"
 """Begins the name of a process that says what it does."""
 
-Answer = Callable[[dict[str, Any]], dict[str, Any]]
+Answer = Callable[[dict[str, Any]], dict[str, object]]
+"""Gives the reply to a request, both as JSON."""
 
 WARM = "QNN_CI_WORKER_WARM"
 """Whether to do a small piece of work first, which halves the time of all others."""
@@ -69,7 +70,7 @@ def threads(default: int = 1) -> int:
     return int(hidden.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
 
 
-def logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
+def logged(answer: Answer, order: dict[str, Any]) -> dict[str, object]:
     log = order.get("log")
     try:
         with output_to(Path(log)) if log else contextlib.nullcontext():
@@ -89,19 +90,19 @@ WRITTEN, WRITTEN_FILES = ("into", "folder", "scratch"), ("path", "log")
 """The folders and the files in an order that its work writes to."""
 
 
-def folders_of(order: Mapping[str, Any]) -> list[Path]:
+def folders_of(order: Mapping[str, object]) -> list[Path]:
     """The folders that an order names for its work to write to."""
     given = {name: Path(value) for name, value in order.items() if value and isinstance(value, str)}
     folders = [given[name] for name in WRITTEN if name in given]
     return [*folders, *(given[name].parent for name in WRITTEN_FILES if name in given)]
 
 
-def places_of(order: Mapping[str, Any]) -> list[Path]:
+def places_of(order: Mapping[str, object]) -> list[Path]:
     """Every folder that the work of an order writes to."""
     return [*folders_of(order), Path(tempfile.gettempdir())]
 
 
-def blame(error: BaseException, order: Mapping[str, Any]) -> None:
+def blame(error: BaseException, order: Mapping[str, object]) -> None:
     """Raise InTrouble if the machine is to blame. For workers whose replies have the errors of the work."""
     if found := trouble.of_error(error, places_of(order)):
         raise trouble.InTrouble(found) from error
@@ -115,7 +116,7 @@ def reporting(work: Answer, error_of: Callable[[Exception, dict[str, Any]], dict
     """Work whose reply has what it took, or as `error` why it did not succeed: `error_of` gives kind,
     message, fix and exit_code of what was raised. Raises InTrouble."""
 
-    def answer(order: dict[str, Any]) -> dict[str, Any]:
+    def answer(order: dict[str, Any]) -> dict[str, object]:
         meter = Meter()
         try:
             reply = work(order)
@@ -128,7 +129,7 @@ def reporting(work: Answer, error_of: Callable[[Exception, dict[str, Any]], dict
     return answer
 
 
-def error_reply(kind: str, message: str, **more: Any) -> dict[str, Any]:
+def error_reply(kind: str, message: str, **more: Any) -> dict[str, object]:
     """What Refused is made of. `more` may have a fix, an exit code, and details."""
     reply = {"kind": kind, "message": message, "fix": "", "exit_code": 1, **more}
     # JSON knows text alone: the commands in it go beside it.

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from ci.plain import Facts
 from ci.progress import Line, failed
 from ci.trouble import MACHINE, Blame, Trouble, of_ending, of_error
 from provisioning.base.commands import Fix, joined, session
@@ -45,7 +46,7 @@ class WorkerDied(Exception):
         return self.kind == "crash" and bool(BY_ITSELF.search(self.how))
 
     @property
-    def as_reply(self) -> dict[str, Any]:
+    def as_reply(self) -> dict[str, object]:
         """Of a task of which a part died so: the task has died so."""
         found = self._trouble
         return {"died": self.code, **({"trouble": asdict(found)} if found else {})}
@@ -126,7 +127,7 @@ class Failure:
         return cls(trouble.kind, trouble.message, trouble.fix, log, "machine", code)
 
     @property
-    def as_document(self) -> dict[str, Any]:
+    def as_document(self) -> dict[str, object]:
         """With the digest of its log, without which it explains little."""
         log = [str(self.log), hash_file(self.log)] if self.log and self.log.is_file() else None
         return {
@@ -175,7 +176,7 @@ def failure_of(outcome: WorkerDied | Refused, log: Path, flag: str = "--timeout"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     """As they are cached."""
     folder: Path | None = None
     """Files of the result, or of a failure."""

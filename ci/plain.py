@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
+
+Facts = Mapping[str, Any]
+"""A reply as it is cached; the record that is read from it has its types."""
 
 
 def as_json(record: DataclassInstance) -> dict[str, Any]:

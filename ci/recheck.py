@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from ci.outcome import Failure, Result
+from ci.plain import Facts
 from ci.results import digests_in, flat
 from provisioning.base.commands import Fix
 from provisioning.base.files import hash_file, replace_text
@@ -53,7 +53,7 @@ class Repeats:
             if one != other:
                 yield ChangedField(name, one, other)
 
-    def _facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _facts(self, facts: Facts) -> Facts:
         """Those that repeat, as they are cached, by dotted name."""
         return {
             name: value
@@ -68,7 +68,7 @@ class Repeats:
     def _is_changing(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.changing)
 
-    def _same(self, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    def _same(self, name: str, first: Facts, second: Facts) -> bool:
         if name not in first or name not in second:
             return False
         one, other = first[name], second[name]
@@ -164,7 +164,7 @@ def _keep(place: Path, result: Result) -> None:
     replace_text(place / FACTS, json.dumps(dict(result.facts), indent=2, sort_keys=True) + "\n")
 
 
-def _text(facts: Mapping[str, Any], name: str) -> str:
+def _text(facts: Facts, name: str) -> str:
     return json.dumps(facts[name]) if name in facts else "nothing"
 
 

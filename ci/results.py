@@ -14,13 +14,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ci.digests import Digests
 from ci.distributions import installed, site_folders
+from ci.plain import Facts
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
@@ -54,7 +55,7 @@ def digest_of(values: Json) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CachedResult:
-    facts: Mapping[str, Any]
+    facts: Facts
     folder: Path | None = None
     """Of its files, if it has any. Never changed."""
 
@@ -85,7 +86,7 @@ class CachedResults:
         return CachedResult(document["facts"], folder)
 
     def keep(
-        self, subject: str, key: Key, facts: Mapping[str, Any], folder: Path | None = None
+        self, subject: str, key: Key, facts: Mapping[str, object], folder: Path | None = None
     ) -> CachedResult:
         """Keep a result; `folder`, from `scratch`, moves into the store. Raises OSError."""
         digest = digest_of(dict(key))
@@ -108,13 +109,13 @@ class CachedResults:
         """The same work has failed since."""
         self._record(digest_of(dict(key))).unlink(missing_ok=True)
 
-    def keep_failure(self, key: Key, failure: dict[str, Any]) -> None:
+    def keep_failure(self, key: Key, failure: Mapping[str, object]) -> None:
         """How the work of this key failed, for who asks for no more. Raises OSError."""
         path = self._failure(digest_of(dict(key)))
         path.parent.mkdir(parents=True, exist_ok=True)
         _store(path, failure)
 
-    def failure(self, key: Key) -> dict[str, Any] | None:
+    def failure(self, key: Key) -> dict[str, object] | None:
         return _load(self._failure(digest_of(dict(key))))
 
     def difference(self, subject: str, key: Key) -> str:
@@ -191,8 +192,7 @@ def _load(path: Path) -> dict[str, Any] | None:
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
         if whole["digest"] == digest_of(whole["document"]):
-            document: dict[str, Any] = whole["document"]
-            return document
+            return dict(whole["document"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -202,8 +202,8 @@ def _load(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _store(path: Path, document: dict[str, Any]) -> None:
-    replace_text(path, json.dumps({"digest": digest_of(document), "document": document}))
+def _store(path: Path, document: Mapping[str, Any]) -> None:
+    replace_text(path, json.dumps({"digest": digest_of(dict(document)), "document": document}))
 
 
 def _prune(top: Path) -> None:
@@ -242,10 +242,10 @@ class OfThisRun:
         digest = hashlib.sha256(name.encode()).hexdigest()
         self._top = folder_of(store) / "runs" / digest[:32] if name else None
 
-    def find(self, subject: Json) -> dict[str, Any] | None:
+    def find(self, subject: Json) -> Mapping[str, object] | None:
         return _load(self._path(subject)) if self._top else None
 
-    def keep(self, subject: Json, document: dict[str, Any]) -> None:
+    def keep(self, subject: Json, document: Mapping[str, object]) -> None:
         if self._top:
             self._top.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(OSError):
@@ -360,7 +360,17 @@ Lines = Mapping[str, tuple[str, str]]
 """By node FILE:LINE and the code that stands there."""
 
 
-def relocated(facts: Mapping[str, Any], then: Lines, now: Lines) -> Mapping[str, Any] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReply:
+    """What an export says of its model, beside what a lane's programs depend on."""
+
+    lines: Lines = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    """The files of its code."""
+    export_seconds: float = 0.0
+
+
+def relocated(facts: Facts, then: Lines, now: Lines) -> Facts | None:
     """None where two nodes of one line are on different lines now: a text does not say which it means."""
     moved: dict[str, str] = {}
     for node, (place, code) in then.items():

@@ -82,7 +82,7 @@ class ChildTask:
     name: str
     function: str
     """MODULE:FUNCTION, which gets the request and returns the reply: both are plain values, as JSON."""
-    request: Mapping[str, Any]
+    request: Mapping[str, object]
     """Its `log` is the file that gets the output; the folders that it names are those of child.places_of."""
     timeout: float
     flag: str = "--timeout"
@@ -99,11 +99,11 @@ class ChildTask:
         return self if left >= self.timeout else replace(self, timeout=max(0.0, round(left, 1)), flag=OVERALL)
 
 
-Outcome = dict[str, Any] | WorkerDied | Refused
+Outcome = dict[str, object] | WorkerDied | Refused
 """A task's reply, or why there is none."""
 
 
-def needs_work(task: ChildTask, reply: Mapping[str, Any]) -> ChildTask | Outcome:
+def needs_work(task: ChildTask, reply: Mapping[str, object]) -> ChildTask | Outcome:
     return task
 
 
@@ -112,7 +112,7 @@ class Exports:
     """Tasks that others need: each is done once, and stays so that the others are forks of it."""
 
     tasks: Mapping[str, ChildTask]
-    settle: Callable[[ChildTask, Mapping[str, Any]], ChildTask | Outcome] = needs_work
+    settle: Callable[[ChildTask, Mapping[str, object]], ChildTask | Outcome] = needs_work
     """A task that needs an export, and that export's reply, as what is to be done, or as an outcome that is
     known without any work."""
 
@@ -144,7 +144,7 @@ def run(
         return schedule.outcomes
 
 
-Asker = Callable[..., dict[str, Any]]
+Asker = Callable[..., dict[str, object]]
 """Gives the reply to a request of these fields."""
 
 
@@ -185,8 +185,8 @@ def asking(home: Home, function: str, log: Path, timeout: float) -> Iterator[Ask
 
 
 def asked(
-    template: Template, function: str, log: Path, timeout: float, request: Mapping[str, Any]
-) -> dict[str, Any]:
+    template: Template, function: str, log: Path, timeout: float, request: Mapping[str, object]
+) -> dict[str, object]:
     """The reply to one request."""
     log.parent.mkdir(parents=True, exist_ok=True)
     task = ChildTask("it", function, {"log": str(log.absolute()), **request}, timeout)
@@ -560,7 +560,7 @@ class HeldExport:
     """A task that has replied and stays."""
 
     entry: Running
-    reply: Mapping[str, Any]
+    reply: Mapping[str, object]
 
     @property
     def orders(self) -> Orders:
@@ -572,7 +572,7 @@ class HeldExport:
         self.entry.remove()
 
 
-def _send(control: socket.socket, message: Mapping[str, Any], *descriptors: int) -> None:
+def _send(control: socket.socket, message: Mapping[str, object], *descriptors: int) -> None:
     """The text goes through a file in memory, so that it may be of any length."""
     text = os.memfd_create("qnn-ci-order")
     try:
@@ -591,8 +591,7 @@ def _received(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None
     text, *others = descriptors
     with os.fdopen(text, encoding="utf-8") as stream:
         stream.seek(0)
-        order: dict[str, Any] = json.load(stream)
-    return order, others
+        return json.load(stream), others
 
 
 def main() -> None:
@@ -703,7 +702,7 @@ def _guard(order: Mapping[str, Any], channel: socket.socket, orders: socket.sock
         stays = bool(orders and text and not code)
         if not stays:
             _end_children()
-        reply: dict[str, Any]
+        reply: dict[str, object]
         if code is None:
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
             reply = {"late": order["timeout"], "used": used.ru_utime + used.ru_stime}
@@ -797,7 +796,7 @@ def _work(order: Mapping[str, Any], send: int, orders: socket.socket | None) -> 
         os._exit(UNFORESEEN)
 
 
-def in_fork(part: Callable[[dict[str, Any]], dict[str, Any]], request: Mapping[str, Any]) -> Outcome:
+def in_fork(part: child.Answer, request: Mapping[str, object]) -> Outcome:
     """Do a part of a task in a fork of its process: if it crashes, the task goes on."""
     receive, send = os.pipe()
     child.flush_output()
@@ -810,7 +809,7 @@ def in_fork(part: Callable[[dict[str, Any]], dict[str, Any]], request: Mapping[s
         text = stream.read()
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if code or not text:
-        found = of_places([*child.places_of(dict(request)), Path(tempfile.gettempdir())])
+        found = of_places([*child.places_of(request), Path(tempfile.gettempdir())])
         return WorkerDied("crash", how_it_ended(code), code=code, trouble=found)
     reply: dict[str, Any] = json.loads(text)
     if "trouble" in reply:
@@ -819,7 +818,7 @@ def in_fork(part: Callable[[dict[str, Any]], dict[str, Any]], request: Mapping[s
     return Refused(reply["error"]) if "error" in reply else reply
 
 
-def _work_part(part: Callable[[dict[str, Any]], dict[str, Any]], request: dict[str, Any], send: int) -> None:
+def _work_part(part: child.Answer, request: dict[str, Any], send: int) -> None:
     try:
         _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         reply = child.logged(part, request)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ci.child import UNFORESEEN
 from ci.models.imports import search_first
@@ -36,7 +36,22 @@ def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
         raise Unusable(METRIC, f"{metric}: {type(error).__name__}: {error}") from error
 
 
-def error_of_metric(error: Exception, order: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class MetricRequest:
+    """What a process gets that computes a metric."""
+
+    function: str
+    outputs: Path
+    """The folder of what the program gave."""
+    working_folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFigures:
+    figures: Mapping[str, float]
+
+
+def error_of_metric(error: Exception, order: Mapping[str, object]) -> dict[str, object]:
     """For the reply of a worker."""
     if isinstance(error, Unusable):
         return {"kind": error.rule, "message": str(error), "fix": f"correct {order['function']}"}

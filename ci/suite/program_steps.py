@@ -9,11 +9,12 @@ from typing import Any
 
 from ci.cached_steps import Step, run_step
 from ci.models.own_packages import NO_PACKAGES, OwnPackages, installed
-from ci.outcome import Refused, Result, WorkerDied, failure_of
+from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of
+from ci.plain import read
 from ci.progress import Line, failed
 from ci.results import folder_digest
 from ci.suite.accuracy import in_words
-from ci.suite.metric import METRIC
+from ci.suite.metric import METRIC, MetricFigures
 from ci.suite.programs import NO_SUITE, Program
 from ci.suite.stage import Plan
 from ci.work import ChildTask, Home, Outcome, run
@@ -60,12 +61,12 @@ def scores_of(
     outputs: Mapping[str, Path],
     home: Callable[[OwnPackages], Home],
     function: str,
-    request: Callable[[Any], Mapping[str, Any]],
-) -> dict[str, Result]:
+    request: Callable[[Any], Mapping[str, object]],
+) -> dict[str, MetricFigures | Failure]:
     """The figures of each program's metric. `outputs` are the folders of what each gave, which may be cached.
 
     `function` is MODULE:FUNCTION; `request` says what it gets beside the metric and the folder."""
-    results: dict[str, Result] = {}
+    results: dict[str, MetricFigures | Failure] = {}
     for own, mine in by_packages(programs, plan.selection.store):
         tasks = [
             ChildTask(
@@ -97,11 +98,11 @@ def _line(name: str, outcome: Outcome) -> Line:
         return failed(f"{outcome.kind}: {outcome.message}")
     if isinstance(outcome, WorkerDied):
         return failed(f"{outcome.kind}: {outcome.how}")
-    return Line("measured", in_words(outcome["figures"]))
+    return Line("measured", in_words(read(MetricFigures, outcome).figures))
 
 
-def _result(outcome: Outcome, log: Path) -> Result:
+def _result(outcome: Outcome, log: Path) -> MetricFigures | Failure:
     if isinstance(outcome, Refused | WorkerDied):
-        return Result(failure=failure_of(outcome, log))
+        return failure_of(outcome, log)
     log.unlink(missing_ok=True)
-    return Result(outcome)
+    return read(MetricFigures, outcome)

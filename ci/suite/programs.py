@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
@@ -21,6 +21,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, parse
 from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import soc_named
 
@@ -171,6 +172,18 @@ class MixedRun(SuiteRun):
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramOrder:
+    """A program for the processes that work on it: what its key has of the suite, and where the user's code
+    is at home."""
+
+    case: Mapping[str, Metric]
+    run: Mapping[str, Metric]
+    soc: str
+    search_path: str
+    working_folder: str
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One model, computed in one way, for one chip."""
 
@@ -215,15 +228,6 @@ class Program:
         return []
 
     @property
-    def request(self) -> dict[str, Any]:
-        """What the work gets of the suite, as JSON. All of it is in the key of the work."""
-        return {
-            "case": self.case.model_dump(mode="json", exclude=set(self.case.judged_later)),
-            "run": self.run.model_dump(mode="json", exclude=set(self.run.judged_later)),
-            "soc": self.soc,
-        }
-
-    @property
     def model_without_suite(self) -> str:
         """Which model it is, where no suite has it; else empty."""
         alone = self.suite.name == NO_SUITE
@@ -236,13 +240,14 @@ class Program:
         return Parser.user_folder() if self.suite.name == NO_SUITE else self.suite.parent
 
     @property
-    def order(self) -> dict[str, Any]:
-        """For the process that works on it, as JSON."""
-        return {
-            **self.request,
-            "search_path": str(self.search_path),
-            "working_folder": str(self.working_folder),
-        }
+    def order(self) -> ProgramOrder:
+        return ProgramOrder(
+            self.case.model_dump(mode="json", exclude=set(self.case.judged_later)),
+            self.run.model_dump(mode="json", exclude=set(self.run.judged_later)),
+            self.soc,
+            str(self.search_path),
+            str(self.working_folder),
+        )
 
 
 P = TypeVar("P", bound=Program)
@@ -275,7 +280,7 @@ class Suites(Generic[P]):
     def load(self, path: Path) -> SuiteFile:
         return read_suite(path, self.form)
 
-    def parse(self, document: dict[str, Any], path: Path) -> SuiteFile:
+    def parse(self, document: dict[str, object], path: Path) -> SuiteFile:
         """As `load`, of what the file said or will say."""
         return parse_suite(document, path, self.form)
 

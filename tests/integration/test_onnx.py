@@ -24,9 +24,10 @@ from ci.lanes.onnx.compile import request_of
 from ci.lanes.onnx.graph import all_in_float, load_graph
 from ci.lanes.onnx.records import NOTHING, Preparing
 from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
-from ci.lanes.onnx.suite import OnnxOrder
+from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.arrays import saved
+from ci.plain import read
 from ci.suite.accepted import load_baseline
 from ci.suite.precision import precision_named
 from ci.suite.suite_file import accepted_path
@@ -442,7 +443,8 @@ def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_e
         into = tmp_path / program.case_name
         into.mkdir()
         folders = {"log": str(into / "log"), "export_folder": str(into)}
-        steps.prepare(OnnxOrder.read({**request_of(program, NOTHING), **folders}), Preparing())
+        request = read(OnnxRequest, {**request_of(program, NOTHING), **folders})
+        steps.prepare(OnnxOrder.of(request), Preparing())
         means[program.case_name] = {
             name: [float(value.mean()) for arrays in saved(into / name) for value in arrays.values()]
             for name in (SAMPLES, CALIBRATION)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -60,7 +59,7 @@ class ToyPlan(Plan):
     programs: tuple[ToyProgram, ...]
 
 
-def compiling(plan: ToyPlan, goes_wrong: Mapping[str, Any] | None = None) -> Step:
+def compiling(plan: ToyPlan, goes_wrong: Mapping[str, object] | None = None) -> Step:
     home = Home({"PATH": "/usr/bin:/bin"}, plan.logs, "tests.support.toy_worker:prepare", "nothing", "")
     return Step(
         plan=plan,
@@ -69,7 +68,7 @@ def compiling(plan: ToyPlan, goes_wrong: Mapping[str, Any] | None = None) -> Ste
         function="tests.support.toy_worker:compiled",
         home=lambda own: home,
         request=lambda program: {"width": program.run.width, **(goes_wrong or {})},
-        key=lambda program, results: program.request,
+        key=lambda program, results: {"run": {**program.order.run}, "soc": program.soc},
         keeps_files=True,
         repeats=Repeats(),
     )
@@ -96,7 +95,7 @@ def verdict_of(program: ToyProgram, result: Result) -> Verdict:
     return Verdict(findings, {"cached": result.cached, "width": program.run.width})
 
 
-def run(options: StageOptions, goes_wrong: Mapping[str, Any] | None = None) -> int:
+def run(options: StageOptions, goes_wrong: Mapping[str, object] | None = None) -> int:
     selection, accept = options.selection, options.accept
     programs = chosen(
         SUITES, options.choice, selection, lambda every: {row.name: Job(row.name) for row in every}

@@ -16,7 +16,7 @@ from ci.jobs import WorkOptions
 from ci.lanes.executorch.compile import ExecutorchPlan, lowering
 from ci.lanes.executorch.emulate import running
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
-from ci.lanes.executorch.suite import ModuleScheme, parse_request
+from ci.lanes.executorch.suite import ModuleScheme, case_of
 from ci.lanes.llm.orders import CompileOrder, SuiteOrder
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
@@ -25,15 +25,15 @@ from ci.lanes.llm.work import compiling as compiling_checkpoint
 from ci.lanes.onnx.compile import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.records import NOTHING
 from ci.lanes.onnx.suite import SUITES as ONNX
-from ci.lanes.onnx.suite import OnnxOrder
+from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.inputs import Input
 from ci.outcome import Result
-from ci.plain import read
+from ci.plain import as_json, read
 from ci.results import CachedResults
 from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
-from ci.suite.programs import NO_SUITE, Program, TaskMetric, Thresholds
+from ci.suite.programs import NO_SUITE, Program, ProgramOrder, TaskMetric, Thresholds
 from ci.suite.stage import Plan
 from provisioning.base.settings import Selection
 from tests.support.lowering import QNN, compiled_as, make_program
@@ -285,14 +285,16 @@ def _plain(value: Any) -> Any:
 
 
 def _gets_all(program: Any) -> bool:
-    case, run, soc, folder = parse_request(json.loads(json.dumps(program.order)))
-    same = _same(case, program.case) and _same(run, program.run)
-    return same and (soc, folder) == (program.soc, program.search_path)
+    order = read(ProgramOrder, json.loads(json.dumps(as_json(program.order))))
+    case = case_of(order)
+    same = _same(case, program.case) and _same(case.runs[0], program.run)
+    return same and (order.soc, Path(order.search_path)) == (program.soc, program.search_path)
 
 
 def _gets_all_of_onnx(program: Any) -> bool:
     folders = dict.fromkeys(("log", "export_folder"), "folder")
-    order = OnnxOrder.read(json.loads(json.dumps({**request_of(program, NOTHING), **folders})))
+    request = json.loads(json.dumps({**request_of(program, NOTHING), **folders}))
+    order = OnnxOrder.of(read(OnnxRequest, request))
     same = _same(order.case, program.case) and _same(order.run, program.run)
     return same and order.run.settings(program.soc) == program.run.settings(program.soc)
 

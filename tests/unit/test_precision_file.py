@@ -50,9 +50,9 @@ def test_the_files_content_and_not_its_name_is_in_the_key(tmp_path: Path) -> Non
     (program,) = programs_of(suite(tmp_path))
     precision_file(tmp_path, "conv2d_1")
     (changed,) = programs_of(suite(tmp_path))
-    assert changed.request != program.request
+    assert changed.order != program.order
     (written_out,) = programs_of(suite(tmp_path, 'precision = "8a8w"\nnodes = { 16a8w = ["conv2d"] }'))
-    assert written_out.request == program.request
+    assert written_out.order == program.order
 
 
 @pytest.mark.parametrize("beside", ['precision = "8a8w"', 'nodes = { 16a8w = ["conv2d"] }'])

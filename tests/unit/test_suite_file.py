@@ -80,7 +80,7 @@ class TestOneFile:
         assert names(LLM, path) == ["tiny/genie-fp16/SM8650"]
         lowered, compiled = EXECUTORCH.programs_of(path)[0], ONNX.programs_of(path)[0]
         assert (lowered.case.inferences, compiled.case.inferences, lowered.delegates) == (3, 3, 2)
-        assert compiled.request["run"]["precision"] == "u8u8"
+        assert compiled.order.run["precision"] == "u8u8"
 
     @pytest.mark.parametrize(
         ("old", "new", "key", "fix"),

@@ -20,11 +20,19 @@ from ci.child import MEMORY, WARM
 from ci.closed import closed
 from ci.explain.rewriting import Need
 from ci.jobs import Job, WorkOptions, memory_budget
-from ci.lanes.executorch.records import ChipProgram, Compiled, Lacking, ModelRewrite, Quantized
+from ci.lanes.executorch.records import (
+    ChipProgram,
+    Compiled,
+    ExportedRuns,
+    ExportRequest,
+    Lacking,
+    ModelRewrite,
+    Quantized,
+)
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
-from ci.plain import as_json
+from ci.plain import as_json, read
 from ci.progress import Line
 from ci.recheck import Repeats
 from ci.results import CachedResults, Key
@@ -37,14 +45,14 @@ from ci.suite.stage import (
 )
 from ci.work import ChildTask, Home
 from provisioning.base.commands import Fix, session
-from provisioning.base.findings import Finding, Severity
+from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
 from provisioning.manifest import load_socs, soc_named
 
 LOG = "compile.log"
 IN_FILES: Mapping[str, Any] = MappingProxyType({"keeps_files": True, "log_in_folder": LOG})
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 COMPILED, RAN = "lowering", "emulator"
@@ -166,9 +174,9 @@ def worker_step(
     plan: ExecutorchPlan,
     kind: str,
     work: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, Metric],
     *,
-    asked: Mapping[str, Any] = NOTHING,
+    asked: Mapping[str, object] = NOTHING,
     known_by: Callable[[CachedResults], Key] = lambda results: {},
     **more: Any,
 ) -> Step:
@@ -185,8 +193,9 @@ def worker_step(
 
     def key(program: ExecutorchProgram, results: CachedResults) -> Key:
         """The run, without what says which inputs the model gets: the export gives them by their bytes."""
-        run = {name: value for name, value in program.request["run"].items() if name != "calibration"}
-        case = {name: program.request["case"][name] for name in ("backend", "non_finite")}
+        order = program.order
+        run = {name: value for name, value in order.run.items() if name != "calibration"}
+        case = {name: order.case[name] for name in ("backend", "non_finite")}
         rows: Key = {"run": run, "case": case, "soc": program.soc, "options": dict(options)}
         return {**rows, "QNN": dict(plan.qnn), **known_by(results)}
 
@@ -196,7 +205,7 @@ def worker_step(
         title=more.pop("title", f"programs for QNN {plan.build_id}"),
         function=f"{WORKER}:{work}",
         home=partial(_home, plan),
-        request=lambda program: {**program.order, **options, **asked},
+        request=lambda program: {**as_json(program.order), **options, **asked},
         key=key,
         export=partial(_export, plan),
         export_key=_export_key,
@@ -234,7 +243,7 @@ def quantizing(plan: ExecutorchPlan) -> Step:
 
 def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step:
     """Ends with the float model, with these rewrites where they match."""
-    options = {"needs": [as_json(need) for need in needs]}
+    options: dict[str, Metric] = {"needs": [as_json(need) for need in needs]}
     return worker_step(plan, "rewritten", "rewritten", options, reply=ModelRewrite, **IN_FILES)
 
 
@@ -247,19 +256,18 @@ def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
 def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:
     """Of all runs of the case that are wanted."""
     alike = [row for row in plan.programs if _model_of(row) == _model_of(program)]
-    request = {**program.order, "runs": {row.run.name: row.request["run"] for row in alike}}
-    request["log"] = str(export_log(plan, program))
+    asked = ExportRequest(**as_json(program.order), runs={row.run.name: row.order.run for row in alike})
+    request = {**as_json(asked), "log": str(export_log(plan, program))}
     return ChildTask(f"{program.suite}:{program.case_name}", EXPORT, request, plan.work.timeout)
 
 
-def _export_key(program: ExecutorchProgram, reply: Mapping[str, Any]) -> Key:
-    of_run = reply["runs"][program.run.name]
-    if "error" in of_run:
-        raise Refused(of_run["error"])
-    if "not cached" in of_run:
-        raise NotCached(of_run["not cached"])
-    rows: Key = of_run["rows"]
-    return rows
+def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:
+    exported = read(ExportedRuns, reply).runs[program.run.name]
+    if exported.error:
+        raise Refused(exported.error)
+    if exported.not_cached:
+        raise NotCached(exported.not_cached)
+    return exported.rows
 
 
 def _cost(plan: ExecutorchPlan, program: ExecutorchProgram) -> Job:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ci.cached_steps import Step
 from ci.jobs import Job
@@ -16,8 +15,8 @@ from ci.lanes.executorch.compile import RAN, ExecutorchPlan
 from ci.lanes.executorch.findings import findings_of
 from ci.lanes.executorch.records import (
     ComparedFiles,
+    ComparedOutputs,
     EmulatorRun,
-    MetricRequest,
     RunRequest,
     compiled_in,
     ran,
@@ -59,7 +58,7 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
             "runner": {"whose": runner.dialect.whose, **runner.digests(results.digest)},
         }
 
-    def request(program: ExecutorchProgram) -> Mapping[str, Any]:
+    def request(program: ExecutorchProgram) -> Mapping[str, object]:
         folder = _folder_of(compiled, program)
         return as_json(RunRequest(runner.order, str(folder / PROGRAM), str(folder), asked(program)))
 
@@ -169,10 +168,10 @@ def measured_with_metric(
         name: result.folder / OUTPUTS for name, result in results.items() if ran(result) and result.folder
     }
 
-    def request(program: ExecutorchProgram) -> Mapping[str, Any]:
+    def request(program: ExecutorchProgram) -> Mapping[str, object]:
         record = compiled_in(compiled[program.name])
         folder = str(_folder_of(compiled, program))
-        return as_json(MetricRequest(folder, record.expected, record.reference))
+        return as_json(ComparedOutputs(folder, record.expected, record.reference))
 
     scores = scores_of(
         plan,
@@ -184,11 +183,11 @@ def measured_with_metric(
     )
     for program in programs:
         result, score, evidence = results[program.name], scores.get(program.name), None
-        if score and score.failure:
-            result = replace(result, failure=score.failure)
+        if isinstance(score, Failure):
+            result = replace(result, failure=score)
         elif score:
             record = ran_in(result)
-            record = replace(record, figures={**record.figures, **score.facts["figures"]})
+            record = replace(record, figures={**record.figures, **score.figures})
             result = replace(result, record=record)
         wrong = findings_of(program, result, compiled_in(compiled[program.name]))
         if result.folder and (wrong or plan.work.keep):

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from ci.closed import closed
 from ci.explain.audit import (
@@ -140,7 +139,7 @@ def divergence_of(
     return replace(result, first=replace(first, known=(*faults, *measured), better=better))
 
 
-def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, object] | None:
     known = partial_of(folder) if gone.kind == "timeout" else None
     return as_json(known) if known else None
 
@@ -158,7 +157,7 @@ def script_of(
     home = home_of(environ, plan.logs)
     with asking(home, f"{WORKER}:script", log, plan.work.timeout) as ask:
         request = ScriptRequest(operator.node, operator.sample, before)
-        source = read(OperatorSource, ask(**program.order, **as_json(request)))
+        source = read(OperatorSource, ask(**as_json(program.order), **as_json(request)))
     packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
     return OperatorScript(needs, source.imports, source.body, plan.environment)

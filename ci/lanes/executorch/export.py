@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ci.child import doing, error_reply, reporting
-from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for, parse_request
+from ci.lanes.executorch.records import ExportedRun, ExportedRuns, ExportRequest
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
 from ci.models.exported_digest import NoDigest, digest_of
 from ci.models.factory import ModelWithInputs, copied, find, infer_all, make
 from ci.models.imports import modules_in
@@ -23,7 +24,10 @@ from ci.models.inputs import InputsUsed
 from ci.models.model_lines import source_of
 from ci.models.samples import inputs_named
 from ci.models.user_model import BadFactory
+from ci.plain import as_json, reader
 from ci.suite.accuracy import Pair, Unusable, compared
+from ci.suite.programs import ProgramOrder
+from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
 
 FLAGS = (
@@ -88,11 +92,11 @@ class ChipModel:
     used: InputsUsed
 
     @classmethod
-    def of(cls, order: dict[str, Any], exported: ExportedCase | None = None) -> ChipModel:
+    def of(cls, order: ProgramOrder, exported: ExportedCase | None = None) -> ChipModel:
         """Of the case that is exported already, or that this process holds, if there is one."""
-        case, run, soc, search_path = parse_request(order)
-        exported = exported or (held[0] if held else ExportedCase.of(case, search_path))
-        return cls(exported, case, run, soc, search_path, *chosen_for(exported.loaded, case, run))
+        case, search_path = case_of(order), Path(order.search_path)
+        exported, run = exported or (held[0] if held else ExportedCase.of(case, search_path)), case.runs[0]
+        return cls(exported, case, run, order.soc, search_path, *chosen_for(exported.loaded, case, run))
 
     @property
     def model(self) -> Any:
@@ -115,32 +119,26 @@ class ChipModel:
         return replace(self, run=self.run.model_copy(update={"precision": precision}))
 
 
-def _export(order: dict[str, Any]) -> dict[str, Any]:
-    """Of a case and the runs that are wanted of it: what each program depends on of the model, and the line
-    of each node."""
-    os.chdir(order["working_folder"])
-    began, runs = time.monotonic(), dict[str, Any]()
+def _exported(asked: ExportRequest) -> ExportedRuns:
+    """What each program depends on of the model, and the line of each node."""
+    os.chdir(asked.working_folder)
+    began, runs = time.monotonic(), dict[str, ExportedRun]()
     lines: dict[str, tuple[str, str]] = {}
-    for name, run in order["runs"].items():
-        request = {**order, "run": run}
+    for name, run in asked.runs.items():
+        order = replace(asked, run=run)
         if not held:
-            case, _, _, search_path = parse_request(request)
-            held.append(ExportedCase.of(case, search_path))
+            held.append(ExportedCase.of(case_of(order), Path(order.search_path)))
         try:
-            runs[name] = _of_run(ChipModel.of(request), lines)
+            runs[name] = _of_run(ChipModel.of(order), lines)
         except BadFactory as error:
-            runs[name] = {"error": error_reply("factory", str(error), fix=error.fix)}
-    return {
-        "runs": runs,
-        "lines": lines,
-        "modules": modules_in(Path(order["search_path"])),
-        "export_seconds": round(time.monotonic() - began, 3),
-    }
+            runs[name] = ExportedRun(error=error_reply("factory", str(error), fix=error.fix))
+    modules, seconds = modules_in(Path(asked.search_path)), round(time.monotonic() - began, 3)
+    return ExportedRuns(runs=runs, lines=lines, modules=tuple(modules), export_seconds=seconds)
 
 
-def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> dict[str, Any]:
+def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> ExportedRun:
     run = chip_model.run
-    rows: dict[str, Any] = {
+    rows: dict[str, Metric] = {
         "samples": digest_of_tensors(chip_model.compared),
         "calibration": digest_of_tensors(chip_model.calibrating),
         "used": asdict(chip_model.used),
@@ -155,21 +153,21 @@ def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> dict[st
         if run.annotations:
             rows["annotations"] = _annotations(run, chip_model.search_path)
     except NoDigest as error:
-        return {"not cached": str(error)}
+        return ExportedRun(not_cached=str(error))
     except BadFactory:
         raise
     except Exception as error:
         # Its compile exports it again, and says what is wrong.
-        return {"not cached": f"it cannot be exported: {type(error).__name__}"}
-    return {"rows": rows}
+        return ExportedRun(not_cached=f"it cannot be exported: {type(error).__name__}")
+    return ExportedRun(rows)
 
 
-def _flags() -> dict[str, str]:
+def _flags() -> dict[str, Metric]:
     flags = {name: getattr(torch, name)() for name in FLAGS}
     return {name: str(value) for name, value in {**flags, "mkldnn": torch.backends.mkldnn.enabled}.items()}
 
 
-def _annotations(run: ExecutorchRun, search_path: Path) -> dict[str, str]:
+def _annotations(run: ExecutorchRun, search_path: Path) -> dict[str, Metric]:
     """The modules that its functions are made of. Raises NoDigest if one lies outside the suite's folder."""
     before = set(sys.modules)
     for name in run.annotations:
@@ -209,7 +207,7 @@ class Failed(Exception):
         self.step, self.fix, self.source = step, fix, source
 
 
-def error_of(error: Exception, order: Mapping[str, Any]) -> dict[str, Any]:
+def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]:
     if isinstance(error, BadFactory):
         return {"kind": "factory", "message": str(error), "fix": error.fix}
     if isinstance(error, Failed):
@@ -217,7 +215,8 @@ def error_of(error: Exception, order: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
 
 
-export = reporting(_export, error_of)
+_request_of = reader(ExportRequest)
+export = reporting(lambda order: as_json(_exported(_request_of(order))), error_of)
 
 
 def figures_in_torch(

@@ -450,7 +450,7 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     return Prepared(prepared, floats, folded, patterns, sample)
 
 
-def _how(run: ExecutorchRun, per_channel: bool, scheme: str = "") -> dict[str, Any]:
+def _how(run: ExecutorchRun, per_channel: bool, scheme: str = "") -> dict[str, object]:
     return {
         "is_qat": run.qat,
         "is_conv_per_channel": per_channel,

@@ -17,8 +17,32 @@ from ci.models.model_lines import OperatorAt
 from ci.operators.conditions import Traits
 from ci.operators.partition import CpuOperator, GraphPart
 from ci.outcome import Result
+from ci.results import ExportReply, Key
 from ci.suite.accuracy import Inferences
+from ci.suite.programs import ProgramOrder
+from provisioning.base.findings import Metric
 from provisioning.known_faults import Product
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest(ProgramOrder):
+    runs: Mapping[str, Mapping[str, Metric]]
+    """By name, those of the case that are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedRun:
+    """What a program depends on of the model; empty with the reason why it is not cached, or has none."""
+
+    rows: Key = field(default_factory=dict)
+    not_cached: str = ""
+    error: Mapping[str, object] | None = None
+    """As ci/child.py makes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedRuns(ExportReply):
+    runs: Mapping[str, ExportedRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +227,8 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricRequest:
-    """What a process gets that computes the metric of a task."""
+class ComparedOutputs:
+    """What a program's outputs are compared with where its metric is computed."""
 
     compiled: str
     expected: Inferences

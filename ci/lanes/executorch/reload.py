@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ci.cached_steps import Step
 from ci.jobs import Job
@@ -42,7 +41,7 @@ def reloading(plan: ExecutorchPlan, compiled: Mapping[str, Result], neighbours: 
         }
         return {"programs": programs, "QNN": dict(plan.qnn)}
 
-    def request(program: ExecutorchProgram) -> Mapping[str, Any]:
+    def request(program: ExecutorchProgram) -> Mapping[str, object]:
         other = neighbours.get(program.name)
         beside = _loadable(other, compiled[other]) if other else None
         return as_json(ReloadRequest(_loadable(program.name, compiled[program.name]), beside))

@@ -49,7 +49,7 @@ class Loaded:
         return outputs
 
 
-def reloaded(order: dict[str, Any], load: type[Loaded] = Loaded) -> dict[str, Any]:
+def reloaded(order: dict[str, object], load: type[Loaded] = Loaded) -> dict[str, object]:
     request = read(ReloadRequest, order)
     program, wrong = request.program, list[str]()
 

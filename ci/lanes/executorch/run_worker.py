@@ -7,16 +7,16 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ci.child import Meter, blame, doing, places_of, reporting, threads
-from ci.lanes.executorch.records import EmulatorRun, MetricRequest, RunRequest
+from ci.lanes.executorch.records import ComparedOutputs, EmulatorRun, RunRequest
 from ci.outcome import tail
 from ci.plain import as_json, read
 from ci.runner import LINE_OF_ERROR, Runner, with_names
-from ci.suite.metric import error_of_metric
+from ci.suite.metric import MetricFigures, MetricRequest, error_of_metric
 from ci.trouble import InTrouble, how_it_ended, of_ending
 
 TAIL = 4000
@@ -28,11 +28,11 @@ def prepare() -> None:
         importlib.import_module(name)
 
 
-def _measured(order: dict[str, Any]) -> EmulatorRun:
+def _measured(order: Mapping[str, object]) -> EmulatorRun:
     """Raises InTrouble."""
     from ci.suite.accuracy import Unusable, compared, each_sample_db, in_files
 
-    request, folder = read(RunRequest, order), Path(order["into"])
+    request, folder = read(RunRequest, order), Path(str(order["into"]))
     of, compiled = request.compared, Path(request.compiled)
     outputs = folder / OUTPUTS
     outputs.mkdir()
@@ -70,22 +70,23 @@ def _measured(order: dict[str, Any]) -> EmulatorRun:
     return EmulatorRun(figures, tuple(slices), tuple(each_db), times, seconds=seconds)
 
 
-def measured(order: dict[str, Any]) -> dict[str, Any]:
+def measured(order: Mapping[str, object]) -> dict[str, object]:
     meter = Meter()
     return as_json(replace(_measured(order), cpu_seconds=meter.read().cpu_seconds))
 
 
-def _figures(order: dict[str, Any]) -> dict[str, Any]:
+def _figures(order: Mapping[str, object]) -> dict[str, object]:
     from ci.suite.accuracy import in_files
     from ci.suite.metric import side_by_side
 
-    os.chdir(order["working_folder"])
-    request, outputs = read(MetricRequest, order), Path(order["outputs"])
+    request, wanted = read(MetricRequest, order), read(ComparedOutputs, order)
+    os.chdir(request.working_folder)
     pairs, against = (
-        in_files(outputs, Path(request.compiled), rows, chosen=False)
-        for rows in (request.expected, request.reference)
+        in_files(request.outputs, Path(wanted.compiled), rows, chosen=False)
+        for rows in (wanted.expected, wanted.reference)
     )
-    return {"figures": side_by_side(order["function"], pairs, against, len(request.expected))}
+    figures = side_by_side(request.function, pairs, against, len(wanted.expected))
+    return as_json(MetricFigures(figures))
 
 
 metric_of = reporting(_figures, error_of_metric)

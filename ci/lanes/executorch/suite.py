@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -18,6 +17,7 @@ from ci.suite.programs import (
     Factory,
     MixedRun,
     Program,
+    ProgramOrder,
     Scalar,
     SuiteCase,
     Suites,
@@ -228,10 +228,10 @@ class ExecutorchProgram(Program):
         return self.case.cpu_budget if self.run.cpu_budget is None else self.run.cpu_budget
 
 
-def parse_request(order: dict[str, Any]) -> tuple[ExecutorchCase, ExecutorchRun, str, Path]:
-    request = {**order["run"], "socs": [order["soc"]]}
-    case = ExecutorchCase.model_validate_json(json.dumps({**order["case"], "run": [request]}))
-    return case, case.runs[0], order["soc"], Path(order["search_path"])
+def case_of(order: ProgramOrder) -> ExecutorchCase:
+    """With the order's run alone."""
+    run = {**order.run, "socs": [order.soc]}
+    return ExecutorchCase.model_validate_json(json.dumps({**order.case, "run": [run]}))
 
 
 def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:

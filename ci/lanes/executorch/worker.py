@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
@@ -31,6 +31,8 @@ from ci.lanes.executorch.records import (
     WrapRequest,
 )
 from ci.plain import as_json, read, reader
+from ci.suite.programs import ProgramOrder
+from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
@@ -74,25 +76,25 @@ def small_model() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def _warm_up() -> None:
     """Lower a small model, so that libraries are loaded and compilers warm."""
-    order = {
-        "case": {"factory": f"{__name__}:{small_model.__name__}"},
-        "run": {"precision": "8a8w", "calibration": 1},
-        "soc": "SM8650",
-        "search_path": str(ROOT),
-    }
+    case: dict[str, Metric] = {"factory": f"{__name__}:{small_model.__name__}"}
+    order = ProgramOrder(case, {"precision": "8a8w", "calibration": 1}, "SM8650", str(ROOT), str(ROOT))
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         log.touch()
         lower(ChipModel.of(order), CompileRequest(Path(folder), log))
 
 
+_order_of = reader(ProgramOrder)
+
+
 def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
     """Work on a case's model. Relative paths of the user's code begin in its suite's folder."""
     request_of = reader(kind)
 
-    def answer(order: dict[str, Any]) -> dict[str, Any]:
-        os.chdir(order["working_folder"])
-        return as_json(work(ChipModel.of(order), request_of(order)))
+    def answer(request: Mapping[str, object]) -> dict[str, object]:
+        order = _order_of(request)
+        os.chdir(order.working_folder)
+        return as_json(work(ChipModel.of(order), request_of(request)))
 
     return reporting(answer, error_of)
 
@@ -105,7 +107,7 @@ script = _of_model(ScriptRequest, graphs.script)
 rewritten = _of_model(RewriteRequest, graphs.rewritten)
 
 
-def _wrapped(order: dict[str, Any]) -> dict[str, Any]:
+def _wrapped(order: Mapping[str, object]) -> dict[str, object]:
     request = read(WrapRequest, order)
     bundle = utils.from_context_binary(request.context, OPERATOR, QcomChipset[request.soc])
     config = ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT)

@@ -116,7 +116,7 @@ def language_step(
     kind: str,
     title: str,
     *,
-    request: Callable[[LlmProgram], Mapping[str, Any]],
+    request: Callable[[LlmProgram], Mapping[str, object]],
     key: Callable[[LlmProgram, Key], Key],
     by_executorch: bool = False,
     work: str = "",
@@ -143,7 +143,7 @@ def language_step(
     )
 
 
-def _asked(what: str, order: CompileOrder | MeasureOrder | SuiteOrder) -> dict[str, Any]:
+def _asked(what: str, order: CompileOrder | MeasureOrder | SuiteOrder) -> dict[str, object]:
     """The request of an order; the task itself says which folder is the result's."""
     request = {"do": what, **as_json(order)}
     request.pop("into", None)
@@ -179,10 +179,10 @@ def reading_by_executorch(plan: LlmPlan, models: Mapping[str, Result]) -> Step:
 def _reading(plan: LlmPlan, models: Mapping[str, Result], kind: str, title: str, **more: Any) -> Step:
     def key(program: LlmProgram, qnn: Key) -> Key:
         weights = read(Trained, models[program.name].facts).weights
-        asked = {name: program.request[name] for name in ("run", "soc")}
-        return {"what": "judge", **asked, "weights": weights, **qnn}
+        order = program.order
+        return {"what": "judge", "run": {**order.run}, "soc": order.soc, "weights": weights, **qnn}
 
-    def request(program: LlmProgram) -> Mapping[str, Any]:
+    def request(program: LlmProgram) -> Mapping[str, object]:
         model, run = models[program.name].folder, program.run
         assert model is not None
         order = SuiteOrder(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
-from typing import Any, get_type_hints
+from collections.abc import Iterable, Mapping
+from typing import get_type_hints
 
 from ci.child import UNFORESEEN, reporting
 from ci.plain import as_json, read
@@ -60,13 +60,13 @@ def _import_less() -> None:
     import_utils._sklearn_available = False
 
 
-def facts_of(order: dict[str, Any]) -> dict[str, Any]:
-    module, name = ORDERS[order["do"]]
+def facts_of(order: Mapping[str, object]) -> dict[str, object]:
+    module, name = ORDERS[str(order["do"])]
     function = getattr(importlib.import_module(module), name)
     return as_json(function(read(get_type_hints(function)["order"], order)))
 
 
-def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
+def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]:
     if isinstance(error, ToolkitError):
         sys.stdout.write(error.output)
         return {"kind": "refused", "message": error.message, "fix": error.fix, "exit_code": error.exit_code}

@@ -24,7 +24,7 @@ from ci.lanes.onnx.records import NOTHING, CompileOptions, ExportedModel, Prepar
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxProgram, calibrating
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Result, line_of
+from ci.outcome import Failure, Result, line_of
 from ci.plain import as_json, read
 from ci.progress import Line, failed
 from ci.recheck import Repeats
@@ -33,6 +33,7 @@ from ci.suite.accepted import Baseline, load_tolerances
 from ci.suite.accuracy import in_words, with_samples
 from ci.suite.findings import verdict
 from ci.suite.installed import require_packages
+from ci.suite.metric import MetricFigures
 from ci.suite.program_steps import export_log, run_cached_step, scores_of
 from ci.suite.stage import Plan, baselines_of
 from ci.work import ChildTask, Home
@@ -117,11 +118,11 @@ def onnx_step(
 
     def key(program: OnnxProgram, results: CachedResults) -> Key:
         """The run, and what its model's samples are judged by; the export gives model and samples."""
-        case, asked = program.request["case"], as_json(options(program))
+        order, asked = program.order, as_json(options(program))
         files: list[Metric] = [results.digest(path) for path in files_of(program.run.options)]
         return {
-            "run": program.request["run"],
-            "case": {name: case[name] for name in ("non_finite", "recorded")},
+            "run": {**order.run},
+            "case": {name: order.case[name] for name in ("non_finite", "recorded")},
             "chip": soc_named(program.soc).model_dump(mode="json"),
             "calibrating": calibrating(program.case, program.run),
             "options": {name: value for name, value in asked.items() if name not in LIMITS_OF_SEARCHES},
@@ -156,9 +157,9 @@ def _cost(plan: OnnxPlan, program: OnnxProgram) -> Job:
     return Job(program.name, seconds, WORKER_MEMORY)
 
 
-def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, Any]:
+def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, object]:
     """For a task of the worker. Relative paths in options begin where the user is."""
-    return {**program.order, "user_folder": str(Parser.user_folder()), "options": as_json(options)}
+    return {**as_json(program.order), "user_folder": str(Parser.user_folder()), "options": as_json(options)}
 
 
 REPEATS = Repeats(
@@ -259,14 +260,14 @@ def with_metrics(
     return {**results, **{name: _with_figures(results[name], score) for name, score in scores.items()}}
 
 
-def _with_figures(result: Result, score: Result) -> Result:
-    if score.failure:
-        return replace(result, failure=score.failure)
+def _with_figures(result: Result, score: MetricFigures | Failure) -> Result:
+    if isinstance(score, Failure):
+        return replace(result, failure=score)
     facts = facts_in(result)
     forms = dict(facts.contexts_made.forms)
     form = next(name for name, context in forms.items() if context is facts.compiled)
     near = facts.compiled.near
-    near = replace(near, figures={**near.figures, **score.facts["figures"]})
+    near = replace(near, figures={**near.figures, **score.figures})
     forms[form] = replace(forms[form], near=near)
     return replace(result, record=replace(facts, contexts=replace(facts.contexts_made, forms=forms)))
 

@@ -424,7 +424,12 @@ def _message_of(error: Exception) -> str:
 
 
 def export(
-    dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int, inputs: Any = None
+    dotted: str,
+    arguments: Mapping[str, object],
+    search_path: Path,
+    into: Path,
+    opset: int,
+    inputs: Any = None,
 ) -> tuple[Path, Any]:
     """Write the factory's model as model.onnx; returns the model too. One of torch gets inputs input_0,
     input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""

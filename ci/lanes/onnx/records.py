@@ -15,7 +15,7 @@ from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
 from ci.operators.partition import CpuOperator
 from ci.outcome import Result
-from ci.results import Key
+from ci.results import ExportReply, Key
 
 MODEL, QUANTIZED = "model_ctx", "model_qdq"
 """Names of files that no user sees."""
@@ -124,14 +124,10 @@ class PreparedModel:
     modules: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedModel:
-    """What an export says, as ci/suite/cached_steps.py reads it."""
-
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedModel(ExportReply):
     rows: Key
-    lines: Mapping[str, tuple[str, str]]
-    modules: tuple[str, ...]
-    export_seconds: float
+    """What its programs depend on."""
 
 
 @dataclass(frozen=True, slots=True)

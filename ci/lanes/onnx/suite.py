@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -23,6 +23,7 @@ from ci.suite.programs import (
     Dotted,
     MixedRun,
     Program,
+    ProgramOrder,
     Scalar,
     SuiteCase,
     Suites,
@@ -203,6 +204,17 @@ class OnnxProgram(Program):
         return [*map(str, words_for_one(self.case, self.run, self.soc, self.search_path))]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxRequest(ProgramOrder):
+    """What a task gets of its program and its folders."""
+
+    user_folder: Path
+    log: Path
+    export_folder: Path
+    into: Path | None = None
+    scratch: Path | None = None
+
+
 @dataclass(frozen=True)
 class OnnxOrder:
     """A program as its processes work on it."""
@@ -223,16 +235,24 @@ class OnnxOrder:
     """For files that all programs of the model use."""
 
     @classmethod
-    def read(cls, request: Mapping[str, Any]) -> OnnxOrder:
-        """What a task gets."""
-        os.chdir(request["user_folder"])
-        # An export has only the folder of its model.
-        places = {"into": request["export_folder"], "scratch": request["export_folder"], **request}
-        run = {**request["run"], "socs": [request["soc"]]}
-        case = OnnxCase.model_validate_json(json.dumps({**request["case"], "run": [run]}))
-        folders = "search_path", "working_folder", "user_folder", "log", "into", "scratch", "export_folder"
-        paths = (Path(places[name]) for name in folders)
-        return cls(case, case.runs[0], request["soc"], time.monotonic(), *paths)
+    def of(cls, request: OnnxRequest) -> OnnxOrder:
+        os.chdir(request.user_folder)
+        run = {**request.run, "socs": [request.soc]}
+        case = OnnxCase.model_validate_json(json.dumps({**request.case, "run": [run]}))
+        return cls(
+            case,
+            case.runs[0],
+            request.soc,
+            time.monotonic(),
+            Path(request.search_path),
+            Path(request.working_folder),
+            request.user_folder,
+            request.log,
+            # An export has only the folder of its model.
+            request.into or request.export_folder,
+            request.scratch or request.export_folder,
+            request.export_folder,
+        )
 
     @property
     def writes(self) -> dict[str, str]:

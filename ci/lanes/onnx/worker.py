@@ -62,7 +62,7 @@ from ci.lanes.onnx.samples import (
     ModelFiles,
     arrays_in,
 )
-from ci.lanes.onnx.suite import OnnxOrder
+from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.models.arrays import save, save_one, saved
 from ci.models.inputs import checked
 from ci.models.user_model import BadFactory
@@ -72,7 +72,7 @@ from ci.plain import as_json, read
 from ci.results import Key, digest_of
 from ci.suite import qnn_provider
 from ci.suite.accuracy import Unusable
-from ci.suite.metric import error_of_metric
+from ci.suite.metric import MetricFigures, MetricRequest, error_of_metric
 from ci.work import in_fork
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError, UsageError
@@ -118,11 +118,11 @@ def prepare_exporting() -> None:
     qnn_provider.load()
 
 
-def error_of(error: Exception, request: Mapping[str, Any]) -> dict[str, Any]:
+def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, object]:
     if isinstance(error, BadFactory):
         error = CheckFailed(str(error), fix=error.fix)
     if not isinstance(error, ToolkitError):
-        text, log = " ".join(str(error).split())[:1000], request["log"]
+        text, log = " ".join(str(error).split())[:1000], str(request["log"])
         return {
             "kind": UNFORESEEN,
             "exit_code": INTERNAL,
@@ -141,7 +141,7 @@ def error_of(error: Exception, request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, Any]:
+def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, object]:
     """What a part of a task gives. The user's code, which prepares a model, is at home in its suite."""
     os.chdir(order.working_folder if work in (steps.prepare, graphs.rewrite) else order.user_folder)
     return as_json(work(order, *arguments, **named))
@@ -166,9 +166,10 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> chi
     """Work of which more is asked in a record of this kind. A part that was refused is why the whole is; a
     part that died ends the process as it did."""
 
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
+    def reply(request: Mapping[str, object]) -> dict[str, object]:
         try:
-            return as_json(work(OnnxOrder.read(request), read(kind, request["options"])))
+            order = OnnxOrder.of(read(OnnxRequest, request))
+            return as_json(work(order, read(kind, request["options"])))
         except Refused as refused:
             return {"error": dict(refused.details)}
         except WorkerDied as gone:
@@ -194,7 +195,8 @@ def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
         rows = {**rows, "source": source_digest(located(case.model, order.search_path))}
     places = graphs.places_of(model).items()
     lines = {name: (place.source, place.code) for name, place in places if place.source}
-    return ExportedModel(rows, lines, prepared.modules, round(time.monotonic() - began, 3))
+    seconds = round(time.monotonic() - began, 3)
+    return ExportedModel(rows=rows, lines=lines, modules=prepared.modules, export_seconds=seconds)
 
 
 def _files(order: OnnxOrder) -> ModelFiles:
@@ -337,13 +339,13 @@ def _exported_files(order: OnnxOrder, _: Nothing) -> CommandAnswer:
     return CommandAnswer(prepared=prepared)
 
 
-def script(request: dict[str, Any]) -> dict[str, Any]:
+def script(request: Mapping[str, object]) -> dict[str, object]:
     """Of one operator; the model is of no holder."""
     exported = export({**request, "options": as_json(DRAWN)})
-    return exported if {"error", "died"} & exported.keys() else _script(request)
+    return exported if {"error", "died"} & exported.keys() else _script(dict(request))
 
 
-def _ran(request: dict[str, Any]) -> dict[str, Any]:
+def _ran(request: Mapping[str, object]) -> dict[str, object]:
     """A compiled .onnx on the emulator, another one on the CPU."""
     asked = read(OnnxRunRequest, request)
     os.chdir(asked.user_folder)
@@ -365,12 +367,13 @@ def _ran(request: dict[str, Any]) -> dict[str, Any]:
     return as_json(RunReply(tuple(took), qnn_provider.installed_build()))
 
 
-def _measured(request: dict[str, Any]) -> dict[str, Any]:
+def _measured(order: Mapping[str, object]) -> dict[str, object]:
     """The metric of a task."""
-    os.chdir(request["working_folder"])
-    folder, metric = Path(request["outputs"]), request["function"]
+    request = read(MetricRequest, order)
+    os.chdir(request.working_folder)
+    folder = request.outputs
     compared = Comparison(arrays_in(folder / EXPECTED), arrays_in(folder / REFERENCE), non_finite=False)
-    return {"figures": compared.measured_by(metric, arrays_in(folder / OUTPUTS))}
+    return as_json(MetricFigures(compared.measured_by(request.function, arrays_in(folder / OUTPUTS))))
 
 
 export = _task(_export, Preparing)

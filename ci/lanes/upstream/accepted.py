@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.documents import Model, parse
+from provisioning.base.findings import Metric
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.toml import Place
 
@@ -88,7 +89,7 @@ class AcceptedTests:
         changes: dict[str, Values] = {ALL_TESTS: {self.soc: measured}}
         for verdict in verdicts:
             old = self.of(verdict.test)
-            fields: dict[str, Any] = {"cost": list(old.cost or ())}
+            fields: dict[str, Metric] = {"cost": list(old.cost or ())}
             if old.by_chance and verdict.outcome in ("passed", old.outcome):
                 fields |= {"outcome": old.outcome, "by_chance": True, "reasons": list(old.reasons)}
             else:

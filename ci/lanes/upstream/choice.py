@@ -16,6 +16,8 @@ from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
+from ci.lanes.upstream.verdict import TestNames
+from ci.plain import read
 from ci.results import CachedResults, surroundings, toolkit_of
 from ci.runner import ready_runner
 from ci.suite.choice import matcher, parse_shard, shard
@@ -178,9 +180,9 @@ def list_tests(plan: UpstreamPlan, *, alone: bool) -> list[str]:
         except CheckFailed as error:
             message = f"the tests could not be listed ({error.message})"
             raise EnvironmentLacking(message, fix=template.home.fix) from error
-        cached = results.keep(plan.suite.name, key, {"tests": reply["tests"]})
+        cached = results.keep(plan.suite.name, key, reply)
     if alone:
         # It takes memory, and its suite's turn may be hours away.
         template.close()
     results.close()
-    return [str(name) for name in cached.facts["tests"]]
+    return [*read(TestNames, cached.facts).tests]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ci.cached_steps import Step, WorkPlan
 from ci.jobs import Job
@@ -68,7 +67,7 @@ def testing(plan: UpstreamPlan, *, resume: bool = False, fail_fast: bool = False
         word = "MACHINE" if surprise and verdict.fix else word
         return Line(word + ("!" if surprise else ""), note, surprise, verdict.seconds)
 
-    def left(test: Job, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+    def left(test: Job, gone: WorkerDied, folder: Path) -> dict[str, object] | None:
         """Whether a crash is expected is judged as of any other result."""
         log = plan.logs / f"{test.name}.log"
         if gone.trouble(log) or not gone.is_own_crash:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.outcome import first_line
@@ -20,6 +20,22 @@ GUILTY = re.compile(rf"(?:{CRASHES}|; and of )(\S+) \(")
 
 
 @dataclass(frozen=True, slots=True)
+class TestNames:
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TestOrder:
+    """What a process gets that runs a test."""
+
+    test: str
+    keep: bool
+    """Whether the files of one that passes stay."""
+    into: Path
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One model or subtest of a test: its result and its least SQNR in dB."""
 
@@ -29,7 +45,7 @@ class Part:
     """The operators that stayed on the CPU."""
     name: str = field(default="", compare=False)
     error: str = field(default="", compare=False)
-    measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    measured: Mapping[str, object] = field(default_factory=dict, compare=False)
     """What the adapter of the suite measured beside these, as JSON."""
 
 

@@ -12,18 +12,17 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ci.child import WARM, Meter, forget_torch, hidden
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import UpstreamSuite, upstream_suites
-from ci.lanes.upstream.verdict import Part, UpstreamVerdict
-from ci.plain import as_json
+from ci.lanes.upstream.verdict import Part, TestNames, TestOrder, UpstreamVerdict
+from ci.plain import as_json, read
 from ci.trouble import InTrouble, of_text
 
 SEED = 0
@@ -290,24 +289,25 @@ def collect(suite: UpstreamSuite, logs: str) -> None:
     collected.append(tests)
 
 
-def listed(order: dict[str, Any]) -> dict[str, Any]:
-    return {"tests": list(collected[0])}
+def listed(_: Mapping[str, object]) -> dict[str, object]:
+    return as_json(TestNames(tuple(collected[0])))
 
 
-def ran(order: dict[str, Any]) -> dict[str, Any]:
+def ran(request: Mapping[str, object]) -> dict[str, object]:
     """Raises InTrouble."""
     import torch
 
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    verdict = collected[0].run(order["test"], Path(order["into"]), Path(order["log"]))
+    order = read(TestOrder, request)
+    verdict = collected[0].run(order.test, order.into, order.log)
     # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
     errors = [*(what for _, what in verdict.problems), *(part.error for part in verdict.parts)]
     if trouble := of_text("\n".join(errors)):
         raise InTrouble(trouble)
-    if not verdict.problems and not order["keep"]:
+    if not verdict.problems and not order.keep:
         os.chdir("/")
-        shutil.rmtree(order["into"], ignore_errors=True)
+        shutil.rmtree(order.into, ignore_errors=True)
     return as_json(verdict)
 
 
