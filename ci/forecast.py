@@ -16,6 +16,7 @@ from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import UnknownName, UsageError
+from provisioning.base.findings import Metric
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import version_in
 from provisioning.sources import Sha256, Version
@@ -223,7 +224,7 @@ class Forecast:
             " 100 models that the fit had not seen)"
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Metric]:
         figures = {**asdict(self), "least_ms": self.least_ms, "most_ms": self.most_ms}
         return {
             name: round(value, 5) if isinstance(value, float) else value for name, value in figures.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ci.explain.cuts import EVERY, LEAST_HALF
 from ci.explain.divergence_result import DivergenceResult, DivergentOperator
@@ -32,7 +31,7 @@ def partial_of(folder: Path) -> DivergenceResult | None:
         return None
 
 
-def document(result: DivergenceResult) -> dict[str, Any]:
+def document(result: DivergenceResult) -> dict[str, object]:
     """The evidence of an answer."""
     facts = as_json(result)
     if result.first:

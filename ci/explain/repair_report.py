@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ci.explain.cause import cause_of
 from ci.explain.lane import programs_of
@@ -201,5 +200,5 @@ def _next(repair: Repair, model: OneModel) -> None:
     answer.add(next=command.installed)
 
 
-def _answered(row: Outcome) -> dict[str, Any]:
+def _answered(row: Outcome) -> dict[str, object]:
     return {"error": row.error, "fix": row.fix, "accuracy": dict(row.figures), **cells_of(row)}

@@ -90,7 +90,7 @@ class WithErrors(Passing):
 class OwnErrors(Passing):
     """The quantized model, in which each operator is given the float model's values."""
 
-    def __init__(self, module: Any, values: Mapping[str, Any]) -> None:
+    def __init__(self, module: Any, values: Mapping[str, object]) -> None:
         super().__init__(module)
         self.values = values
         self.errors: dict[str, Tensor] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ci.explain.lane import explainer, programs_of, tried
 from ci.explain.losses import GroupScore
@@ -166,7 +165,7 @@ def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
         raise UsageError(f"{written_name(cheap)} quantizes nothing", fix=TWO_PRECISIONS)
-    judged: dict[str, Any] = {"inferences": model.inferences} if model.inferences else {}
+    judged: dict[str, object] = {"inferences": model.inferences} if model.inferences else {}
     if goal.metric:
         judged["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
     program = replace(program, run=run, case=program.case.model_copy(update=judged))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from ci.explain.tune_units import (
     COSTS,
@@ -130,7 +129,7 @@ def as_accepted(tuned: Tuned) -> dict[str, Metric]:
     return values
 
 
-def document(tuned: Tuned) -> dict[str, Any]:
+def document(tuned: Tuned) -> dict[str, object]:
     """The frontier, for a report and an answer."""
     return {
         "schemes": list(tuned.names),

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from provisioning import elf, pe, qnn_libraries
 from provisioning.archive import extract
@@ -68,7 +67,7 @@ def facts(path: Path, kind: str) -> dict[str, object]:
     }
 
 
-def _android(header: elf.Elf) -> dict[str, Any]:
+def _android(header: elf.Elf) -> dict[str, object]:
     """What its Android note says, as `validate` compares it."""
     if header.android_api is None:
         return {}

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ci.explain.cause import SECONDS as SEARCH_SECONDS
 from ci.explain.proofs import outcome_with_cause, proofs_of
@@ -246,7 +245,7 @@ def _write(
     answer.add(programs=[_answered(folder, product) for product in products])
 
 
-def _answered(folder: Path, product: Product) -> dict[str, Any]:
+def _answered(folder: Path, product: Product) -> dict[str, object]:
     """A product's record, with its files and what is said of it."""
     found = (document_of(folder / name) for name in product.files if name.endswith(".json"))
     record = next((document for document in found if "soc" in document), {})

@@ -185,7 +185,7 @@ def seed_of(stream: str, number: int = 0) -> int:
 
 
 def make(
-    dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | Samples | None = None
+    dotted: str, arguments: Mapping[str, object], search_path: Path, inputs: Inputs | Samples | None = None
 ) -> ModelWithInputs:
     """Call the factory with a fixed seed, so that it always draws the same numbers.
 
@@ -204,7 +204,7 @@ def _begin(search_path: Path) -> None:
     torch.backends.mha.set_fastpath_enabled(False)
 
 
-def factory_of(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Callable[..., Any]:
+def factory_of(dotted: str, arguments: Mapping[str, object], search_path: Path) -> Callable[..., Any]:
     """Refuses what is no function, or none of these arguments."""
     _begin(search_path)
     factory = attribute_of(dotted, search_path)
@@ -215,7 +215,7 @@ def factory_of(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> 
     return function
 
 
-def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
     """What the factory returns, called with a fixed seed."""
     try:
         with torch.enable_grad():
@@ -260,7 +260,9 @@ def model_of(
     return replace(loaded, notes=(*loaded.notes, *notes))
 
 
-def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | Samples | None) -> ModelWithInputs:
+def _exported(
+    path: Path, arguments: Mapping[str, object], inputs: Inputs | Samples | None
+) -> ModelWithInputs:
     from ci.models.exported import load_exported
 
     if arguments:
@@ -428,7 +430,7 @@ class _Work(TorchDispatchMode):
         self.flops: float = 0.0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, object] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         operator = getattr(func, "_overloadpacket", None)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.settings import ROOT
@@ -51,8 +50,8 @@ def _share(packages: Sequence[str]) -> Callable[[], None]:
 
     def import_(
         name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Mapping[str, Any] | None = None,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:

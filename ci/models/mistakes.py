@@ -96,7 +96,7 @@ def not_a_function(dotted: str, value: Any) -> BadFactory:
     )
 
 
-def require_called(dotted: str, factory: Any, arguments: Mapping[str, Any]) -> None:
+def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -> None:
     """Refuse a factory that cannot be called with these arguments."""
     try:
         signature = inspect.signature(factory)

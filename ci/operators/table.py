@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
@@ -131,7 +131,7 @@ EXACT = 200.0
 """The SQNR in dB of outputs that are equal."""
 
 Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
-ONLY: dict[str, Any] = {"additionalProperties": False}
+ONLY: dict[str, object] = {"additionalProperties": False}
 """For JSON Schema: no other keys than those of the pattern."""
 Rows = Annotated[Mapping[Chip, Mapping[str, Cell]], Field(json_schema_extra=ONLY)]
 """By chip and scheme."""

@@ -183,7 +183,7 @@ class _Evaluation:
         self.by_variant = self.by_builder = False
         """Whether the current package depends on the variant, and on who builds."""
         self.package = ""
-        self.loaded: dict[str, Any] = {}
+        self.loaded: dict[str, object] = {}
         """Modules of the current package by path or label: macros know the package that calls them."""
         self.stand_ins: dict[tuple[str, ...], Any] = {}
         """Stand-ins by content; these know no package."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -21,7 +21,7 @@ from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed
-from provisioning.base.findings import Finding, Severity
+from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import MANIFESTS
 
@@ -245,7 +245,7 @@ def load_tolerances() -> Tolerances:
     return load(MANIFESTS / "accepted" / "tolerances.toml", Tolerances)
 
 
-def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Any]:
+def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Metric]:
     """The accepted costs, for the row of a report, with their build if it is another."""
     if agreed is None:
         return {"baseline": {}}

@@ -72,9 +72,9 @@ def factory_in(named: UserModel, suite: Path) -> str:
 def suite_with(
     suite: Path,
     name: str,
-    case: Mapping[str, Any],
+    case: Mapping[str, object],
     lane: str,
-    run: Mapping[str, Any],
+    run: Mapping[str, object],
     socs: Sequence[str],
 ) -> tuple[str, int]:
     """The suite's text with this run of this case, and the run's number among the case's runs in this lane.
@@ -128,12 +128,12 @@ class Extension:
     suites: Suites[Any]
     path: Path
     name: str
-    case: Mapping[str, Any]
-    run: Mapping[str, Any]
+    case: Mapping[str, object]
+    run: Mapping[str, object]
     socs: Sequence[str]
     profile: str
 
-    def _text(self, run: Mapping[str, Any], socs: Sequence[str]) -> tuple[str, int]:
+    def _text(self, run: Mapping[str, object], socs: Sequence[str]) -> tuple[str, int]:
         return suite_with(self.path, self.name, self.case, self.suites.lane, run, socs)
 
     @cached_property
@@ -145,7 +145,7 @@ class Extension:
         every = self.suites.programs_in(suite, profile=self.profile)
         return [program for program in every if program.run is run]
 
-    def write(self, figures: Sequence[Mapping[str, float]], more: Mapping[str, Any]) -> None:
+    def write(self, figures: Sequence[Mapping[str, float]], more: Mapping[str, object]) -> None:
         """Write the run to the suite, with `more` in it, and accept thresholds from its programs' figures."""
         program, run = self.programs[0], self.programs[0].run
         text, _ = self._text({**self.run, **more}, run.socs)

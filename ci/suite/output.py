@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -116,7 +115,7 @@ def keep_origins(files: Iterable[Path], typed: str) -> None:
         replace_text(place, f"{text}\n")
 
 
-def document_of(path: Path) -> dict[str, Any]:
+def document_of(path: Path) -> dict[str, object]:
     """Empty if it is none of ours: a user's own file of this name was always replaced."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

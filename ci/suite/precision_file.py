@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -47,7 +47,7 @@ def written(lane: str, precision: str, nodes: Mapping[str, Sequence[str]], comme
     return "\n".join(lines) + "\n"
 
 
-def with_file(run: Mapping[str, Any], folder: Path, lane: str) -> dict[str, Any]:
+def with_file(run: Mapping[str, object], folder: Path, lane: str) -> dict[str, object]:
     """A run of a suite with what its precision file says in it: the content, and not the name, decides what
     is compiled."""
     named = run.get("precision_file")

@@ -36,7 +36,7 @@ class Product:
     """What an answer says of it (--json)."""
     suspects: Sequence[SuspectedFault] = ()
     """The known faults that its nodes can have."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     """What an answer has beside its record."""
     chips: str = ""
     """For a table of several precisions; without them it has no row there."""
@@ -51,7 +51,7 @@ class SuiteRow:
     """What a suite that gets the model has of it."""
 
     measured: MeasuredValues
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
     """Of its run."""
 
 

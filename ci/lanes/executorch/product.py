@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -122,7 +121,7 @@ def product_of(
     path, facts, stem = compiled.folder / PROGRAM, compiled_in(compiled), stem_of(model, program)
     measured = ran_in(run) if run else EmulatorRun()
     figures, costs = dict(measured.figures), costs_of(compiled)
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "schema": 1,
         "program": f"{stem}.pte",
         "sha256": hash_file(path),
@@ -258,11 +257,11 @@ def _errors(findings: Iterator[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity is Severity.ERROR]
 
 
-def files_of(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path | str]:
+def files_of(path: Path, stem: str, record: Mapping[str, object]) -> dict[str, Path | str]:
     return {f"{stem}{path.suffix}": path, f"{stem}.json": json.dumps(record, indent=2) + "\n"}
 
 
-def tensors_of(inputs: Inferences) -> list[dict[str, Any]]:
+def tensors_of(inputs: Inferences) -> list[dict[str, object]]:
     return [{"dtype": tensor.dtype, "shape": tensor.shape} for tensor in inputs[0]]
 
 
@@ -322,7 +321,7 @@ def program_of(
     factory = factory_in(named, suite) if suite else named.factory
     soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
-    request: dict[str, Any] = {"precision": scheme, "backend": model.backend, "socs": (soc,)}
+    request: dict[str, object] = {"precision": scheme, "backend": model.backend, "socs": (soc,)}
     request |= {"cpu_nodes": cpu_nodes, **({"nodes": file.nodes} if file else {})}
     request |= {"calibration": model.calibration} if scheme not in AS_IT_IS else {}
     try:

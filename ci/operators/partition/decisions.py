@@ -385,6 +385,6 @@ def _program(original: Any, graph: Any, signature: Any) -> Any:
     )
 
 
-def _own(meta: dict[str, Any]) -> dict[str, Any]:
+def _own(meta: dict[str, object]) -> dict[str, object]:
     """A copy: the backend's passes write into the dictionaries in it."""
     return {key: dict(value) if type(value) is dict else value for key, value in meta.items()}
