@@ -35,7 +35,6 @@ EXAMPLES = """\
   nox -s diagnose -- emulator-accuracy          the rule of a finding: what it means, what to type
   nox -s diagnose -- log@16a4w                  an operator in a scheme, as measured
   python -m ci diagnose --json build.log
-  python -m ci diagnose --messages memRegister    which library prints it, of what is provisioned
   python -m ci diagnose --bundle run.log libs/    what an issue needs, as one text
   python -m ci diagnose --bundle reports/         the same of the stage that failed
 """
@@ -55,11 +54,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     switch(
         parser,
-        "--messages",
-        "name the provisioned library that prints the words after it (no words: count all messages)",
-    )
-    switch(
-        parser,
         "--bundle",
         "print the text for an issue as markdown, without secrets and home folders: versions,"
         " chip, the finding, 200 lines of the log (first argument), and the QNN build of each library",
@@ -71,8 +65,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.messages:
-        return _printed(args.inputs)
     if args.bundle:
         print(_bundle(args.inputs))
         return 0
@@ -174,16 +166,6 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
-def _printed(words: Sequence[str]) -> int:
-    from ci.inspect.messages import of_store, told
-    from provisioning.base.settings import store_path
-
-    rows = of_store(store_path(), words)
-    answer.add(printed=[asdict(row) for row in rows])
-    print(told(rows, searched=bool(words)))
-    return 0
-
-
 def _bundle(names: Sequence[str]) -> str:
     from ci.inspect.issue_text import failed_report, findings_text, log_of, markdown
 
@@ -240,22 +222,12 @@ def _as_text(result: Diagnosis) -> str:
     lines += [f"  operator {text}" for text in result.operators]
     if not result.explanations and result.lines:
         lines += [f"  trouble: {in_line(line)}" for line in result.trouble[:1]]
-        lines += _printers(result)
         lines += [] if result.explained else ["  the exact cause is not known"]
         lines += [f"  printed by: {result.told_by}"] if result.told_by else []
         lines += [f"  collect next: {result.collect}"]
     elif not result.explained:
         lines += ["  not known: neither QNN nor FastRPC has it, nor does a rule name it"]
     return "\n".join(lines)
-
-
-def _printers(result: Diagnosis) -> list[str]:
-    """Which library prints a line that no rule knows."""
-    from ci.inspect.messages import printer_of
-    from provisioning.base.settings import store_path
-
-    row = printer_of(store_path(), result.trouble)
-    return [f"  printed by: {row.library} ({row.version})"] if row else []
 
 
 def _facts(result: Diagnosis) -> dict[str, object]:

@@ -14,14 +14,14 @@ from typing import BinaryIO
 
 from ci.diagnose.explain import Diagnosis
 from ci.diagnose.log_text import DECORATION, tells_of_trouble
-from ci.inspect.messages import trees, wheels
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
 from provisioning.base.rendering.text import LOG, errors_of
 from provisioning.base.settings import project, store_path
-from provisioning.components import build_ids
+from provisioning.components import QNN_SDK, build_ids
 from provisioning.download import redact_text
 from provisioning.environment import HOST_LIBRARIES
+from provisioning.python_environments import IN_IMAGE, environments_folder
 
 PACKAGES = ("executorch", "torch", "torchao", "onnxruntime", "onnxruntime-qnn", "qai-hub-models")
 LIBRARIES = re.compile(r".*(?:\.so|\.dll)", re.IGNORECASE)
@@ -100,7 +100,7 @@ def markdown(
         *([("chip chosen", chosen)] if chosen else []),
         ("chips named", ", ".join(sorted(named["chip"])) or "none"),
         ("QNN builds named", ", ".join(sorted(named["build"])) or "none"),
-        ("QNN builds provisioned", ", ".join(tree.version for tree in trees(store_path())) or "none"),
+        ("QNN builds provisioned", ", ".join(_provisioned(store_path())) or "none"),
         *((path.name, ", ".join(build_ids(path)) or "no build id") for path in _libraries(libraries)),
     ]
     table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)
@@ -137,7 +137,18 @@ def _packages() -> Iterator[str]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[f"{name} {metadata.version(name)}"] = None
-    yield from found | dict.fromkeys(f"{wheel.name} {wheel.version}" for wheel in wheels())
+    folder = Path(os.environ.get(IN_IMAGE) or environments_folder())
+    for name in PACKAGES:
+        package = name.replace("-", "_")
+        for about in sorted(folder.glob(f"*/lib/python*/site-packages/{package}-*.dist-info")):
+            version = about.name.removeprefix(f"{package}-").removesuffix(".dist-info")
+            found[f"{name} {version}"] = None
+    yield from found
+
+
+def _provisioned(store: Path) -> Iterator[str]:
+    for tree in sorted((store / "trees").glob(f"{QNN_SDK}-*/")):
+        yield tree.name.removeprefix(f"{QNN_SDK}-").rpartition("-")[0]
 
 
 def _libraries(named: Sequence[Path]) -> list[Path]:

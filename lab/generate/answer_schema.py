@@ -45,7 +45,6 @@ FACTS = {
     "offers": ("object", "of a model that is red: commands by what they do: repairs, tunes …"),
     "operators": ("array", "profile: each with its share, line and module"),
     "packages": ("object", "inspect of packages: what is in each"),
-    "printed": ("array", "diagnose --messages: which library prints each message"),
     "precisions": (
         "object",
         "audit: by precision what HTP takes, what stays on the CPU, why and at what cost",

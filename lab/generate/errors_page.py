@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ci.diagnose.log_text import plain_text
 from ci.diagnose.tables import QNN, RULES, FailureRule, failure_rules, table
-from ci.inspect.messages import key
+from lab.messages import key
 from provisioning.base import toml
 
 HEAD = """\

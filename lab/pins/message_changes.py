@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ci.diagnose.tables import failure_rules
-from ci.inspect.messages import PrintedMessage, Printer, messages_of
 from lab.builds import provision
 from lab.builds.table import load_builds
+from lab.messages import messages_in
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import store_path
 from provisioning.components import QNN_SDK
@@ -23,22 +23,21 @@ def changes() -> tuple[str, str, dict[str, list[str]]]:
     rows = []
     for build in (newer, older):
         root = provision(build, pinned, Store(store))
-        rows.append(messages_of(Printer("QNN", build.build_id, root, root.name), store))
+        rows.append(messages_in(root))
     return older.qnn, newer.qnn, compared(*rows)
 
 
-def compared(new: Sequence[PrintedMessage], old: Sequence[PrintedMessage]) -> dict[str, list[str]]:
+def compared(new: Mapping[str, str], old: Mapping[str, str]) -> dict[str, list[str]]:
     """What a newer build prints and an older did not, what it prints no more, and the rules that match none
-    of its messages any more."""
-    now, before = {row.key for row in new}, {row.key for row in old}
-    texts = ["\n".join(row.text for row in rows).encode("utf-8", "replace") for rows in (new, old)]
+    of its messages any more. Messages are by their keys."""
+    texts = ["\n".join(rows.values()).encode("utf-8", "replace") for rows in (new, old)]
     rules = [
         {rule.id for rule in failure_rules().values() if any(part.search(text) for part in rule.patterns)}
         for text in texts
     ]
     return {
-        "gained": sorted(now - before),
-        "lost": sorted(before - now),
+        "gained": sorted(new.keys() - old.keys()),
+        "lost": sorted(old.keys() - new.keys()),
         "rules": sorted(rules[1] - rules[0]),
     }
 
