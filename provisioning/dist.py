@@ -51,7 +51,6 @@ _READ_BY_BUILDS = re.compile(
     r"|version\.txt|(?:codegen|tools/cmake)/.*"
 )
 """What is compiled or generated from. Python's other files are seen through the overlay's links."""
-_SUBMODULE = "160000"
 
 
 @dataclass(frozen=True, slots=True)

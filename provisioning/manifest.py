@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Field, RootModel, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from provisioning.base.commands import add_flags
 from provisioning.base.documents import Model, Name, Regex, distinct, load
@@ -185,40 +185,6 @@ class SocTable(Model):
         return self
 
 
-class PythonEnvironment(Model):
-    """The packages of one virtual environment, before it is locked."""
-
-    include: tuple[Name, ...] = ()
-    """Other environments whose requirements are taken too."""
-    profile: Name | None = None
-    """The profile whose [packages] are pinned exactly."""
-    lane: Literal["packages", "onnx"] = "packages"
-    """Which of the profile's tables that is."""
-    python: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] | None = None
-    """The oldest Python that these packages are made for, where that is not the project's own."""
-    requires: tuple[str, ...] = ()
-    megabytes: Annotated[int, Field(gt=0)] | None = None
-    """What it takes on disk, rounded up: so much must be free before it is made."""
-    abstract: bool = False
-    """Whether others only include it: never installed alone, so not locked."""
-
-    @field_validator("requires")
-    @classmethod
-    def _are_requirements(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        from packaging.requirements import InvalidRequirement, Requirement
-
-        for text in value:
-            try:
-                Requirement(text)
-            except InvalidRequirement as error:
-                raise ValueError(f"a Python requirement ({text!r}: {error})") from None
-        return value
-
-
-class PythonEnvironments(RootModel[dict[Name, PythonEnvironment]]):
-    """manifests/environments.toml."""
-
-
 @cache
 def load_profile(name: str) -> Profile:
     path = MANIFESTS / "profiles" / f"{name}.toml"
@@ -251,10 +217,6 @@ def load_refused() -> tuple[Refused, ...]:
 def refused_by(arch: int) -> list[Refused]:
     """What this Hexagon does not compile and a later one does, as measured."""
     return [row for row in load_refused() if row.below_arch and arch < row.below_arch]
-
-
-def load_environments() -> dict[str, PythonEnvironment]:
-    return load(MANIFESTS / "environments.toml", PythonEnvironments).root
 
 
 def soc_named(name: str) -> Soc:

@@ -26,7 +26,7 @@ SCHEMAS = {
     "socs": ("provisioning.manifest:SocTable", "The chips: id, Hexagon arch, VTCM, LPAI version"),
     "variables": ("ci.closed:Variables", "The variables of a process that does a user's work"),
     "environments": (
-        "provisioning.manifest:PythonEnvironments",
+        "lab.lock.environments:Environments",
         "The Python environments that sessions install",
     ),
     "libraries": (

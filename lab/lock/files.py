@@ -14,8 +14,8 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lab.lock.environments import load_environments
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ManifestError, UnknownName, UpstreamError
 from provisioning.base.files import replace_text
@@ -35,12 +35,11 @@ from provisioning.lock_files import (
     resolve,
     wheels_of,
 )
+from provisioning.manifest import Component, every_component, load_profile, load_socs
 from provisioning.python_environments import LOCKS, TORCH
-
-if TYPE_CHECKING:
-    from provisioning.manifest import Component
-    from provisioning.store import Store
-    from provisioning.store.tree_plan import Lists
+from provisioning.sources.wheel import Wheel
+from provisioning.store import Store, tree_plan
+from provisioning.store.tree_plan import Listed, Lists
 
 SCHEMA = 1
 INDEX = "index.txt"
@@ -50,8 +49,6 @@ MOST_FILES = 200
 
 
 def check(profiles: Sequence[str]) -> int:
-    from provisioning.manifest import every_component, load_environments, load_profile, load_socs
-
     load_socs()
     for profile in profiles:
         for component, pins in load_profile(profile).components.items():
@@ -80,15 +77,11 @@ def check(profiles: Sequence[str]) -> int:
 
 
 def lockable() -> list[str]:
-    from provisioning.manifest import load_environments
-
     return sorted(name for name, environment in load_environments().items() if not environment.abstract)
 
 
 def inputs_of(environment: str) -> tuple[str, ...]:
     """Every requirement of an environment, with those that it includes and the profile's packages."""
-    from provisioning.manifest import load_environments, load_profile
-
     known, requirements, waiting = load_environments(), set[str](), [environment]
     for name in waiting:
         if name not in known:
@@ -146,8 +139,6 @@ def _unmet(inputs: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 def regenerate(environment: str, upgrade: Sequence[str]) -> bool:
     """Regenerate one lock file, keeping the pins that still fit; returns whether it changed."""
-    from provisioning.manifest import load_environments
-
     path, inputs = lock_path(environment), inputs_of(environment)
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
     entries = [entry for entry in resolve(inputs, *upgrade, old=old) if not _of_torch(entry)]
@@ -238,8 +229,6 @@ def record_components(
     store: Store, profiles: Sequence[str], names: Sequence[str], accept: Mapping[str, str]
 ) -> None:
     """Provision these components, and put into their profiles which bytes they are."""
-    from provisioning.manifest import load_profile
-
     known = {name for profile in profiles for name in load_profile(profile).components}
     for name in names:
         if name not in known:
@@ -278,9 +267,6 @@ def with_source_keys(path: Path, component: str, part: str, keys: Mapping[str, s
 
 def record_wheels(store: Store) -> None:
     """Record the hash of each file in the profiles' wheels, by which a tree is proved without its wheel."""
-    from provisioning.manifest import every_component
-    from provisioning.store import tree_plan
-
     before = tree_plan.load_lists(tree_plan.LISTS)
     lists, absent = _listed([component for _, component in every_component()], store.downloads, before)
     if lists != before:
@@ -294,9 +280,6 @@ def record_wheels(store: Store) -> None:
 
 def _listed(components: Iterable[Component], downloads: Path, before: Lists) -> tuple[Lists, list[str]]:
     """The lists of these components' wheels, read from what was fetched; and the wheels that never were."""
-    from provisioning.sources.wheel import Wheel
-    from provisioning.store.tree_plan import Listed, Lists
-
     lists: dict[str, dict[str, Listed]] = {}
     absent = []
     for source in {part.source for component in components for part in component.parts}:
@@ -325,8 +308,6 @@ def _listed(components: Iterable[Component], downloads: Path, before: Lists) -> 
 
 def _strangers(components: Iterable[Component]) -> list[str]:
     """Lists of wheels that no profile names any more."""
-    from provisioning.store import tree_plan
-
     known = {part.source.pin for component in components for part in component.parts}
     strange = sorted(tree_plan.load_lists(tree_plan.LISTS).wheels.keys() - known)
     return [f"{tree_plan.LISTS.name}: no profile has a wheel of sha256 {pin}" for pin in strange]

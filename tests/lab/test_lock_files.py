@@ -8,8 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from lab.lock import files as lock
+from lab.lock.environments import load_environments
 from provisioning import lock_files
-from provisioning.manifest import load_environments
 
 INPUTS = ("filelock", "rich>=13")
 TOOLS = "rich==15.0 \\\n    --hash=sha256:aa\nfilelock==4.1 \\\n    --hash=sha256:bb\n"

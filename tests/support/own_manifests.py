@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from lab.lock import files, verb
+from lab.lock import environments, files, verb
 from provisioning import lock_files, manifest
 from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
@@ -34,7 +34,7 @@ def own_manifests(folder: Path) -> Iterator[Path]:
         return sorted(path.stem for path in (folder / "profiles").glob("*.toml"))
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (manifest, files):
+        for module in (manifest, environments, files):
             patch.setattr(module, "MANIFESTS", folder)
         for module in (manifest, settings, verb):
             patch.setattr(module, "profile_names", profiles)
