@@ -20,8 +20,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
+from ci.one_model.model import check_model, lane_of  # noqa: E402
 from ci.suite import options  # noqa: E402
-from ci.suite.one_model import check_model, lane_of  # noqa: E402
 from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402

@@ -26,11 +26,11 @@ from ci.explain.divergence_result import DivergenceResult
 from ci.explain.lane import explainer
 from ci.explain.losses import Scores
 from ci.models.model_lines import OperatorAt
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome
 from ci.suite.accuracy import against_nearest, missed
 from ci.suite.findings import SLICE, below_usual, chip_differs
-from ci.suite.one_model import OneModel
 from ci.suite.programs import Thresholds
-from ci.suite.trial import Outcome
 from provisioning.base.errors import ToolkitError
 from provisioning.base.units import in_decibels
 from provisioning.known_faults import SuspectedFault

@@ -10,11 +10,10 @@ from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.losses import FOREVER, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.suite.one_model import OneModel, of_lane
+from ci.one_model.model import OneModel, of_lane
+from ci.one_model.product import Compiles, Outcome
 from ci.suite.options import Choice
-from ci.suite.product import Compiles
 from ci.suite.stage import of_program
-from ci.suite.trial import Outcome
 from provisioning.base.errors import ToolkitError, UsageError
 
 P = TypeVar("P")

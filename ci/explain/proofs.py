@@ -16,12 +16,12 @@ from ci.explain.cause import SECONDS, Cause, cause_of
 from ci.explain.lane import explainer, measured, only, programs_of
 from ci.explain.repair import of_rewritten
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome
 from ci.suite.accuracy import CLEARLY_DB
 from ci.suite.offers import MORE_EXACT
-from ci.suite.one_model import OneModel
 from ci.suite.precision import written_name
 from ci.suite.proved import Proved, remember
-from ci.suite.trial import Outcome
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of

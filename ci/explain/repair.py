@@ -9,9 +9,9 @@ from typing import Any
 
 from ci.explain.lane import explainer, measured
 from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
-from ci.suite.one_model import OneModel
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome, smallest
 from ci.suite.precision import precision_named
-from ci.suite.trial import Outcome, smallest
 from provisioning.base.units import in_decibels
 
 LOSSY_DB = 30.0

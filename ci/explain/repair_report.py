@@ -12,13 +12,12 @@ from ci.explain.cause import cause_of
 from ci.explain.lane import programs_of
 from ci.explain.repair import LOSSY_DB, Repair, repair_of
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
-from ci.suite.model_report import DIES, ModelReport
+from ci.one_model.model import OneModel
+from ci.one_model.output import keep_origins, require_own, writing_into
+from ci.one_model.product import ELSEWHERE, Outcome, cells_of
+from ci.one_model.report import DIES, ModelReport
 from ci.suite.offers import words_of
-from ci.suite.one_model import OneModel
-from ci.suite.output import keep_origins, require_own, writing_into
-from ci.suite.product import ELSEWHERE
 from ci.suite.suite_file import accepted_path
-from ci.suite.trial import Outcome, cells_of
 from provisioning.accepted_file import Accepted, Values, accept
 from provisioning.base import answer
 from provisioning.base.commands import session

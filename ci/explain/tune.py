@@ -22,11 +22,11 @@ from ci.explain.tune_units import (
     predicted_count,
     share_in_words,
 )
-from ci.suite.metric import METRIC
-from ci.suite.one_model import OneModel, precision_in
+from ci.one_model.model import OneModel, precision_in
+from ci.one_model.product import smallest
+from ci.suite.accuracy import METRIC
 from ci.suite.precision import TWO_PRECISIONS, written_name
 from ci.suite.programs import TaskMetric
-from ci.suite.trial import smallest
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
 

@@ -15,8 +15,7 @@ from ci.explain.tune_units import (
     number_in_words,
     share_in_words,
 )
-from ci.suite.accuracy import in_words
-from ci.suite.metric import METRIC
+from ci.suite.accuracy import METRIC, in_words
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned, in_decibels

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ci.explain.losses import GroupScore
+from ci.one_model.product import Outcome
 from ci.suite.accuracy import below_floor
 from ci.suite.programs import Program
-from ci.suite.trial import Outcome
 from provisioning.base.units import in_decibels
 
 P = TypeVar("P", bound=Program)

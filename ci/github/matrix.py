@@ -14,8 +14,7 @@ from pathlib import Path
 from ci.github.files import append
 from ci.jobs import Job
 from ci.lanes.executorch.verb import SUITE
-from ci.suite.choice import shard
-from ci.suite.options import add_choice, check
+from ci.suite.options import add_choice, check, shard
 from provisioning.base.command_line import Parser, count, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError

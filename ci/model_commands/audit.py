@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ci.suite.one_model import add_model, add_option, one_model_of, require_one_chip
+from ci.one_model.model import add_model, add_option, one_model_of, require_one_chip
 from ci.suite.options import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import count, valued
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.rewriting import RewriteChoice
     from ci.model_commands.repair import only_one, repaired
-    from ci.suite.model_report import DIES, ModelReport, reported
+    from ci.one_model.report import DIES, ModelReport, reported
 
     model = one_model_of(args)
     require_one_chip(model.selection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from ci.suite.one_model import add_compile, model_to_compile
+from ci.one_model.model import add_compile, model_to_compile
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.model_commands.compile_one import compile_model, compile_precisions
-    from ci.suite.model_report import reported
+    from ci.one_model.report import reported
     from ci.work import sharing_templates
 
     precisions: list[str] = list(dict.fromkeys(args.precisions or ()))

@@ -13,15 +13,14 @@ from pathlib import Path
 from ci.explain.cause import SECONDS as SEARCH_SECONDS
 from ci.explain.proofs import outcome_with_cause, proofs_of
 from ci.models.other_python import export_with
-from ci.suite.into_suite import Extension, require_place
-from ci.suite.model_report import ModelReport, reported
-from ci.suite.one_model import CHECKPOINT, OneModel, of_lane
-from ci.suite.output import Publish, document_of, keep_origins, origin_of, require_own, writing_into
+from ci.one_model.into_suite import Extension, require_place
+from ci.one_model.model import CHECKPOINT, OneModel, of_lane
+from ci.one_model.output import Publish, document_of, keep_origins, origin_of, require_own, writing_into
+from ci.one_model.product import ELSEWHERE, Compiles, Outcome, Product, cells_of
+from ci.one_model.report import ModelReport, reported
 from ci.suite.precision import written_name
-from ci.suite.product import ELSEWHERE, Compiles, Product
 from ci.suite.programs import Program
 from ci.suite.stage import MeasuredValues, of_program, write_accepted
-from ci.suite.trial import Outcome, cells_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix

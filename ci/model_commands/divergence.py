@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.suite.one_model import (
+from ci.one_model.model import (
     ONNX,
     PRECISION_HELP,
     add_model_or_suite,
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer, measured
     from ci.explain.operator_script import require_script, written
     from ci.explain.proofs import proofs_of
-    from ci.suite.model_report import ModelReport, reported
+    from ci.one_model.report import ModelReport, reported
     from provisioning.base.command_line import Parser
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError

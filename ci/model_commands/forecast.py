@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.models.user_model import MODEL_HELP
-from ci.suite.one_model import PRECISION_HELP, add_model, add_option, of_lane, one_model_of
+from ci.one_model.model import PRECISION_HELP, add_model, add_option, of_lane, one_model_of
 from ci.suite.options import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, repeatable, valued

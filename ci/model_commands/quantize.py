@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ci.models.user_model import MODEL_HELP
-from ci.suite.one_model import (
+from ci.one_model.model import (
     OneModel,
     add_model,
     add_output,
@@ -25,7 +25,7 @@ from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
     from ci.explain.losses import Loss
-    from ci.suite.product import Product
+    from ci.one_model.product import Product
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.losses import as_text
     from ci.model_commands.compile_one import quantize_model
-    from ci.suite.model_report import ModelReport, reported
+    from ci.one_model.report import ModelReport, reported
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.suite.one_model import (
+from ci.one_model.model import (
     PRECISION_HELP,
     OneModel,
     add_model_or_suite,
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.repair_report import repair_suites
     from ci.explain.rewriting import RewriteChoice
-    from ci.suite.model_report import ModelReport, reported
+    from ci.one_model.report import ModelReport, reported
     from provisioning.base.commands import Fix
     from provisioning.known_faults import load_fixes
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
     from ci.explain.repair_report import repair_model
-    from ci.suite.model_report import reported
+    from ci.one_model.report import reported
 
     model = replace(knowing_failures(model), output=output)
     if not model.lane.has("explain"):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ci.suite.one_model import (
+from ci.one_model.model import (
     CHECKPOINT,
     LANGUAGE_TIMEOUT,
     ONNX,
@@ -42,7 +42,7 @@ from provisioning.base.settings import ROOT
 if TYPE_CHECKING:
     from ci.lanes.llm.commands import Emulated
     from ci.models.arrays import Sample
-    from ci.suite.ran import Ran
+    from ci.one_model.output import Ran
     from provisioning.base.findings import Metric
 
 EXAMPLES = """\
@@ -105,8 +105,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
-    from ci.suite.model_report import ModelReport, reported
-    from ci.suite.ran import as_text, compared, outputs_in, write
+    from ci.one_model.output import as_text, compared, outputs_in, write
+    from ci.one_model.report import ModelReport, reported
 
     model, output, inputs = program_to_run(args, args.model), args.output, args.input
     typed, repeat = args.compare, args.repeat or 1
@@ -169,7 +169,7 @@ def _outputs(other: OneModel, inputs: Sample, lane: ModelLane) -> Sample:
 
     import numpy
 
-    from ci.suite.ran import outputs_in
+    from ci.one_model.output import outputs_in
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
         files = []

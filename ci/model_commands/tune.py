@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.suite.one_model import (
+from ci.one_model.model import (
     ONNX,
     OneModel,
     add_model_or_suite,
@@ -27,7 +27,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from ci.explain.tune_units import Goal, Tuned
-    from ci.suite.model_report import ModelReport
+    from ci.one_model.report import ModelReport
     from provisioning.accepted_file import Values
 
     Mixture = Callable[[OneModel], Tuned]
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.tune import tuned
     from ci.forecast import ONNX_ALONE, TO_ONNX
-    from ci.suite.model_report import reported
+    from ci.one_model.report import reported
 
     model, choice = model_or_suite_of(args), choice_of(args)
     goal = goal_of(args.floor, args.top1, args.metric, dict(args.budget))
@@ -169,7 +169,7 @@ def budget(text: str) -> tuple[str, float]:
 
 def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
     from ci.explain.tune_units import SQNR, Goal
-    from ci.suite.metric import METRIC
+    from ci.suite.accuracy import METRIC
 
     floors: dict[str, float] = {}
     if metric:
@@ -195,9 +195,9 @@ def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport)
     from ci.explain.lane import explainer
     from ci.explain.tune_report import as_text, document, wrong
     from ci.explain.tune_units import settings_of
-    from ci.suite.output import keep_origins, require_own, writing_into
-    from ci.suite.precision_file import SUFFIX, written
-    from ci.suite.product import ELSEWHERE
+    from ci.one_model.output import keep_origins, require_own, writing_into
+    from ci.one_model.product import ELSEWHERE
+    from ci.suite.suite_file import PRECISION_SUFFIX, precision_text
     from provisioning.base.files import disk_errors
 
     found = mixture(model)
@@ -213,7 +213,7 @@ def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport)
     precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
     lane = explainer(model)
     texts = {
-        SUFFIX: written(model.lane.suites.lane, precision, nodes, comment),
+        PRECISION_SUFFIX: precision_text(model.lane.suites.lane, precision, nodes, comment),
         ".precision.py": lane.in_python(precision, nodes, comment),
     }
     with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
@@ -224,7 +224,7 @@ def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport)
         keep_origins(files, model.typed)
     report.wrote(files)
     print("\n".join(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files))
-    chosen = replace(model, precision_file=output / f"{stem}{SUFFIX}")
+    chosen = replace(model, precision_file=output / f"{stem}{PRECISION_SUFFIX}")
     command = chosen.command("compile", model.selection.soc, "-o", "out")
     print(f"compile it: {command}")
     answer.add(files=[str(path) for path in files], next=command.installed)

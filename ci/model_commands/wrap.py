@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 def _wrap(context: Path, output: Path, selection: Selection, timeout: float) -> int:
     from ci.artifacts.program import ContextStrings, read
     from ci.lanes.executorch.wrap_context import wrap
-    from ci.suite.output import keep_origins, require_own
+    from ci.one_model.output import keep_origins, require_own
 
     contents = read(context)
     if not isinstance(contents, ContextStrings):

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from ci.one_model.report import MODELS
 from ci.report.values import (
     LANES,
     ORDER,
@@ -28,7 +29,6 @@ from ci.report.values import (
 )
 from ci.suite.accuracy import DEFAULT_FLOORS, of_the_mean
 from ci.suite.costs import TITLES, cost_rule
-from ci.suite.model_report import MODELS
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import in_decibels, seconds, size

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.models.own_packages import NONE, Needs, needs_of
-from ci.suite.choice import matcher
+from ci.suite.options import matcher
 from ci.suite.suite_file import LaneForm, SuiteFile, accepted_path, missing_lane, parse_suite, read_suite
 from provisioning.accepted_file import load_accepted
 from provisioning.base.command_line import Parser

@@ -13,8 +13,8 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.lanes.onnx.user_program import answer_in
 from ci.outcome import Failure
 from ci.plain import as_json
-from ci.suite.choice import matcher
-from ci.suite.program_steps import run_cached_step
+from ci.suite.options import matcher
+from ci.suite.stage import run_cached_step
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile
 from lab.stage import stage_run

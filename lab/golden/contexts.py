@@ -18,8 +18,8 @@ from pydantic import Field
 
 from ci.artifacts.compiled_onnx import read_model
 from ci.diagnose.explain import nearest
+from ci.one_model.output import outputs_in
 from ci.suite.accuracy import Pair, Unusable, compare
-from ci.suite.ran import outputs_in
 from lab.builds import builds_named, environment_of
 from lab.generate.shared_tables import with_table
 from provisioning.accepted_file import Accepted, Values, accept

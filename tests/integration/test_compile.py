@@ -19,7 +19,7 @@ from ci.models.inputs import InputsUsed
 from ci.models.other_python import export_with
 from ci.models.samples import samples_of
 from ci.models.user_model import BadFactory, user_model
-from ci.suite.output import writing_into
+from ci.one_model.output import writing_into
 from provisioning.base.command_line import Parser, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT

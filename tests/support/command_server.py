@@ -31,10 +31,10 @@ LATER = (
     *("ci.builds.runner_build", "ci.device.bundle.assemble", "ci.parity.check"),
     *("ci.inspect.package", "ci.inspect.package", "ci.signing.lpai.sign", "ci.gate.table"),
     *("provisioning.store", "provisioning.validation.gather", "ci.gate.stage_output"),
-    *("ci.suite.into_suite", "ci.suite.ran", "ci.explain.audit"),
+    *("ci.one_model.into_suite", "ci.one_model.output", "ci.explain.audit"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.product"),
     *(
-        "ci.suite.output",
+        "ci.one_model.output",
         "ci.models.other_python",
         "ci.report.html",
     ),

@@ -12,9 +12,8 @@ from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.jobs import WorkOptions
 from ci.models.model_lines import OperatorAt
-from ci.suite.one_model import OneModel
-from ci.suite.product import Product
-from ci.suite.trial import Outcome
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome, Product
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection

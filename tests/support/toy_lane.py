@@ -13,7 +13,6 @@ from ci.jobs import Job, WorkOptions
 from ci.outcome import Result
 from ci.recheck import Repeats
 from ci.suite.options import StageOptions
-from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import (
     MeasuredValues,
@@ -24,6 +23,7 @@ from ci.suite.stage import (
     chosen,
     finish,
     report,
+    run_cached_step,
     show_list,
 )
 from ci.suite.suite_file import LaneForm

@@ -13,8 +13,8 @@ from ci.explain.cause import cause_of, is_of_chip, of_divergence, of_scores, wit
 from ci.explain.divergence_result import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Loss, Scores
+from ci.one_model.product import Outcome
 from ci.operators.table import Inexact
-from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.known_faults import SuspectedFault
 from tests.support.stand_in_lane import AT, DIFFERS, POWER, WRONG, StandInLane

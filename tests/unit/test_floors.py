@@ -27,6 +27,7 @@ FLOORS = (
     {"cached_steps"},
     {"models"},
     {"suite"},
+    {"one_model"},
     {"operators"},
     {"explain"},
     {"lanes", "builds", "parity", "signing", "device", "inspect", "report"},

@@ -21,7 +21,7 @@ from tests.support.sources import closure, nodes
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
 COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci.command")
-TABLES = (*COMMON, "lab.generate", "ci.suite.one_model")
+TABLES = (*COMMON, "lab.generate", "ci.one_model.model")
 """These name modules in a table, of which a stage starts one at most."""
 
 STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_runner",)}

@@ -10,7 +10,7 @@ import yaml
 
 from ci.lanes.executorch.suite import SUITES, programs_of
 from ci.models.user_model import UserModel, user_model
-from ci.suite.into_suite import Extension, factory_in, suite_with
+from ci.one_model.into_suite import Extension, factory_in, suite_with
 from ci.suite.programs import Thresholds
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import Values, accept

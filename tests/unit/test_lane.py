@@ -17,14 +17,13 @@ import pytest
 from ci.cached_steps import require_done
 from ci.jobs import WorkOptions
 from ci.model_commands.compile_one import compile_model
+from ci.one_model.model import ModelLane, OneModel
+from ci.one_model.product import Product, SuiteRow
+from ci.one_model.report import reported
 from ci.outcome import Result
-from ci.suite.model_report import reported
-from ci.suite.one_model import ModelLane, OneModel
 from ci.suite.options import Accept, Choice, StageOptions
-from ci.suite.product import Product, SuiteRow
-from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import Results
+from ci.suite.stage import Results, run_cached_step
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import Selection

@@ -15,8 +15,8 @@ import pytest
 from ci.__main__ import VERBS
 from ci.diagnose.rules import rules
 from ci.model_commands import audit, divergence
+from ci.one_model.model import one_model_of
 from ci.suite.offers import load_offers, offers_of, show, words_of
-from ci.suite.one_model import one_model_of
 from tests.support.typed import parsed
 
 MODEL = ["net.py:make", "--soc", "SM8650", "--precision", "16a8w", "--calibrate", "samples"]

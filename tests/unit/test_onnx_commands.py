@@ -23,10 +23,10 @@ from ci.lanes.onnx.explain import of_suites
 from ci.lanes.onnx.records import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.suite import programs_of
 from ci.models.inputs import InputsUsed
+from ci.one_model.model import ONNX, OneModel
+from ci.one_model.output import SCRATCH, keep_origins, require_own, writing_into
 from ci.plain import as_json
-from ci.suite.one_model import ONNX, OneModel
 from ci.suite.options import Choice
-from ci.suite.output import SCRATCH, keep_origins, require_own, writing_into
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection

@@ -13,7 +13,7 @@ from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
 from ci.model_commands import audit, compile, divergence, quantize
-from ci.suite.one_model import (
+from ci.one_model.model import (
     CHECKPOINT,
     ONNX,
     PYTORCH,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.suite import programs_of
-from ci.suite.precision_file import read_precision, written
+from ci.suite.suite_file import precision_text, read_precision
 from provisioning.base.errors import ManifestError
 
 SUITE = """\
@@ -28,7 +28,7 @@ def suite(folder: Path, precision: str = 'precision_file = "net.precision.toml"'
 
 
 def precision_file(folder: Path, *names: str, lane: str = "executorch") -> None:
-    text = written(lane, "8a8w", {"16a8w": names}, "a comment")
+    text = precision_text(lane, "8a8w", {"16a8w": names}, "a comment")
     (folder / "net.precision.toml").write_text(text)
 
 

@@ -14,9 +14,9 @@ from ci.explain.cause import Cause
 from ci.explain.proofs import MOST, Proofs, helps, outcome_with_cause, proofs_of
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.models.model_lines import OperatorAt
-from ci.suite.one_model import OneModel
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome
 from ci.suite.proved import explained
-from ci.suite.trial import Outcome
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.known_faults import NO_FIX, SuspectedFault

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ci.models.arrays import Sample
-from ci.suite.ran import Ran, as_text, compared, outputs_in, require_program, write
+from ci.one_model.output import Ran, as_text, compared, outputs_in, require_program, write
 from provisioning.base.errors import CheckFailed, UsageError
 
 VALUES = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)

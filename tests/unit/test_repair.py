@@ -14,10 +14,10 @@ from ci.explain.divergence_result import DivergenceResult
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.model_commands import repair as verb
 from ci.model_commands.compile_one import compile_model
-from ci.suite.model_report import ModelReport, reported
-from ci.suite.one_model import ONNX, OneModel
+from ci.one_model.model import ONNX, OneModel
+from ci.one_model.product import Outcome
+from ci.one_model.report import ModelReport, reported
 from ci.suite.suite_file import accepted_path
-from ci.suite.trial import Outcome
 from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric

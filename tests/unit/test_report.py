@@ -15,14 +15,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.jobs import WorkOptions
+from ci.one_model.model import PYTORCH, OneModel
+from ci.one_model.report import ModelReport, reported
 from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.programs import accuracy_of
 from ci.report.summary import github_annotations, headline
 from ci.report.values import Bar, in_unit, verdict_of
-from ci.suite.model_report import ModelReport, reported
-from ci.suite.one_model import PYTORCH, OneModel
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Place, Report, Severity
 from provisioning.base.foreign import one_line, visible

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ci.jobs import Estimate, Job
 from ci.progress import JobProgress, Line
-from ci.suite.choice import parse_shard, shard
+from ci.suite.options import parse_shard, shard
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import at_work
 from provisioning.base.units import aligned, roughly

@@ -16,8 +16,7 @@ from onnx import save as save_model
 from ci.lanes.onnx.suite import FORM, OnnxRun, command_for_one
 from ci.models.wheels import PinnedWheel, located, variables
 from ci.suite.accepted import derived
-from ci.suite.accuracy import Pair, missed
-from ci.suite.metric import side_by_side
+from ci.suite.accuracy import Pair, missed, side_by_side
 from ci.suite.programs import Thresholds
 from ci.suite.suite_file import SuiteFile, parse_suite
 from lab.models import trained

@@ -18,10 +18,10 @@ from ci.explain.tune_report import as_text, wrong
 from ci.explain.tune_units import Goal, Point, Tuned
 from ci.model_commands import tune as verb
 from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
-from ci.suite.model_report import ModelReport
-from ci.suite.one_model import ONNX, OneModel
+from ci.one_model.model import ONNX, OneModel
+from ci.one_model.product import Outcome
+from ci.one_model.report import ModelReport
 from ci.suite.suite_file import accepted_path
-from ci.suite.trial import Outcome
 from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.stage_run import StageRun

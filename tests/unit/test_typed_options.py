@@ -24,7 +24,7 @@ READERS = (
     "provisioning.base.command_line",
     "provisioning.base.selection",
     "ci.suite.options",
-    "ci.suite.one_model",
+    "ci.one_model.model",
     "ci.lanes.upstream.flags",
 )
 """They add flags that several verbs share, and read them: `run` may hand its Namespace to these alone."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, load_tests, write
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
-from ci.suite.choice import matcher
+from ci.suite.options import matcher
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
 from tests.support.own_manifests import own_accepted_tests

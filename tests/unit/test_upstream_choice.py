@@ -12,7 +12,7 @@ from ci.lanes.upstream import all_verb
 from ci.lanes.upstream.accepted import load_tests
 from ci.lanes.upstream.choice import sample_of
 from ci.operators.table import shipped
-from ci.suite.choice import matcher, parse_shard
+from ci.suite.options import matcher, parse_shard
 from lab.operators import tests_verb
 from lab.operators.tried import TABLED
 from provisioning.base.errors import UsageError

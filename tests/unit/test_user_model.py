@@ -17,7 +17,7 @@ from ci.jobs import WorkOptions
 from ci.lanes.executorch.product import program_of
 from ci.models.imports import modules_in
 from ci.models.user_model import user_model, where_paths_begin
-from ci.suite.one_model import PYTORCH, OneModel
+from ci.one_model.model import PYTORCH, OneModel
 from ci.suite.precision import precision_named, scheme_named
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError

@@ -38,10 +38,11 @@ from ci.recheck import Repeats
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import in_words
 from ci.suite.installed import host_libraries, ready_environment
-from ci.suite.program_steps import export_log, run_cached_step
 from ci.suite.stage import (
     Plan,
     baselines_of,
+    export_log,
+    run_cached_step,
 )
 from ci.work import ChildTask, Home
 from provisioning.base.commands import Fix, session

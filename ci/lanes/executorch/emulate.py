@@ -31,7 +31,7 @@ from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from ci.runner import Runner
 from ci.suite.accuracy import in_words, with_samples
-from ci.suite.program_steps import run_cached_step, scores_of
+from ci.suite.stage import run_cached_step, scores_of
 from ci.work import Home
 from provisioning.base.commands import session
 

@@ -37,6 +37,7 @@ from ci.lanes.executorch.product import (
 from ci.lanes.executorch.records import ChipProgram, ModelRewrite, OperatorSource, ScriptRequest, compiled_in
 from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.one_model.model import OneModel
 from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
 from ci.operators.table import better_than, inexact, operators_in
@@ -44,9 +45,8 @@ from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.runner import ready_runner
-from ci.suite.one_model import OneModel
 from ci.suite.options import Choice
-from ci.suite.program_steps import run_cached_step
+from ci.suite.stage import run_cached_step
 from ci.work import asking
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
-from ci.suite.one_model import OneModel
+from ci.one_model.model import OneModel
 
 
 def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> Forecasted:

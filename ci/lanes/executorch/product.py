@@ -42,20 +42,19 @@ from ci.lanes.executorch.records import (
 from ci.lanes.executorch.stage import measured_of
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.models.user_model import UserModel
+from ci.one_model.into_suite import factory_in
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome, Product, SuiteRow
 from ci.operators.faults import shown_by_inputs
 from ci.outcome import Failure, Result
 from ci.plain import as_json
 from ci.runner import Runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, HowJudged, not_passed, verdict_of_one_model
-from ci.suite.into_suite import factory_in
-from ci.suite.one_model import OneModel
 from ci.suite.precision import scheme_named
-from ci.suite.precision_file import precision_file_of
-from ci.suite.product import Product, SuiteRow
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results
-from ci.suite.trial import Outcome
+from ci.suite.suite_file import precision_file_of
 from provisioning.base import answer
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
@@ -316,7 +315,7 @@ def program_of(
 ) -> ExecutorchProgram:
     """Of a model that no suite has, or that `suite` will have; `soc` if not for the first chip."""
     named, samples, soc = model.file, model.samples_folder, soc or model.selection.soc
-    file = precision_file_of(model, "executorch")
+    file = precision_file_of(model.precision_file, "executorch")
     scheme = scheme_of(named, file.precision if file else model.precision)
     factory = factory_in(named, suite) if suite else named.factory
     soc_named(soc)

@@ -14,7 +14,7 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.outcome import Failure, Result
 from ci.plain import as_json
 from ci.results import CachedResults, Key
-from ci.suite.program_steps import run_cached_step
+from ci.suite.stage import run_cached_step
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding, Metric, Severity

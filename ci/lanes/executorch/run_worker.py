@@ -16,7 +16,7 @@ from ci.lanes.executorch.records import ComparedOutputs, EmulatorRun, RunRequest
 from ci.outcome import tail
 from ci.plain import as_json, read
 from ci.runner import LINE_OF_ERROR, Runner, with_names
-from ci.suite.metric import MetricFigures, MetricRequest, error_of_metric
+from ci.suite.accuracy import MetricFigures, MetricRequest, error_of_metric
 from ci.trouble import InTrouble, how_it_ended, of_ending
 
 TAIL = 4000
@@ -76,8 +76,7 @@ def measured(order: Mapping[str, object]) -> dict[str, object]:
 
 
 def _figures(order: Mapping[str, object]) -> dict[str, object]:
-    from ci.suite.accuracy import in_files
-    from ci.suite.metric import side_by_side
+    from ci.suite.accuracy import in_files, side_by_side
 
     request, wanted = read(MetricRequest, order), read(ComparedOutputs, order)
     os.chdir(request.working_folder)

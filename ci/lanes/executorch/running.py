@@ -14,10 +14,10 @@ from ci.closed import closed
 from ci.lanes.executorch.wrap_context import wrap
 from ci.models.arrays import Array, Sample
 from ci.models.inputs import GraphSignature, Tensor, drawn, read_inputs
+from ci.one_model.model import OneModel
+from ci.one_model.output import Ran, require_program
 from ci.runner import call_runner, ready_runner
 from ci.suite.installed import ready_environment
-from ci.suite.one_model import OneModel
-from ci.suite.ran import Ran, require_program
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.suite.one_model import LANGUAGE_TIMEOUT
+from ci.one_model.model import LANGUAGE_TIMEOUT
 from provisioning.base.command_line import add_timeout, count, valued
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS

@@ -39,9 +39,9 @@ from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_b
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.weights import require_adapter, require_tensors
 from ci.lanes.llm.work import WORKER, environment, home_of, measured_rounding
+from ci.one_model.model import Language, OneModel
 from ci.plain import as_json, read
 from ci.suite.installed import ready_environment
-from ci.suite.one_model import Language, OneModel
 from ci.suite.precision import precision_named, scheme_named
 from ci.work import Asker, asking
 from provisioning.base.command_line import Parser

@@ -34,13 +34,12 @@ from ci.lanes.llm.work import (
     require_installed,
     source_of,
 )
+from ci.one_model.model import LANGUAGE_TIMEOUT, OneModel, not_taken
+from ci.one_model.output import SCRATCH
+from ci.one_model.product import Product
 from ci.outcome import Result
 from ci.plain import read
-from ci.suite.one_model import LANGUAGE_TIMEOUT, OneModel, not_taken
-from ci.suite.output import SCRATCH
-from ci.suite.product import Product
-from ci.suite.program_steps import run_cached_step
-from ci.suite.stage import Results
+from ci.suite.stage import Results, run_cached_step
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError

@@ -13,8 +13,7 @@ from ci.lanes.llm.work import LlmPlan, reading, reading_by_executorch, require_i
 from ci.outcome import Result
 from ci.plain import read
 from ci.suite.options import Choice, StageOptions
-from ci.suite.program_steps import run_cached_step
-from ci.suite.stage import Verdict, chosen, finish, report, show_list
+from ci.suite.stage import Verdict, chosen, finish, report, run_cached_step, show_list
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 

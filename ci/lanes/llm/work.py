@@ -36,9 +36,8 @@ from ci.plain import as_json, read
 from ci.results import Key
 from ci.suite.findings import verdict
 from ci.suite.installed import host_libraries, ready_environment, require_packages
-from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import Plan
+from ci.suite.stage import Plan, run_cached_step
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric

@@ -26,10 +26,10 @@ from ci.suite.accuracy import (
     each_sample_db,
     missed,
     pair_of_choice,
+    side_by_side,
     tie_noise,
 )
 from ci.suite.findings import BEYOND_FIX, below_usual
-from ci.suite.metric import side_by_side
 from ci.suite.programs import Thresholds
 from provisioning.base.errors import CheckFailed
 

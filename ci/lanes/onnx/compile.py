@@ -30,12 +30,10 @@ from ci.progress import Line, failed
 from ci.recheck import Repeats
 from ci.results import CachedResults, Key
 from ci.suite.accepted import Baseline, load_tolerances
-from ci.suite.accuracy import in_words, with_samples
+from ci.suite.accuracy import MetricFigures, in_words, with_samples
 from ci.suite.findings import verdict
 from ci.suite.installed import require_packages
-from ci.suite.metric import MetricFigures
-from ci.suite.program_steps import export_log, run_cached_step, scores_of
-from ci.suite.stage import Plan, baselines_of
+from ci.suite.stage import Plan, baselines_of, export_log, run_cached_step, scores_of
 from ci.work import ChildTask, Home
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session

@@ -41,12 +41,12 @@ from ci.lanes.onnx.user_program import (
     warn_of,
 )
 from ci.models import wheels
+from ci.one_model.model import OneModel
 from ci.operators.table import Inexact, inexact_onnx
 from ci.plain import read
-from ci.suite.one_model import OneModel
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, precision_named
-from ci.suite.program_steps import run_cached_step
+from ci.suite.stage import run_cached_step
 from ci.work import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed

@@ -11,7 +11,7 @@ from ci.lanes.onnx.compile import OnnxPlan
 from ci.lanes.onnx.records import Chips, Preparing
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import answered, command_step, plan_of_model, program_of
-from ci.suite.one_model import OneModel
+from ci.one_model.model import OneModel
 
 
 def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step:

@@ -17,15 +17,13 @@ from ci.lanes.onnx.records import CompiledContext, facts_in
 from ci.lanes.onnx.stage import COMPILED, measured_of
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import chips_of, compiling_one, constant_inputs, program_of, written
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome, Product, SuiteRow
 from ci.outcome import Result
 from ci.plain import as_json
 from ci.suite.accuracy import against_in_words
 from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
-from ci.suite.one_model import OneModel
-from ci.suite.product import Product, SuiteRow
-from ci.suite.program_steps import run_cached_step
-from ci.suite.stage import Results
-from ci.suite.trial import Outcome
+from ci.suite.stage import Results, run_cached_step
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural

@@ -17,13 +17,12 @@ from ci.lanes.onnx.user_program import (
     plan_of_model,
     program_of,
 )
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome, Product
 from ci.suite.accuracy import in_words
 from ci.suite.findings import HowJudged, verdict_of_one_model
-from ci.suite.one_model import OneModel
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
-from ci.suite.product import Product
-from ci.suite.trial import Outcome
 from provisioning.base.files import hash_file
 
 

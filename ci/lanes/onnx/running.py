@@ -17,9 +17,9 @@ from ci.lanes.onnx.records import OnnxRunRequest, RunReply
 from ci.lanes.onnx.user_program import dimensions_of
 from ci.models.arrays import Sample, save, saved
 from ci.models.inputs import GraphSignature, drawn, read_inputs
+from ci.one_model.model import OneModel
+from ci.one_model.output import Ran, require_program
 from ci.plain import as_json, read
-from ci.suite.one_model import OneModel
-from ci.suite.ran import Ran, require_program
 from ci.work import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, joined, leave_out, session

@@ -36,15 +36,15 @@ from ci.lanes.onnx.records import (
 )
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.one_model.model import OneModel
 from ci.outcome import Result, error_follows, line_of
 from ci.plain import read
 from ci.progress import Line
 from ci.results import CachedResults, Key
-from ci.suite.one_model import OneModel
 from ci.suite.precision import precision_named
-from ci.suite.precision_file import precision_file_of
-from ci.suite.program_steps import run_cached_step
 from ci.suite.programs import NO_SUITE
+from ci.suite.stage import run_cached_step
+from ci.suite.suite_file import precision_file_of
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric
@@ -66,7 +66,7 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     assert named.file is not None
     dimensions = dimensions_of(model.dimensions)
     require_installed()
-    file = precision_file_of(model, "onnx")
+    file = precision_file_of(model.precision_file, "onnx")
     precision = precision_of(named.file, file.precision if file else model.precision)
     samples, place = model.calibrate or "", str(named.file)
     if suite:

@@ -71,8 +71,7 @@ from ci.outcome import Refused, WorkerDied
 from ci.plain import as_json, read
 from ci.results import Key, digest_of
 from ci.suite import qnn_provider
-from ci.suite.accuracy import Unusable
-from ci.suite.metric import MetricFigures, MetricRequest, error_of_metric
+from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_metric
 from ci.work import in_fork
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError, UsageError

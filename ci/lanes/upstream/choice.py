@@ -20,9 +20,8 @@ from ci.lanes.upstream.verdict import TestNames
 from ci.plain import read
 from ci.results import CachedResults, surroundings, toolkit_of
 from ci.runner import ready_runner
-from ci.suite.choice import matcher, parse_shard, shard
 from ci.suite.installed import find_as_workers
-from ci.suite.options import Choice
+from ci.suite.options import Choice, matcher, parse_shard, shard
 from ci.work import Home, Template, asked
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -14,7 +14,7 @@ from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.process import UpstreamPlan, testing, verdict_of
 from ci.lanes.upstream.suite import UpstreamSuite
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.suite.choice import parse_shard
+from ci.suite.options import parse_shard
 from ci.suite.stage import machine_failed
 from provisioning.base import units
 from provisioning.base.commands import Fix, quoted

@@ -1,4 +1,5 @@
-"""The folder that a command writes to: all of its files appear at once, and one process writes at a time."""
+"""The folder that a command writes to: all files appear at once, and one process writes at a time. What `run`
+writes there, and compares with the outputs of another program."""
 
 from __future__ import annotations
 
@@ -6,17 +7,23 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from ci.suite.accuracy import Pair, Unusable, compare, in_words, missed
+from ci.suite.programs import Thresholds
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import quoted
-from provisioning.base.errors import UsageError
+from provisioning.base.commands import Fix, quoted, session
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_text
 
 SCRATCH = ".qnn-ci-new-"
@@ -122,3 +129,108 @@ def document_of(path: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+if TYPE_CHECKING:
+    from ci.models.arrays import Sample
+
+RECORD = "run.json"
+"""Beside the outputs: their names in order, times, and what ran where."""
+SCHEMA = 1
+SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    inputs: Sample
+    outputs: Sample
+    milliseconds: Sequence[float]
+    """Of each run."""
+    where: str
+
+
+def require_program(path: Path, typed: str) -> None:
+    if not path.is_file():
+        problem = "it is a folder" if path.is_dir() else "there is no such file"
+        fix = Fix(
+            "name a .pte, an .onnx or a context, as {} makes them", session("compile", typed, "-o", "out")
+        )
+        raise UsageError(f"{typed}: {problem}", fix=fix)
+
+
+def as_text(ran: Ran) -> Iterator[str]:
+    yield ran.where
+    for name, array in ran.outputs.items():
+        values = ", ".join(f"{value:.5g}" for value in array.ravel()[:SHOWN])
+        more = ", …" if array.size > SHOWN else ""
+        yield f"{name}: {array.dtype}[{', '.join(map(str, array.shape))}]  {values}{more}"
+    times = ran.milliseconds
+    spread = f", {min(times):.3g} to {max(times):.3g} in {len(times)} runs" if len(times) > 1 else ""
+    yield f"{median(times):.3g} ms a run{spread}: this machine's time, not the chip's"
+
+
+def write(ran: Ran, folder: Path, typed: str) -> None:
+    """An .npy for each output of a program, and the record."""
+    import numpy
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: f"{re.sub(r'[^-.A-Za-z0-9_]', '_', name)}.npy" for name in ran.outputs}
+    if len(set(files.values())) < len(files):
+        files = {name: f"output_{index}.npy" for index, name in enumerate(files)}
+    require_own([folder / RECORD], typed)
+    for name, array in ran.outputs.items():
+        numpy.save(folder / files[name], array)
+    record = {
+        "schema": SCHEMA,
+        "outputs": [{"name": name, "file": file} for name, file in files.items()],
+        "milliseconds": list(ran.milliseconds),
+        "where": ran.where,
+        "origin": origin_of(typed, folder),
+    }
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def outputs_in(folder: Path) -> Sample:
+    from ci.models.inputs import read_array
+
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return {str(output["name"]): read_array(folder / output["file"]) for output in record["outputs"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckFailed(
+            f"{folder}: expected what run wrote with -o, found {error}",
+            fix="name a program, or such a folder",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    figures: Mapping[str, Mapping[str, float]]
+    """By output."""
+    lines: Sequence[str]
+    differ: bool
+    """Whether outputs have little in common, which the last line then says."""
+
+
+def compared(ours: Sample, other: Sample, whose: str) -> Compared:
+    """By names, where both have the same; else in order."""
+    if len(ours) != len(other):
+        raise CheckFailed(
+            f"{whose} has {len(other)} outputs, but this one {len(ours)}", fix="compare with the same model"
+        )
+    if set(ours) != set(other):
+        other = dict(zip(ours, other.values(), strict=True))
+    lines, strange, all_figures = list[str](), list[str](), dict[str, Mapping[str, float]]()
+    for name, array in ours.items():
+        try:
+            figures = compare([Pair(name, other[name], array)], non_finite=True)
+        except Unusable as error:
+            fix = "compare with the same model"
+            raise CheckFailed(f"against {whose}: {error}", fix=fix) from error
+        all_figures[name] = figures
+        apart = f", at most {figures['max_abs']:.3g} apart" if figures.get("max_abs") else ""
+        lines.append(f"against {whose}: {name} {in_words(figures)}{apart}")
+        strange += [name] if missed(Thresholds(), figures) else []
+    if strange:
+        lines.append(f"{', '.join(strange)}: too different from {whose} at the same inputs")
+    return Compared(all_figures, lines, bool(strange))

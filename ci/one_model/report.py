@@ -8,7 +8,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.suite.one_model import OneModel
+from ci.one_model.model import OneModel
 from provisioning.base import answer
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import mutex, replace_text
