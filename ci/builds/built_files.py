@@ -26,7 +26,7 @@ from provisioning.elf import Demands, complaints
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-    from ci.builds.recipes import Kind
+    from ci.builds.tree import Kind
 
 
 CLEAN = "check the toolchain, and build with --clean"

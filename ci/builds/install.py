@@ -14,9 +14,8 @@ from typing import Any
 from ci.bill_of_materials import Item, document, package_url
 from ci.builds.built_files import BILL_OF_MATERIALS, LICENCES, LoadableFile
 from ci.builds.cmake import CMakeTarget, files_read, linked_into
-from ci.builds.recipes import Kind
 from ci.builds.source_plan import SourcePlan
-from ci.builds.tree import Submodule, submodules
+from ci.builds.tree import Kind, Submodule, submodules
 from provisioning import elf
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed

@@ -19,9 +19,19 @@ from pathlib import Path
 from ci.builds import toolchain
 from ci.builds.built_files import OURS, refuse_foreign, require_writable
 from ci.builds.cmake import RECORD, Build, CMakeTarget, ConfiguredProject, targets
-from ci.builds.recipes import Recipe, RecipeProject, filled, for_tree, load_recipe
 from ci.builds.toolchain import BuildTool, Toolchain, find_cmake, find_ninja
-from ci.builds.tree import OWN_NAME, SourceTree, file_names, open_tree, unread_options
+from ci.builds.tree import (
+    OWN_NAME,
+    Recipe,
+    RecipeProject,
+    SourceTree,
+    file_names,
+    filled,
+    for_tree,
+    load_recipe,
+    open_tree,
+    unread_options,
+)
 from ci.jobs import available_memory
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import EnvironmentLacking

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ci.builds.recipes import Recipe
+from ci.builds.tree import Recipe
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact

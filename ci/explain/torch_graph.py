@@ -37,8 +37,7 @@ from ci.models.arrays import Array
 from ci.models.factory import copied
 from ci.models.model_lines import OperatorAt, source_of
 from ci.operators.conditions import Traits
-from ci.operators.partition.decisions import is_quantizer, module_of
-from ci.operators.partition.traits import constants_of, traits_of
+from ci.operators.partition.decisions import constants_of, is_quantizer, module_of, traits_of
 from ci.suite.accuracy import HALF_MOST, USUAL_OF_FLOAT_DB, Pair, Unusable, least_sqnr_db
 from provisioning.base.units import decibels
 

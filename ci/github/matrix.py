@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ci.github.files import append
 from ci.jobs import Job
 from ci.lanes.executorch.verb import SUITE
 from ci.suite.options import add_choice, check, shard
@@ -48,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.github.stage import append
     from ci.lanes.executorch.stage import jobs_of
     from ci.lanes.executorch.suite import all_programs, choose
 

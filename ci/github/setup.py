@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.github.files import annotate, append, export, set_outputs
+from ci.github.stage import annotate, append, export, set_outputs
 from ci.report.summary import command
 from provisioning import pip_settings
 from provisioning.base.commands import captured

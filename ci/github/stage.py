@@ -1,4 +1,5 @@
-"""Run a session in a job, and turn its report into annotations and the job's summary."""
+"""Run a session in a job, turn its report into annotations and the job's summary, and write the files that
+GitHub Actions reads after a step."""
 
 from __future__ import annotations
 
@@ -14,16 +15,53 @@ from functools import partial
 from pathlib import Path
 
 from ci.gate.supervision import death, log_of, memory_kills, process_of, report_of, supervise
-from ci.github.files import annotate, set_outputs
 from ci.report.collect import cleaned
+from ci.report.renderings import markdown
+from ci.report.summary import github_annotations
 from ci.trouble import how_it_ended
 from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Outcome, Report
 from provisioning.base.rendering.text import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import Places, StageRun
+from provisioning.verbs.env import github
+
+# What GitHub Actions reads after a step
+
+
+def set_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Print the step's outputs; on GitHub, set them."""
+    for name, value in outputs.items():
+        sys.stdout.write(f"{name}={value}\n")
+    append("GITHUB_OUTPUT", github(outputs), environ)
+
+
+def export(variables: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Set environment variables for the steps that follow."""
+    append("GITHUB_ENV", github(variables), environ)
+
+
+def summarise(markdown: str, environ: Mapping[str, str]) -> None:
+    append("GITHUB_STEP_SUMMARY", markdown, environ)
+
+
+def annotate(report: Report, environ: Mapping[str, str]) -> None:
+    """Show a stage's findings beside the change, and in the job's summary."""
+    sys.stdout.write(github_annotations([report]))
+    summarise(markdown([report]), environ)
+
+
+def append(variable: str, text: str, environ: Mapping[str, str]) -> None:
+    """Append to the file that the variable names; nothing outside GitHub."""
+    if name := environ.get(variable):
+        write_named(Path(name), text, append=True, fix=f"unset {variable} to run outside GitHub")
+
+
+# A step
+
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "env"})
 """Sessions that write no report."""

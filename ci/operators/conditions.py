@@ -2,7 +2,7 @@
 arguments, shapes or values with which alone a known fault is met.
 
 A row of manifests/known_faults.toml names one of these functions as its `when`. Each reads the traits of a
-node (`ci.operators.partition.traits`); what it needs and the node does not tell is not met.
+node (`ci.operators.partition.decisions`); what it needs and the node does not tell is not met.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ SCHEMAS = {
     "offers": ("ci.suite.offers:Offers", "The commands that are offered for a finding, by its rule"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
     "images": ("ci.image.contents:Images", "The container images, and the system under them"),
-    "recipe": ("ci.builds.recipes:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),
+    "recipe": ("ci.builds.tree:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),
     "parity": (
         "ci.parity.mapping:Mapping",
         "Which Buck and CMake targets are the same, and what differs on purpose",

@@ -294,7 +294,7 @@ def test_more_inputs_are_drawn_of_a_model_that_computes_little(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("running", [True, False])
 def test_a_batch_norm_by_its_inputs_statistics_is_another_operator(running: bool) -> None:
-    from ci.operators.partition.traits import traits_of  # executorch warns as it is imported
+    from ci.operators.partition.decisions import traits_of  # executorch warns as it is imported
 
     norm = torch.nn.BatchNorm2d(2, track_running_stats=running).eval()
     graph = torch.export.export(norm, (torch.rand(1, 2, 3, 3),)).module().graph

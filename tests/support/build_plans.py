@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.builds.recipes import for_tree, load_recipe
 from ci.builds.source_plan import LocatedSdk, SourcePlan
 from ci.builds.toolchain import BuildTool, Toolchain
-from ci.builds.tree import SourceTree
+from ci.builds.tree import SourceTree, for_tree, load_recipe
 
 COMMIT = "5f3a41dc8b129b6df0d02cf401986b3df96b9073"
 

@@ -11,8 +11,8 @@ import pytest
 from ci.builds import install, source
 from ci.builds.built_files import replace_build
 from ci.builds.cmake import CMakeTarget
-from ci.builds.recipes import Copy
 from ci.builds.source_plan import SourcePlan
+from ci.builds.tree import Copy
 from provisioning.base.errors import CheckFailed
 from provisioning.base.stage_run import StageRun
 from provisioning.dist import description_of

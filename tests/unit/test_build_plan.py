@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ci.builds.built_files import require_writable
-from ci.builds.recipes import load_recipe
 from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk
 from ci.builds.toolchain import Toolchain, cross
+from ci.builds.tree import load_recipe
 from ci.builds.verb import X86
 from ci.jobs import available_memory
 from provisioning.base.errors import UsageError

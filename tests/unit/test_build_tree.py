@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.builds import tree as trees
-from ci.builds.recipes import for_tree, load_recipe
+from ci.builds.tree import for_tree, load_recipe
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.miniature_executorch import make_tree
 

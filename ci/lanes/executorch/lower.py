@@ -80,6 +80,7 @@ from ci.operators.partition.decisions import (
     DELEGATE,
     PartitionerSpy,
     cpu_kernels,
+    delegated_nodes,
     is_quantizer,
     left_on_cpu,
     module_of,
@@ -95,7 +96,6 @@ from ci.operators.partition.failing_operators import (
     constant_results,
     workaround_of,
 )
-from ci.operators.partition.traits import delegated_nodes
 from ci.suite.accuracy import Inferences, TensorFile
 from ci.trouble import of_error
 from provisioning.base.commands import Fix, joined, session
