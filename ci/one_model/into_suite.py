@@ -13,6 +13,8 @@ from typing import Any
 
 from ci.models.imports import module_file
 from ci.models.user_model import UserModel
+from ci.one_model.model import OneModel
+from ci.one_model.product import Compiles
 from ci.suite.accepted import accepted_figures, below_required, derived, load_tolerances, threshold_values
 from ci.suite.accuracy import required_of
 from ci.suite.precision import written_name
@@ -173,6 +175,18 @@ class Extension:
         named = self.path.relative_to(repository) if inside else self.path.name
         workflow = WORKFLOW.read_text(encoding="utf-8")
         return workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(named))
+
+
+def extension_of(lane: Compiles, model: OneModel, suite: Path) -> Extension:
+    """The run that the suite is to have."""
+    program = lane.programs_of(model, suite)[0]
+    case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
+    values = program.run.model_dump(mode="json", exclude_defaults=True)
+    run = {name: values.get(name) for name in lane.FIELDS}
+    if precision := run.get("precision"):
+        run["precision"] = written_name(precision)
+    socs, profile = model.selection.socs, model.selection.profile
+    return Extension(model.lane.suites, suite, program.case_name, case, run, socs, profile)
 
 
 def _text(suite: Path) -> str:

@@ -1,24 +1,37 @@
-"""What a lane makes of the user's model, as a suite of one: files, words and an outcome. Outcomes
-compared, and the search for the smallest set that still shows one."""
+"""What a lane makes of the user's model, as a suite of one: files, words and an outcome, and how they are
+written and said. Outcomes compared, and the search for the smallest set that still shows one."""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ci.one_model.model import OneModel
+from ci.one_model.output import Publish, document_of, keep_origins, origin_of, require_own
+from ci.one_model.report import ModelReport
 from ci.outcome import Result
 from ci.suite.accuracy import against_nearest, in_words
+from ci.suite.programs import Program
 from ci.suite.stage import MeasuredValues, Results
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from provisioning.base import answer
+from provisioning.base.command_line import Parser, show_error
+from provisioning.base.commands import Fix
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError, exit_code_of
 from provisioning.base.findings import Finding
+from provisioning.base.rendering.terminal import readable
 from provisioning.base.rendering.text import plural
+from provisioning.base.settings import DEFAULT_SOC
+from provisioning.base.stage_run import Places
 from provisioning.base.units import EXACT_DB, in_decibels
 from provisioning.known_faults import SuspectedFault
+from provisioning.manifest import soc_named
 
 T = TypeVar("T")
 ERROR_WORDS = re.compile(r"\b\w+(?:Error|Exception)\b|\bSIG[A-Z]+\b|\b0x[0-9a-f]+\b|\b[Ee]rror \d+")
@@ -254,3 +267,108 @@ class Compiles(Protocol):
 
     def suite_row(self, plan: Any, results: Results) -> SuiteRow:
         """Raises the error of what no suite may have."""
+
+
+def require_fp16(program: Program) -> None:
+    """Refuse floats for a chip that has none of 16 bits."""
+    if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
+        raise UsageError(
+            f"{program.soc} has no fp16: QNN refuses it, or computes it in float32",
+            fix=Fix("{} or 16a8w; or a chip that has fp16: --soc {}", ("--precision", "8a8w"), DEFAULT_SOC),
+        )
+
+
+def exported_by(python: Path, model: OneModel, scratch: Path, publish: Publish) -> OneModel:
+    """As the .pt2 that this Python exports, which then lies in the output."""
+    from ci.models.other_python import export_with
+
+    exported = export_with(python, model.file, model.samples_folder, scratch, 0, model.work.timeout)
+    require_own([model.output / exported.name], model.typed)
+    (path,) = publish([exported])
+    keep_origins([path], model.typed)
+    sys.stderr.write(f"{python} exported {path}\n")
+    return replace(model, typed=str(path))
+
+
+@dataclass(slots=True)
+class Told:
+    """What a command has said of its model, at any precision."""
+
+    words: set[str] = field(default_factory=set)
+    searched: bool = False
+    """Whether it has searched for a cause or a fix: that takes minutes, so the other precisions get none."""
+
+
+def write_products(
+    products: Sequence[Product],
+    model: OneModel,
+    scratch: Path,
+    publish: Publish,
+    report: ModelReport,
+    told: Told,
+) -> None:
+    """Put the files of all into the output at once, and say what they are. Their records name the model's
+    origin, and no other model's file is overwritten."""
+    output, typed = model.output, model.typed
+    require_own([output / name for product in products for name in product.files], typed)
+    for product in products:
+        for name, content in product.files.items():
+            if isinstance(content, Path):
+                shutil.copyfile(content, scratch / name)
+            else:
+                (scratch / name).write_text(content, encoding="utf-8")
+            if name.endswith(".json") and "schema" in (record := document_of(scratch / name)):
+                (scratch / name).write_text(
+                    json.dumps({**record, "origin": origin_of(typed, output)}, indent=2) + "\n"
+                )
+    written = publish([scratch / name for product in products for name in product.files])
+    report.wrote(path for path in written if path.suffix != ".json")
+    for product in products:
+        report.warn(product.warnings)
+        if product.chips:
+            report.cells.append({"chip": product.chips, **cells_of(product.outcome)})
+        for path in {*product.stale} - {*written}:
+            path.unlink(missing_ok=True)
+        new = [warning for warning in product.warnings if warning not in told.words]
+        sys.stderr.write(readable("".join(f"warning: {warning}\n" for warning in new), sys.stderr))
+        told.words.update(new)
+        mark = f"{'✗' if product.outcome.wrong else '✓'} " if product.outcome.figures else ""
+        files = [path for path in written if path.name in product.files]
+        lines = [
+            *(f"{mark}{line}" for line in product.words[:1]),
+            *(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files),
+            *product.words[1:],
+            *(f"  {line}" for line in product.more if model.verbose),
+        ]
+        sys.stdout.write(readable("".join(f"{line}\n" for line in lines), sys.__stdout__ or sys.stdout))
+        # The search for a cause may take a minute.
+        sys.stdout.flush()
+        answer.add_findings(map(Places.of().located, product.findings))
+    folder = Parser.user_folder() / output
+    answer.add(programs=[_answered(folder, product) for product in products])
+
+
+def _answered(folder: Path, product: Product) -> dict[str, object]:
+    """A product's record, with its files and what is said of it."""
+    found = (document_of(folder / name) for name in product.files if name.endswith(".json"))
+    record = next((document for document in found if "soc" in document), {})
+    files = [str(folder / name) for name in product.files]
+    return {
+        **record,
+        **product.facts,
+        "files": files,
+        "words": [*product.words, *product.more],
+        "warnings": [*product.warnings],
+    }
+
+
+def judged(products: Sequence[Product], report: ModelReport) -> int:
+    """The exit code, after what is wrong."""
+    places = Places.of()
+    wrong = [places.located(finding) for product in products for finding in product.outcome.wrong]
+    answer.add_findings(wrong)
+    for finding in wrong:
+        error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
+        report.fail(error.message, error.fix, finding.rule, finding.place, finding.edit)
+        show_error(error)
+    return exit_code_of(good=not wrong)
