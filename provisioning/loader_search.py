@@ -1,7 +1,7 @@
 """Where glibc's ld.so would find a library, by reading only the disk.
 
 Order, for a library that object X needs: DT_RPATH of X and of what loaded X (unless X has DT_RUNPATH),
-LD_LIBRARY_PATH, DT_RUNPATH of X, /etc/ld.so.cache, the default directories. A file of another class or
+LD_LIBRARY_PATH, DT_RUNPATH of X, the loader's cache, the default directories. A file of another class or
 machine is passed over, as ld.so does.
 """
 
@@ -17,11 +17,7 @@ from pathlib import Path
 from provisioning.base.commands import captured
 from provisioning.elf import Elf, identity
 
-_LIB_AND_PLATFORM = {
-    "EM_X86_64": ("x86_64-linux-gnu", "x86_64"),
-    "EM_AARCH64": ("aarch64-linux-gnu", "aarch64"),
-}
-_TOKEN = re.compile(r"\$(?:\{(ORIGIN|LIB|PLATFORM)\}|(ORIGIN|LIB|PLATFORM)(?![A-Za-z0-9_]))")
+_ORIGIN = re.compile(r"\$(?:\{ORIGIN\}|ORIGIN(?![A-Za-z0-9_]))")
 _CACHED = re.compile(r"^\t(\S+) \(.*\) => (.+)$", re.MULTILINE)
 
 
@@ -63,17 +59,9 @@ def read_cache() -> dict[str, tuple[Path, ...]]:
     return libraries
 
 
-def expand(entry: str, origin: Path, machine: str) -> list[Path]:
-    """The directories that one entry of a search path means; an empty one is the current directory."""
-    lib, platform = _LIB_AND_PLATFORM.get(machine, ("", ""))
-    multiarch = [f"lib/{lib}", "lib64", "lib"] if lib else ["lib"]
-    choices = multiarch if re.search(r"\$(?:LIB\b|\{LIB\})", entry) else [""]
-    directories = []
-    for choice in choices:
-        values = {"ORIGIN": str(origin), "LIB": choice, "PLATFORM": platform}
-        text = _TOKEN.sub(lambda token: values[token[1] or token[2]], entry)  # noqa: B023
-        directories.append(Path(os.path.normpath(text or ".")))
-    return directories
+def _directory(entry: str, origin: Path) -> Path:
+    """The directory that one entry of a search path means; an empty one is the current directory."""
+    return Path(os.path.normpath(_ORIGIN.sub(lambda _: str(origin), entry) or "."))
 
 
 def unresolved(
@@ -88,11 +76,9 @@ def unresolved(
 
     `read` reads a file that was found outside `libraries`. It is called only for files that are found by the
     libraries' own paths; the system is responsible for its own libraries."""
-    environment = [
-        (f"LD_LIBRARY_PATH {directory}", directory)
-        for entry in (re.split("[:;]", library_path) if library_path else [])
-        for directory in expand(entry, Path(), "EM_X86_64")
-    ]
+    entries = re.split("[:;]", library_path) if library_path else []
+    directories = [_directory(entry, Path()) for entry in entries]
+    environment = [(f"LD_LIBRARY_PATH {directory}", directory) for directory in directories]
     needed_by_others = {
         name for path, elf in libraries.items() for name in elf.needed if name != (elf.soname or path.name)
     }
@@ -187,12 +173,12 @@ def _own_paths(
     if not elf.runpath:
         for loader, record in chain:
             if not record.runpath:
-                yield from _entries("RPATH", record.rpath, loader, record.machine)
+                yield from _entries("RPATH", record.rpath, loader)
     yield from environment
-    yield from _entries("RUNPATH", elf.runpath, path, elf.machine)
+    yield from _entries("RUNPATH", elf.runpath, path)
 
 
-def _entries(kind: str, entries: Iterable[str], path: Path, machine: str) -> Iterator[tuple[str, Path]]:
+def _entries(kind: str, entries: Iterable[str], path: Path) -> Iterator[tuple[str, Path]]:
     for entry in entries:
-        for directory in expand(entry, path.parent, machine):
-            yield f"{kind} {directory}", directory
+        directory = _directory(entry, path.parent)
+        yield f"{kind} {directory}", directory

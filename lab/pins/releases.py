@@ -12,7 +12,8 @@ from provisioning import lock_files
 from provisioning.base.errors import ToolkitError, UpstreamError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ANDROID_NDK
-from provisioning.download import fetch, mirrored
+from provisioning.download.server import mirrored
+from provisioning.download.transfer import fetch
 from provisioning.manifest import load_profile
 
 PACKAGES = ("executorch", "onnxruntime-qnn")

@@ -16,7 +16,8 @@ from pydantic import Field, StringConstraints
 
 from provisioning.base.documents import Model
 from provisioning.base.progress import SILENT, Progress
-from provisioning.download import Fetched, fetch, file_name, mirrored
+from provisioning.download.server import file_name, mirrored
+from provisioning.download.transfer import Fetched, fetch
 
 if TYPE_CHECKING:
     from provisioning.archive import Entry

@@ -17,7 +17,8 @@ from provisioning.base.documents import Model
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
 from provisioning.base.files import hash_file
 from provisioning.base.progress import SILENT, Progress
-from provisioning.download import Fetched, alone, redact, redact_text
+from provisioning.download.server import redact, redact_text
+from provisioning.download.transfer import Fetched, alone
 from provisioning.sources import Https, Place
 
 if TYPE_CHECKING:

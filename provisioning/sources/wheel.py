@@ -24,9 +24,8 @@ from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
 from provisioning.base.progress import SILENT, Progress
 from provisioning.base.settings import MANIFESTS
-from provisioning.download import MIRROR_VARIABLE, Fetched, fetch, redact_text
-from provisioning.download.server import PATIENCE, open_session
-from provisioning.download.transfer import Transfer
+from provisioning.download.server import MIRROR_VARIABLE, PATIENCE, open_session, redact_text
+from provisioning.download.transfer import Fetched, Transfer, fetch
 from provisioning.sources import FileSource, Version
 
 ANOTHER_INDEX = "name an index that has this wheel in PIP_INDEX_URL"

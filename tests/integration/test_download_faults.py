@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioning import download
 from provisioning.base.errors import EnvironmentLacking, ToolkitError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
-from provisioning.download import Patience, fetch
+from provisioning.download.server import BUNDLE_VARIABLES, MIRROR_VARIABLE, Patience
+from provisioning.download.transfer import fetch
 from tests.support.http_server import FileServer, Reply
 
 BODY = random.Random(3).randbytes(3_000_000)
@@ -30,7 +30,8 @@ SCRIPT = """
 import os, re, sys
 from pathlib import Path
 import filelock, requests
-from provisioning.download import Patience, fetch
+from provisioning.download.server import BUNDLE_VARIABLES, MIRROR_VARIABLE, Patience
+from provisioning.download.transfer import fetch
 from provisioning.base.errors import ToolkitError
 url, into, sha256, size, account = sys.argv[1:]
 if account:
@@ -141,5 +142,5 @@ def test_whatever_a_server_does_the_end_is_the_file_or_a_clear_error(seed: int, 
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*download.BUNDLE_VARIABLES, download.MIRROR_VARIABLE, "http_proxy", "HTTP_PROXY"):
+    for name in (*BUNDLE_VARIABLES, MIRROR_VARIABLE, "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)

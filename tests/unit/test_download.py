@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioning import download
 from provisioning.base.errors import (
     IntegrityError,
     ToolkitError,
     UpstreamError,
 )
 from provisioning.base.progress import Progress
-from provisioning.download import Patience, fetch, file_name, redact
+from provisioning.download.server import BUNDLE_VARIABLES, Patience, file_name, redact
+from provisioning.download.transfer import fetch
 from tests.support import chains
 from tests.support.http_server import FileServer, Reply
 
@@ -241,7 +241,7 @@ def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Pat
     local = tmp_path / "local.bin"
     local.write_bytes(OTHER)
     with pytest.raises(IntegrityError, match=SHA):
-        download.fetch(local.as_uri(), into, sha256=SHA, size=None, name="local.bin")
+        fetch(local.as_uri(), into, sha256=SHA, size=None, name="local.bin")
     assert files(into) == []
 
 
@@ -268,7 +268,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_custom_ca_bundle_is_honoured(
     certificate: Path, into: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(download.BUNDLE_VARIABLES[0], str(certificate))
+    monkeypatch.setenv(BUNDLE_VARIABLES[0], str(certificate))
     with FileServer(BODY, certificate=certificate) as server:
         assert fetch(server.url(), into, sha256=SHA, size=None).size == len(BODY)
 
