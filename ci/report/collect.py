@@ -8,7 +8,6 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from ci.report.programs import of_one_model
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import joined, quoted, session
 from provisioning.base.findings import (
@@ -39,6 +38,8 @@ def collect(directory: Path, expected: Sequence[str] = ()) -> list[Report]:
 
     `expected` must have run, in the newest run. When it is empty, those are expected that the last gate was
     to run. A report of an earlier run says so, and a gate takes its own run alone."""
+    from ci.report.programs import of_one_model
+
     reports, problems = _read_all(directory)
     reports, left_out = _one_page(reports, expected)
     gate = reports.get(GATE)
@@ -144,6 +145,8 @@ def _one_page(
     reports: Mapping[str, Report], expected: Sequence[str]
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """The reports that belong on a page with the newest one, and why each other one is left out."""
+    from ci.report.programs import of_one_model
+
     began = {stage: when for stage, report in reports.items() if (when := _began(report))}
     by_age = sorted(began, key=lambda stage: began[stage], reverse=True)
     if not by_age:
