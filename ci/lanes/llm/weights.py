@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,15 +119,18 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
     others = set(stored) - set(names) - {HEAD}
     if unread := sorted(name for name in others if not name.endswith("rotary_emb.inv_freq")):
         raise UsageError(
-            f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
-            "would be left out",
+            f"{folder} has the weight {_first_of(unread)}, which nothing here reads: it would be left out",
             fix=f"take a model that is built like {shape.family.models}",
         )
     if broken := [name for name in names if not stored[name].is_finite]:
         raise CheckFailed(
-            f"{stored[broken[0]].path}: {broken[0]} (and {len(broken) - 1} more) holds NaN or infinity",
+            f"{stored[broken[0]].path}: {_first_of(broken)} holds NaN or infinity",
             fix="download it again; if you trained it, take an earlier checkpoint",
         )
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] + (f" (and {len(names) - 1} more)" if names[1:] else "")
 
 
 def _require_tied(folder: Path, shape: Architecture, stored: Mapping[str, Stored]) -> None:
@@ -146,7 +149,7 @@ def _require_stored(folder: Path, names: Mapping[str, tuple[int, ...]], stored: 
     if missing := sorted(set(names) - set(stored)):
         tied = 'if its head is the embedding, add "tie_word_embeddings": true to config.json'
         raise CheckFailed(
-            f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
+            f"{folder} lacks the weight {_first_of(missing)}",
             fix=tied if missing == ["lm_head.weight"] else "download it again",
         )
     for name, shape in names.items():
