@@ -546,7 +546,7 @@ def test_genies_decode_is_quantized_by_all_that_prefill_reads(
     from ci.lanes.llm.checkpoint_compile import LayerPart
     from ci.lanes.llm.contexts import steps
     from ci.lanes.llm.decoder import load_decoder
-    from ci.lanes.llm.graphs import Computed, outputs_of_rows, shared_encodings
+    from ci.lanes.llm.graphs import Ranges, outputs_of_rows, shared_encodings
     from ci.lanes.llm.readers import GraphReader
     from ci.lanes.llm.rounding import load_reference, logits_of
 
@@ -558,10 +558,10 @@ def test_genies_decode_is_quantized_by_all_that_prefill_reads(
     order = CompileOrder(precision=precision, **sizes)
     outputs = outputs_of_rows(load_decoder(model, shape, 128, 128), [TOKENS])
     part = LayerPart(order, shape, 0, [TOKENS], outputs, shared_encodings(outputs))
-    computed: Computed = []
+    ranges: Ranges = []
     errors = []
     for name in KINDS:
-        _, computed = part.write_graph(name, order.count(name), computed)
+        _, ranges = part.write_graph(name, order.count(name), ranges)
         step = steps(order, shape, name, [0], cpu=True)["cpu"]
         read = GraphReader(shape, order.context, order.count(name), step).read(TOKENS)
         errors.append(np.abs(read - logits_of(load_reference(model), TOKENS)).max())

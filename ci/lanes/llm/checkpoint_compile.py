@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from ci.lanes.llm.contexts import compile_context, on_cpu_name
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import (
-    Computed,
     Encoding,
+    Ranges,
     export,
     outputs_of_rows,
+    prepared,
     quantize,
+    ranges_of,
     samples,
     shared_encodings,
 )
@@ -83,10 +85,10 @@ class LayerPart:
     """Float's, of the rows."""
     encodings: Mapping[str, Encoding]
 
-    def write_graph(self, name: str, count: int, computed: Computed) -> tuple[Path, Computed]:
-        """A graph for that many tokens at once, in a folder of its own. The first one is quantized by all
-        places of the rows, and the others as it is (`computed`): single tokens would be too many, and what a
-        few of them do not show would be cut off."""
+    def write_graph(self, name: str, count: int, ranges: Ranges) -> tuple[Path, Ranges]:
+        """A graph for that many tokens at once, in a folder of its own. The first one is calibrated by all
+        places of the rows, and others have its `ranges`: single tokens would be too many, and what a few of
+        them do not show would be cut off."""
         out, context = Path(self.order.into), self.order.context
         work = out / f"{name}_{self.number}"
         work.mkdir()
@@ -96,22 +98,17 @@ class LayerPart:
         if not self.rows:
             require_halves(decoder)
             export(decoder, graph)
-            return graph, computed
-        plain = work / "float.onnx"
-        export(decoder, plain)
+            return graph, ranges
+        export(decoder, work / "float.onnx")
+        plain = prepared(work / "float.onnx")
         calibration = samples(decoder, self.rows, self.outputs, context, count)
-        # Quantizing needs the memory, once all samples are drawn.
-        del decoder
-        computed = quantize(
-            plain,
-            islice(calibration, 1) if computed else calibration,
-            graph,
-            self.encodings,
-            four_bits=self.order.precision == FOUR_BITS,
-            computed=computed,
-        )
+        first = next(calibration)
+        ranges = ranges or ranges_of(plain, chain([first], calibration))
+        # Quantizing needs the memory.
+        del decoder, calibration
+        quantize(plain, ranges, first, graph, self.encodings, four_bits=self.order.precision == FOUR_BITS)
         shutil.copy(graph, out / on_cpu_name(name, self.number))
-        return graph, computed
+        return graph, ranges
 
 
 def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[Path]:
@@ -136,11 +133,11 @@ def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[P
             # Quantizing needs the memory.
             del decoder
         part = LayerPart(order, shape, number, rows, outputs, encodings)
-        computed: Computed = []
+        ranges: Ranges = []
         for names in together:
             graphs: dict[int, Path] = {}
             for name in names:
-                graph, computed = part.write_graph(name, counts[name], computed)
+                graph, ranges = part.write_graph(name, counts[name], ranges)
                 graphs[numbers[name] + number] = graph
             kind = "shared" if order.shared else names[0]
             binary = binaries[min(graphs)] = out / f"{kind}_{number}.bin"

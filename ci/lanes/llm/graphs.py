@@ -23,6 +23,8 @@ CACHE = "uint8"
 """Of keys and values. With 16 bits HTP would convert the second of two multiplied activations to 8 anyway."""
 MARGIN = 1.1
 """Caches get values that calibration did not see, so their range is this much wider."""
+WIDER = 1.25
+"""So do activations, of which 16 bits leave a step of noise that nothing shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,10 @@ class Encoding:
         return values
 
 
-Computed: TypeAlias = Sequence[Encoding | None]
-"""Of each tensor that a graph computes, in the order of its operators; None of one that stays as it is."""
+LEAST = 1e-4
+"""onnxruntime's MinimumRealRange for QNN: what has a narrower range has fewer levels than bits."""
+Ranges: TypeAlias = Sequence[tuple[float, float] | None]
+"""Of each tensor that a graph computes, in the order of its operators; None of what has no floats."""
 
 
 def export(decoder: Any, path: Path) -> None:
@@ -170,54 +174,40 @@ def compared_places(length: int, count: int) -> list[int]:
     return [start for start in range(length - 1) if start < 8 or start % every == every - 1]
 
 
-def quantize(
-    model: Path,
-    calibration: Iterable[Sample],
-    written: Path,
-    encodings: Mapping[str, Encoding],
-    *,
-    four_bits: bool = False,
-    computed: Computed = (),
-) -> Computed:
-    """With QuantizeLinear and DequantizeLinear around every operator, and integers at its inputs and outputs:
-    16 bits for activations and the embedding, 8 for weights. `encodings` are those that all graphs of a model
-    must share. `four_bits` are for the layers' matrices, with a scale for each channel. Another graph of the
-    same operators gets the result as `computed`, in place of what its own samples show."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantType
-    from onnxruntime.quantization import quantize as run_quantizer
-    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+def prepared(model: Path) -> Path:
+    """The graph as QNN's quantizer takes it."""
+    from onnxruntime.quantization.execution_providers.qnn import qnn_preprocess_model
+
+    changed = model.with_name("preprocessed.onnx")
+    with quiet():
+        return changed if qnn_preprocess_model(str(model), str(changed)) else model
+
+
+def ranges_of(graph: Path, calibration: Iterable[Sample]) -> Ranges:
+    """Of a `prepared` graph, by the samples. Graphs of the same operators for other counts of places have the
+    same."""
+    from onnxruntime.quantization.calibrate import create_calibrator
+
+    with quiet():
+        augmented = str(graph.with_name("augmented.onnx"))
+        calibrator = create_calibrator(graph, augmented_model_path=augmented, use_external_data_format=True)
+        calibrator.collect_data(_reader(calibration))
+        seen = calibrator.compute_data()
+    ends = {name: (float(ends.lowest.min()), float(ends.highest.max())) for name, ends in seen.items()}
+    operators = onnx.load(str(graph), load_external_data=False).graph
+    return [ends.get(name) for name in _computed_tensors(operators)]
+
+
+def _reader(samples: Iterable[Sample]) -> Any:
+    from onnxruntime.quantization import CalibrationDataReader
 
     class Samples(CalibrationDataReader):
-        remaining = iter(calibration)
+        remaining = iter(samples)
 
         def get_next(self) -> Sample | None:
             return next(self.remaining, None)
 
-    with quiet():
-        prepared = written.with_name("preprocessed.onnx")
-        source = prepared if qnn_preprocess_model(str(model), str(prepared)) else model
-        graph = onnx.load(str(source), load_external_data=False).graph
-        names = _computed_tensors(graph)
-        overrides = _overrides(graph, encodings)
-        for name, encoding in zip(names, computed, strict=True) if computed else ():
-            if encoding:
-                overrides[name] = {**_override_of(encoding), **overrides.get(name, {})}
-        if four_bits:
-            channels = {"quant_type": QuantType.QInt4, "axis": 1, "symmetric": True}
-            overrides |= dict.fromkeys(_matrices_of_layers(graph), channels)
-        config = get_qnn_qdq_config(
-            str(source),
-            Samples(),
-            activation_type=QuantType.QUInt16,
-            weight_type=QuantType.QUInt8,
-            init_overrides={name: [override] for name, override in overrides.items()},
-            # They would give a cache's few bits to all that meets it: query, scores, softmax and mix.
-            add_qtype_converts=False,
-        )
-        run_quantizer(str(source), str(written), config)
-    found = _encodings_of(onnx.load(str(written), load_external_data=False).graph, names)
-    _integers_at_the_edges(written)
-    return [found.get(name) for name in names]
+    return Samples()
 
 
 def _computed_tensors(graph: Any) -> list[str]:
@@ -226,22 +216,55 @@ def _computed_tensors(graph: Any) -> list[str]:
     return [name for node in graph.node if node.op_type != "Reshape" for name in node.output]
 
 
-def _encodings_of(graph: Any, names: Iterable[str]) -> dict[str, Encoding]:
-    """What these floats become when they are quantized."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    wanted, found = set(names), dict[str, Encoding]()
-    for node in graph.node:
-        # An output of the graph has its name after both conversions.
-        if node.op_type == "QuantizeLinear" and node.input[0] in wanted:
-            found[node.input[0]] = _encoding(node, constants)
-        elif node.op_type == "DequantizeLinear" and node.output[0] in wanted:
-            found[node.output[0]] = _encoding(node, constants)
-    return found
+def widened(low: float, high: float) -> tuple[float, float]:
+    """A range for what calibration did not see. What hides a place is known."""
+    return low if low <= FAR else low * WIDER, high * WIDER
 
 
-def _encoding(node: Any, constants: Mapping[str, Any]) -> Encoding:
-    scale, zero = (numpy_helper.to_array(constants[name]) for name in node.input[1:3])
-    return Encoding(str(zero.dtype), float(scale), int(zero))
+def quantize(
+    graph: Path,
+    ranges: Ranges,
+    sample: Sample,
+    written: Path,
+    encodings: Mapping[str, Encoding],
+    *,
+    four_bits: bool = False,
+) -> None:
+    """A `prepared` graph with QuantizeLinear and DequantizeLinear around every operator, and integers at its
+    inputs and outputs: 16 bits for activations and the embedding, 8 for weights. `encodings` are those that
+    all graphs of a model must share. `four_bits` are for the layers' matrices, with a scale for each
+    channel. The quantizer demands a `sample`."""
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization import quantize as run_quantizer
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+
+    with quiet():
+        operators = onnx.load(str(graph), load_external_data=False).graph
+        overrides = _overrides(operators, encodings)
+        for name, seen in zip(_computed_tensors(operators), ranges, strict=True):
+            if seen:
+                override = _override_of(_encoding_of(*widened(*seen)))
+                overrides[name] = {**override, **overrides.get(name, {})}
+        if four_bits:
+            channels = {"quant_type": QuantType.QInt4, "axis": 1, "symmetric": True}
+            overrides |= dict.fromkeys(_matrices_of_layers(operators), channels)
+        config = get_qnn_qdq_config(
+            str(graph),
+            _reader([sample]),
+            activation_type=QuantType.QUInt16,
+            weight_type=QuantType.QUInt8,
+            init_overrides={name: [override] for name, override in overrides.items()},
+            # They would give a cache's few bits to all that meets it: query, scores, softmax and mix.
+            add_qtype_converts=False,
+        )
+        run_quantizer(str(graph), str(written), config)
+    _integers_at_the_edges(written)
+
+
+def _encoding_of(low: float, high: float) -> Encoding:
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max(high - low, LEAST) / 65535
+    return Encoding("uint16", scale, round(-low / scale))
 
 
 def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) -> dict[str, Encoding]:
@@ -269,8 +292,7 @@ def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) ->
                 CACHE, 2 * largest / limits.max, int(limits.max + 1) // 2
             )
         elif name.startswith(HIDDEN):
-            scale = max(high - low, 1e-6) / 65535
-            encodings[name] = Encoding("uint16", scale, round(-low / scale))
+            encodings[name] = _encoding_of(*widened(low, high))
     return encodings
 
 
@@ -361,5 +383,6 @@ def edge_encodings(path: Path) -> dict[str, Encoding]:
     for node in graph.node:
         name = {"DequantizeLinear": node.input[:1], "QuantizeLinear": node.output[:1]}.get(node.op_type, [])
         if name and name[0] in edges:
-            encodings[name[0]] = _encoding(node, constants)
+            scale, zero = (numpy_helper.to_array(constants[name]) for name in node.input[1:3])
+            encodings[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
     return encodings

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ci.lanes.llm.architecture import Architecture, old_rope, read_object
-from ci.lanes.llm.graphs import FAR, MARGIN
+from ci.lanes.llm.graphs import FAR, LEAST, MARGIN, widened
 from ci.lanes.llm.orders import EXECUTORCH, GENIE
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.lanes.llm.weights import INDEX, changes
@@ -155,17 +155,17 @@ class Scheme:
     """Whether RMSNorm is several operators, or one."""
     far: float = FAR
     """What hides a place: the range of the scores holds it."""
+    wider: bool = False
+    """Whether activations have wider ranges than what calibration sees."""
     least: float = 1e-9
     """The narrowest range of values that integers stand for."""
 
 
-PROVIDERS_LEAST = 1e-4
-"""onnxruntime's MinimumRealRange for QNN: weights and activations below it have fewer levels than bits."""
 SCHEMES = {
     (GENIE, "fp16"): Scheme(),
-    (GENIE, "16a8w"): Scheme(16, 8, 8, factors=PROVIDERS_FACTORS, least=PROVIDERS_LEAST),
+    (GENIE, "16a8w"): Scheme(16, 8, 8, factors=PROVIDERS_FACTORS, wider=True, least=LEAST),
     (GENIE, FOUR_BITS): Scheme(
-        16, 4, 8, factors=PROVIDERS_FACTORS, by_channel=7.5, head=8, least=PROVIDERS_LEAST
+        16, 4, 8, factors=PROVIDERS_FACTORS, by_channel=7.5, head=8, wider=True, least=LEAST
     ),
     (EXECUTORCH, "fp16"): Scheme(norm_in_steps=False),
     (EXECUTORCH, "16a8w"): Scheme(16, 8, 16, by_channel=127, far=-100.0),
@@ -196,6 +196,8 @@ class Rounding:
             return values
         if self.phase == "round":
             low, high = self.ranges.get(name, (0.0, 0.0))
+            if self.scheme.wider and not cache:
+                low, high = widened(low, high)
             # Ranges of caches are our own.
             least = 1e-9 if cache else self.scheme.least
             return rounded(values, low, high, bits or self.scheme.bits, least)
