@@ -19,8 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.digests import Digests
-from ci.distributions import installed, site_folders
+from ci.digests import Digests, installed, site_folders
 from ci.plain import Facts
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json

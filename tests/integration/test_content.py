@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ci import distributions
+from ci import digests
 from ci.jobs import WorkOptions
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
@@ -202,11 +202,11 @@ def test_an_installed_package_that_was_edited_in_place_counts(
     site = tmp_path / "site"
     site.mkdir()
     (site / "tool.py").write_text("WIDTH = 1\n")
-    folders = distributions.site_folders()
+    folders = digests.site_folders()
     monkeypatch.setattr("ci.results.site_folders", lambda packages=None: (*folders, str(site)))
 
     def cached() -> bool:
-        for known in (distributions.swept, distributions.stamps_of, distributions.files_in):
+        for known in (digests.swept, digests.stamps_of, digests.files_in):
             known.cache_clear()
         return world.cached()
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ci.models.exported_digest import NoDigest, digest_of
+from ci.models.exported import NoDigest, digest_of
 from provisioning.base.settings import ROOT
 
 
@@ -120,7 +120,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
-from ci.models.exported_digest import digest_of
+from ci.models.exported import digest_of
 sys.path.insert(0, str(Path(sys.argv[2]).parent))
 module = __import__(Path(sys.argv[2]).stem)
 net = module.Attention().eval()

@@ -21,7 +21,7 @@ from collections.abc import Set
 from functools import cache
 from typing import Any
 
-from ci.distributions import files_in, site_folders
+from ci.digests import files_in, site_folders
 
 MOST_BYTES = 1 << 17
 """Of a command with its environment."""

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from ci.distributions import stamps_of
+from ci.digests import stamps_of
 from provisioning.base.command_line import guarded
 from provisioning.base.findings import Artifact, Metric, Outcome, Severity
 from provisioning.base.selection import add_selection, selection_of

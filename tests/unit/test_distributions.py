@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ci import distributions
-from ci.distributions import installed
+from ci import digests
+from ci.digests import installed
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def install(folder: Path, name: str, version: str, files: dict[str, str]) -> Non
 
 
 def as_in_a_new_process() -> None:
-    distributions.swept.cache_clear()
-    distributions.files_in.cache_clear()
-    distributions.stamps_of.cache_clear()
+    digests.swept.cache_clear()
+    digests.files_in.cache_clear()
+    digests.stamps_of.cache_clear()
 
 
 def seen(site: Path, *search: Path, store: Path | None = None) -> dict[str, str]:
@@ -107,11 +107,11 @@ def test_another_name_of_a_file_changes_nothing_that_is_looked_at(site: Path, tm
     module = site / "part/__init__.py"
     os.link(module, tmp_path / "cached")
     seen(site)
-    before = distributions.files_in(str(site))
+    before = digests.files_in(str(site))
     time.sleep(0.02)
     os.link(module, tmp_path / "another")
     seen(site)
-    assert distributions.files_in(str(site)).digest == before.digest
+    assert digests.files_in(str(site)).digest == before.digest
 
 
 def test_a_link_to_nothing_hides_no_file_beside_it(site: Path) -> None:
@@ -119,35 +119,35 @@ def test_a_link_to_nothing_hides_no_file_beside_it(site: Path) -> None:
     for name in names:
         (site / name).touch()
     (site / "part/broken").symlink_to("nowhere")
-    files = distributions.files_in(str(site)).stamps
+    files = digests.files_in(str(site)).stamps
     assert {*names, "part/__init__.py", "part/broken"} <= {*files}
 
 
 @pytest.fixture
 def ahead(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """`look_ahead` at the site, as in a process without the threads of pytest's workers."""
-    monkeypatch.setattr(distributions, "site_folders", lambda: (str(site),))
+    monkeypatch.setattr(digests, "site_folders", lambda: (str(site),))
     monkeypatch.setattr("threading.active_count", lambda: 1)
     as_in_a_new_process()
-    return distributions.look_ahead
+    return digests.look_ahead
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_what_is_seen_ahead_is_what_this_process_sees(site: Path, ahead: Callable[[], None]) -> None:
     ahead()
-    mine = distributions.files_in(str(site))
-    digest, began = distributions.stamps_of(str(site))
+    mine = digests.files_in(str(site))
+    digest, began = digests.stamps_of(str(site))
     assert (digest, began != mine.time) == (mine.digest, True)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_what_an_earlier_command_saw_ahead_is_not_believed(site: Path, ahead: Callable[[], None]) -> None:
     ahead()
-    before = distributions.files_in(str(site)).digest
+    before = digests.files_in(str(site)).digest
     later(site / "part/__init__.py", "x = 3")
-    distributions.files_in.cache_clear()
+    digests.files_in.cache_clear()
     ahead()
-    assert distributions.stamps_of(str(site))[0] != before
+    assert digests.stamps_of(str(site))[0] != before
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -160,5 +160,5 @@ def test_a_file_that_is_installed_after_it_was_seen_ahead_is_newer(
     ahead()
     time.sleep(0.3)
     later(site / "part/__init__.py", "x = 3")
-    sweep = distributions.swept(str(site), tmp_path)
+    sweep = digests.swept(str(site), tmp_path)
     assert sweep.time < (site / "part/__init__.py").stat().st_ctime_ns

@@ -19,7 +19,7 @@ FLOORS = (
     {"diagnose"},
     {"artifacts"},
     {"trouble", "jobs", "digests", "closed"},
-    {"progress", "child", "distributions", "plain", "bill_of_materials"},
+    {"progress", "child", "plain", "bill_of_materials"},
     {"outcome"},
     {"work", "runner", "forecast"},
     {"results"},

@@ -162,9 +162,9 @@ def test_an_edit_in_place_of_an_installed_package_is_another_key_and_a_touch_is_
     module.write_text("WIDTH = 1\n")
 
     def key() -> Mapping[str, Any]:
-        from ci import distributions
+        from ci import digests
 
-        for known in (distributions.swept, distributions.stamps_of, distributions.files_in):
+        for known in (digests.swept, digests.stamps_of, digests.files_in):
             known.cache_clear()
         return surroundings(tmp_path / "store", {}, {}, tmp_path / "environment")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.distributions import look_ahead
+from ci.digests import look_ahead
 from ci.jobs import RUN_TIMEOUT
 from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.verb import add_flags

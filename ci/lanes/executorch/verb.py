@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.distributions import look_ahead
+from ci.digests import look_ahead
 from ci.suite.options import add_choice, add_how, add_recheck, stage_options
 from provisioning.base.command_line import count, switch, valued
 from provisioning.base.selection import add_selection
