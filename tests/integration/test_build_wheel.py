@@ -128,21 +128,6 @@ def test_a_wheel_with_qualcomms_libraries_is_refused(
     assert not (plan.dist / "environments").exists()
 
 
-def test_a_wheel_without_the_backend_is_refused(plan: SourcePlan, environments: PythonEnvironments) -> None:
-    setup = plan.tree.root / "setup.py"
-    setup.write_text(SETUP.replace("EXECUTORCH_BUILD_SHARED=ON", "OTHER=ON"))
-    with pytest.raises(CheckFailed, match="libexecutorch_backend_qnn"):
-        build(plan, environments)
-
-
-def test_an_adaptor_that_cannot_be_imported_is_the_error(
-    plan: SourcePlan, environments: PythonEnvironments
-) -> None:
-    (plan.tree.root / "adaptor.c").write_text("extern void missing(void); void use(void) { missing(); }")
-    with pytest.raises(CheckFailed, match="cannot be imported"):
-        build(plan, environments)
-
-
 def test_a_tree_that_builds_no_wheel_is_named_before_anything_is_made(
     plan: SourcePlan, environments: PythonEnvironments
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -142,12 +141,6 @@ def test_a_program_runs_over_adb_and_its_outputs_come_back(android: Kit, tmp_pat
     assert [path.read_bytes() for path in (tmp_path / "device" / "outputs").iterdir()] == [b"bcd"]
 
 
-def test_the_phones_own_log_comes_back_when_a_run_fails(android: Kit, tmp_path: Path) -> None:
-    done = android.run("--runner-arg=--model_path=nowhere.pte", into=tmp_path)
-    assert done.returncode == 1
-    assert "adsprpc" in (tmp_path / "device" / "system.log").read_text(encoding="utf-8")
-
-
 def test_a_phone_that_loses_bytes_is_found_out(android: Kit, phone: Phone, tmp_path: Path) -> None:
     phone.corrupt = True
     try:
@@ -155,17 +148,6 @@ def test_a_phone_that_loses_bytes_is_found_out(android: Kit, phone: Phone, tmp_p
     finally:
         phone.corrupt = False
     assert (done.returncode, "after pushing" in done.stderr) == (4, True)
-
-
-def test_push_sh_does_the_same(linux: Kit, android: Kit, tmp_path: Path) -> None:
-    ways = {"ssh": (linux, ("-F", str(linux.flags[3]), HOST)), "adb": (android, ("-s", SERIAL))}
-    for way, (device, words) in ways.items():
-        folder = tmp_path / f"a {way} folder's"
-        environ = {**os.environ, **device.environ, "DEVICE_DIR": str(folder)}
-        subprocess.run(["sh", str(device.bundle / "push.sh"), *words], env=environ, check=True, timeout=120)
-        pushed = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        manifest = json.loads((device.bundle / "manifest.json").read_text(encoding="utf-8"))
-        assert pushed == {file["path"] for file in manifest["files"]}
 
 
 def with_a_sleeper(linux: Kit, folder: Path) -> list[str]:

@@ -33,7 +33,6 @@ from ci.runner import Runner
 from ci.suite.accepted import Baseline
 from ci.suite.accuracy import TensorFile
 from provisioning.base.command_line import main
-from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.units import EXACT_DB
@@ -140,27 +139,6 @@ class TestCompiling:
             assert failure.log and failure.log.read_text().startswith("what it printed\n")
         assert not any(results[program.name].failure for program in good)
 
-    def test_a_case_is_exported_once_for_all_its_programs(self, tmp_path: Path) -> None:
-        text = SUITE.replace('"SM8650"', '"SM8650", "SM8750"')
-        suite = make_program(tmp_path / "suite", text=text).suite
-        results = compiled(tmp_path, *programs_of(suite))
-        assert len(results) == 2 and not any(result.failure for result in results.values())
-        assert (suite.parent / "exports.txt").read_text() == "8\n"
-
-    def test_two_cases_of_one_run_have_each_their_own_program(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """With the same options and the same chip; also where nothing is exported again."""
-        monkeypatch.setenv("QNN_CI_RUN", "one")
-        wide = (
-            SUITE[SUITE.index("[case") :].replace("case.net", "case.wide").replace("width = 8", "width = 9")
-        )
-        suite = make_program(tmp_path / "suite", text=SUITE + wide).suite
-        for cached in (False, True):
-            results = compiled(tmp_path, *programs_of(suite)).values()
-            texts = [(result.folder / "program.pte").read_text() for result in results if result.folder]
-            assert texts == ["8", "9"] and all(result.cached == cached for result in results)
-
     def test_a_later_stage_of_the_same_run_exports_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -202,12 +180,6 @@ class TestCompiling:
         assert failure.exit_code == (3 if rule == "machine" else 1)
         assert not list((tmp_path / "store/cache/results/lowering/work").iterdir())
         assert compiled(tmp_path, program)[program.name].cached == stays
-
-    def test_two_cases_of_one_content_have_one_result(self, tmp_path: Path) -> None:
-        text = SUITE + SUITE[SUITE.index("[case") :].replace("case.net", "case.twin")
-        make_program(tmp_path, text=text)
-        results = list(compiled(tmp_path, *programs_of(tmp_path / "suite.toml")).values())
-        assert len(results) == 2 and results[0].folder == results[1].folder
 
     @pytest.mark.parametrize("repository", [True, False])
     def test_suites_of_two_repositories_that_name_alike_what_differs_are_each_compiled(
@@ -354,16 +326,6 @@ class TestRunning:
         assert [ran_in(result).figures for result in theirs] == [ran_in(result).figures for result in ours]
         assert ran_in(theirs[0]).times == {"run_ms": 2.5}
         assert ran_in(theirs[2]).rule == "run" and "no delegate" in ran_in(theirs[2]).message
-
-    def test_a_runner_is_named_with_the_commit_that_it_was_built_from(self, tmp_path: Path) -> None:
-        emulator = Emulator(tmp_path, "executorchs")
-        (tmp_path / "dist/manifest.json").write_text('{"commit": "cff6f4dd3298", "changed": true}')
-        described = Runner.at(emulator.runner).described
-        assert "ExecuTorch's" in described and "cff6f4dd32 with changes" in described
-
-    def test_a_program_that_is_no_runner_is_refused_before_any_work(self, tmp_path: Path) -> None:
-        with pytest.raises(EnvironmentLacking, match="libmissing"):
-            Runner.at(script(tmp_path / "runner", "echo 'libmissing.so: cannot open' >&2; exit 127"))
 
     def test_one_that_hangs_is_ended_and_never_cached(self, emulator: Emulator) -> None:
         for _ in range(2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -81,15 +80,6 @@ def test_sizes_that_vary_become_those_of_the_example_and_are_reported(tmp_path: 
         assert [tensor.shape for tensor in infer_all(fixed.module(), [loaded.sample(1)])[0]] == [(4, 2)]
 
 
-def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "varies.py").write_text(VARIES)
-    loaded = make("varies:drawn", {}, tmp_path)
-    loaded.sample(0)
-    with pytest.raises(BadFactory):
-        for number in range(1, 5):
-            loaded.sample(number)
-
-
 def test_a_size_that_the_model_decides_by_is_named_with_its_line_and_a_fix(tmp_path: Path) -> None:
     (tmp_path / "varies.py").write_text(VARIES)
     with pytest.raises(BadFactory, match=r"count.*varies\.py:\d+") as caught:
@@ -108,12 +98,3 @@ def test_refuses_what_would_compile_to_something_else(tmp_path: Path, kind: str)
     with pytest.raises(BadFactory):
         loaded = make("net.pt2", {}, tmp_path)
         infer_all(loaded.model, [loaded.sample(0)])
-
-
-def test_a_model_of_another_torch_is_refused(tmp_path: Path) -> None:
-    torch.export.save(torch.export.export(Net().eval(), (X,)), tmp_path / "here.pt2")
-    with zipfile.ZipFile(tmp_path / "here.pt2") as here, zipfile.ZipFile(tmp_path / "net.pt2", "w") as there:
-        for name in here.namelist():
-            there.writestr(name, here.read(name).replace(b"aten.batch_norm", b"aten.later_norm"))
-    with pytest.raises(BadFactory):
-        make("net.pt2", {}, tmp_path)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._functorch.predispatch import _add_batch_dim
 
 from ci.models import factory
 from ci.models.factory import infer, infer_all, make, require_float32, where_input_changes
@@ -209,50 +208,6 @@ def test_an_error_in_a_librarys_model_names_its_line_in_whichever_environment_it
     assert cause.endswith("(transformers/models/t5/modeling_t5.py:348)") and fix
 
 
-FLOATS = torch.ones(2)
-READS = {
-    "embedding": lambda: torch.nn.functional.embedding(FLOATS, torch.ones(3, 4)),
-    "gather": lambda: torch.ones(3).gather(0, FLOATS),
-    "index_select": lambda: torch.ones(3).index_select(0, FLOATS),
-    "index": lambda: torch.ones(3)[FLOATS],
-    "scatter": lambda: torch.ones(3).scatter(0, FLOATS, torch.ones(2)),
-    "index_add": lambda: torch.ones(3).index_add(0, FLOATS, torch.ones(2)),
-}
-
-
-@pytest.mark.parametrize("read", READS)
-def test_an_index_that_quantizing_turns_into_floats_is_explained(read: str) -> None:
-    with pytest.raises((RuntimeError, IndexError)) as raised:
-        READS[read]()
-    cause, fix = factory.explained(raised.value)
-    assert "quantized" in cause and "from_pretrained(table.weight[rows])" in fix and "return" in fix
-
-
-def test_an_operator_of_a_graph_that_fails_is_named_by_the_models_line() -> None:
-    """As a prepared model's does in calibration."""
-    graph = torch.fx.Graph()
-    x, index = graph.placeholder("x"), graph.placeholder("index")
-    first = graph.call_function(torch.ops.aten.relu.default, (x,))
-    read = graph.call_function(torch.ops.aten.gather.default, (first, 0, index))
-    graph.output(read)
-    for line, node in enumerate((first, read), 7):
-        node.meta["stack_trace"] = f'  File "/opt/theirs/net.py", line {line}, in forward\n    f(x)\n'
-    with pytest.raises(RuntimeError) as raised:
-        torch.fx.GraphModule(torch.nn.Module(), graph)(torch.ones(3), FLOATS)
-    assert "net.py:8" in factory.explained(raised.value)[0]
-
-
-def test_where_a_layer_has_no_scale_for_a_computed_weight_the_fix_keeps_the_weight() -> None:
-    graph = torch.fx.Graph()
-    node = graph.call_function(torch.nn.functional.conv2d)
-    node.meta["stack_trace"] = (
-        '  File "/opt/theirs/net.py", line 7, in forward\n    return conv2d(x, w[None])\n'
-    )
-
-    cause, fix = of_a_pass(node, KeyError("scale"))
-    assert "net.py:7" in cause and "register_buffer" in fix and "repair" in fix
-
-
 def of_a_pass(node: torch.fx.Node, error: Exception) -> tuple[str, str]:
     """What is said of an error of a compiler's pass that is at this node."""
 
@@ -264,44 +219,6 @@ def of_a_pass(node: torch.fx.Node, error: Exception) -> tuple[str, str]:
     return factory.explained(raised.value)
 
 
-def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
-    class Each(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.vmap(torch.sin)(x)
-
-    nodes = torch.export.export(Each(), (torch.rand(2, 3),)).graph.find_nodes
-    with pytest.raises(AttributeError) as raised:
-        _ = next(node.target._schema for node in nodes(op="call_function", target=_add_batch_dim))
-    cause, fix = factory.explained(raised.value)
-    assert "vmap" in cause and "attention_mask" in fix
-
-
-@pytest.mark.parametrize(
-    ("wide", "inferences", "compared"),
-    [(64, None, 8), (64, 3, 3), (16384, None, 2)],
-)
-def test_more_inputs_are_drawn_of_a_model_that_computes_little(
-    wide: int, inferences: int | None, compared: int
-) -> None:
-    def draw(generator: torch.Generator) -> tuple[torch.Tensor]:
-        return (torch.randn(1, wide, 32, generator=generator),)
-
-    model = factory.ModelWithInputs(torch.nn.Conv1d(wide, 512, 1), draw)
-    chosen = model.chosen(inferences, 4)
-    assert len(chosen.compared) == chosen.used.compared == compared
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("running", [True, False])
-def test_a_batch_norm_by_its_inputs_statistics_is_another_operator(running: bool) -> None:
-    from ci.operators.partition.decisions import traits_of  # executorch warns as it is imported
-
-    norm = torch.nn.BatchNorm2d(2, track_running_stats=running).eval()
-    graph = torch.export.export(norm, (torch.rand(1, 2, 3, 3),)).module().graph
-    (node,) = (node for node in graph.nodes if node.target is torch.ops.aten.batch_norm.default)
-    assert ("no_stats" in traits_of(node).operator) is not running
-
-
 def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None:
     node = torch.fx.Graph().call_function(torch.ops.aten.im2col.default)
     node.meta["stack_trace"] = '  File "/opt/theirs/net.py", line 7, in forward\n    return unfold(x)\n'
@@ -311,40 +228,6 @@ def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None
     eye = torch.eye(c * k * k).view(-1, c, k, k)
     convolved = torch.nn.functional.conv2d(x, eye, padding=p).flatten(2)
     torch.testing.assert_close(convolved, torch.nn.functional.unfold(x, k, padding=p))
-
-
-def test_an_operator_that_stays_whole_is_named_once_and_without_its_schema() -> None:
-    node = torch.fx.Graph().call_function(torch.ops.aten.linear.default)
-    node.meta["stack_trace"] = '  File "/opt/theirs/net.py", line 7, in forward\n    return self.cell(x)\n'
-    error = RuntimeError(
-        "Node linear_1 with op <EdgeOpOverload: aten.linear.default>: schema = aten::linear(Tensor input,"
-        " Tensor weight, Tensor? bias=None) -> Tensor was not decomposed or delegated.\nThis op was"
-    )
-    cause, _ = of_a_pass(node, error)
-    assert "net.py:7" in cause and "not decomposed" in cause
-    assert cause.count("linear") == 1 and "Tensor" not in cause
-
-
-def test_every_line_whose_number_of_a_constant_a_pass_took_away_is_named() -> None:
-    """The pass leaves products of which an operand does not fit."""
-    graph = torch.fx.Graph()
-
-    def node(line: int, shape: tuple[int, ...], *operands: torch.fx.Node) -> torch.fx.Node:
-        made = graph.call_function(torch.ops.aten.mul.Tensor, operands)
-        made.meta["val"] = torch.empty(shape)
-        made.meta["stack_trace"] = f'  File "/opt/theirs/net.py", line {line}, in forward\n    return w * x\n'
-        return made
-
-    x, weight = graph.placeholder("x"), graph.placeholder("w")
-    x.meta["val"], weight.meta["val"] = torch.empty(1, 8, 4, 4), torch.empty(2)
-    broken = node(7, (1, 8, 4, 4), weight, x)
-    node(9, (1, 8, 4, 4), broken, x)
-    node(11, (1, 8, 4, 4), weight, broken)
-    error = RuntimeError(
-        "Attempting to broadcast a dimension of length 4 at -1! Mismatching argument at index 1"
-    )
-    cause, fix = of_a_pass(broken, error)
-    assert "net.py:7" in cause and "net.py:7, " in fix and "net.py:11" in fix and "net.py:9" not in fix
 
 
 def test_a_cell_that_stays_whole_is_written_with_what_computes_the_same() -> None:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ci.gate import verb as gate
-from ci.gate.table import GateStage, gate_table
+from ci.gate.table import GateStage
 from provisioning.base import answer
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import ROOT, Selection
-from provisioning.base.stage_run import RUN, StageRun
+from provisioning.base.stage_run import StageRun
 from tests.support.gate_stage import MODULE
 from tests.support.typed import parsed
 
@@ -78,17 +76,6 @@ def test_stages_run_in_order_and_what_needs_a_failed_one_does_notrun(reports: Pa
     again = run(reports, *stages, chosen=["passes", "passes-2"])
     assert verdicts(again) == {"passes": "pass", "fails": "skipped", "passes-2": "pass"}
     assert gate.exit_code(again) == 0
-
-
-def test_two_gates_of_one_process_are_two_runs(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or what the first one found of a model would be taken for the second one's."""
-    monkeypatch.delenv(RUN, raising=False)
-    runs = []
-    for _ in range(2):
-        assert run_gate(reports, stage("passes")) == 0 and RUN not in os.environ
-        runs.append({Report.read(reports / f"{name}.json").run for name in ("gate", "passes")})
-    first, second = runs
-    assert len(first) == len(second) == 1 and first != second and first != {""}
 
 
 def test_an_older_report_is_never_taken_for_this_runs(reports: Path) -> None:
@@ -272,28 +259,6 @@ def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
     assert f"--reports {reports}" in Report.read(reports / "passes.json").command
 
 
-def test_a_terminal_is_told_at_once_that_an_interrupted_gate_ends(reports: Path) -> None:
-    argv = [sys.executable, "-m", MODULE, "--reports", str(reports), "gate", "stubborn"]
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(argv, cwd=ROOT, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        deadline = time.monotonic() + 60
-        while not ((reports / "pid").exists() and (reports / "pid").read_text()):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        shown = b""
-        while b"interrupted" not in shown:
-            shown += os.read(ours, 1 << 16)
-        # The stage has yet to be ended.
-        assert process.poll() is None
-        with suppress(OSError):
-            while block := os.read(ours, 1 << 16):
-                shown += block
-    os.close(ours)
-    assert process.returncode == 130 and shown.count(b"interrupted: ending") == 1
-
-
 def test_a_suite_that_cannot_be_taken_is_one_finding_of_the_real_gate(reports: Path) -> None:
     (reports / "suite.toml").write_text(
         'schema = 2\n[case.net]\ncolour = "red"\n[[case.net.run]]\nlane = "executorch"\n'
@@ -305,11 +270,3 @@ def test_a_suite_that_cannot_be_taken_is_one_finding_of_the_real_gate(reports: P
     assert (done.returncode, "colour" in finding.message) == (2, True), finding
     assert "colour" in done.stdout
     assert "Traceback" not in done.stderr
-
-
-def test_the_real_stages_are_verbs_that_exist() -> None:
-    from ci.__main__ import VERBS as CI
-    from provisioning.__main__ import VERBS as PROVISIONING
-
-    verbs = {"ci": CI, "provisioning": PROVISIONING}
-    assert all(row.name in verbs[row.program] for row in gate_table().stage)

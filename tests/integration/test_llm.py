@@ -471,24 +471,6 @@ def our_logits(model: Path, tokens: Sequence[int], adapter: str | Path = "") -> 
 TOKENS = np.random.default_rng(5).integers(0, 256, 128).tolist()
 
 
-def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_path: Path) -> None:
-    """By the reference too, which transformers 4 reads: its own default of the rope would be wrong alike."""
-    from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.rounding import load_reference, logits_of, require_ends
-
-    expected = logits_of(load_reference(write_checkpoint(tmp_path)), TOKENS)
-    config = json.loads((tmp_path / "config.json").read_text())
-    parameters = {**config.pop("rope_scaling"), "rope_theta": config.pop("rope_theta")}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": parameters}))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 1, 9]}))
-    reference = load_reference(tmp_path)
-    assert np.abs(logits_of(reference, TOKENS) - expected).max() < 1e-3
-    assert np.abs(our_logits(tmp_path, TOKENS) - expected).max() < 1e-3
-    shape = read_architecture(tmp_path)
-    require_ends(reference, shape)
-    assert set(shape.eos) == {1, 7, 9}
-
-
 @pytest.mark.parametrize("largest", [0.1, 1e-6])
 def test_weights_are_rounded_as_onnxruntime_rounds_them_for_qnn(largest: float) -> None:
     """It gives no range less than MinimumRealRange, so that a healthy model with tiny weights loses bits."""

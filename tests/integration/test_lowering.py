@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -154,51 +151,6 @@ def test_what_was_kept_on_the_cpu_to_keep_going_is_no_pass_without_the_flag(tmp_
     assert kept.code == 0 and "lowering-kept-on-cpu" in kept.rules("gru")
     assert run("test_lowering", tmp_path, "--suite", fixed, "--keep-going").cached() == {"gru"}
     assert run("test_lowering", tmp_path, "--suite", fixed).code == 1
-
-
-class Searched:
-    """Stands for a search: each lowering dies of the next node."""
-
-    def __init__(self) -> None:
-        self.watch = SimpleNamespace(users={})
-        self.alone: list[bool] = []
-
-    def culprits(self, error: BaseException, *, alone: bool) -> list[Any]:
-        from ci.operators.partition.failing_operators import Culprit
-
-        self.alone.append(alone)
-        return [Culprit((f"n{len(self.alone)}",), "aten.add", "", "", "")]
-
-    installed = contextlib.nullcontext
-
-
-def fails(nodes: frozenset[str]) -> None:
-    raise AssertionError(f"{len(nodes)} more")
-
-
-@pytest.mark.filterwarnings("ignore")  # executorch's, while it is imported
-@pytest.mark.parametrize(
-    ("brief", "nodes", "tried"),
-    [(False, ["n1"], "not tried"), (True, ["n1", "n2", "n3", "n4", "n5"], "5 more")],
-)
-def test_what_the_compiler_dies_of_is_told_without_a_fix_too(
-    brief: bool, nodes: list[str], tried: str
-) -> None:
-    from ci.operators.partition import failing_operators
-
-    search = Searched()
-    workaround = failing_operators.workaround_of(
-        cast(Any, search), AssertionError("0 more"), fails, brief=brief
-    )
-    assert workaround is not None
-    assert (workaround.lowered, sorted(workaround.cpu_nodes)) == (None, nodes)
-    assert tried in workaround.tried and set(search.alone) == {not brief}
-
-
-@pytest.mark.parametrize("stage", ["test_lowering", "test_emulator"])
-def test_a_suite_for_other_versions_of_executorch_alone_is_not_green(tmp_path: Path, stage: str) -> None:
-    case = {"net": {"run": 'executorch = "<1"'}}
-    assert run(stage, tmp_path, "--suite", suite(tmp_path, case)).code == 3
 
 
 def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 OPERATORS = "ci/models/shipped/operators.py"
 SUITES = (ROOT / "manifests/suites/models.toml", ROOT / "lab/suites/models.toml")
-DELEGATED = ("op_gelu", "op_gelu_tanh", "op_cumprod_as_sum", "op_grouped_attention")
 WORDS = (
     *("op_erf/fp16/", "op_cumprod/", "op_repeated_attention/", "op_gelu/fp16/", "op_gelu_tanh/"),
     *("op_cumprod_as_sum/", "op_grouped_attention/16a4w/"),
@@ -66,23 +65,6 @@ def test_what_falls_back_is_named_with_line_reason_and_measured_way_out(
         assert finding.message.startswith(f"{operator} at {_line(code)}")
         assert consequence in finding.message and "No node visitor, unsupported" in finding.message
         assert way_out in finding.fix
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("case", DELEGATED)
-def test_what_is_suggested_and_exact_gelu_are_delegated_whole(done: Done, case: str) -> None:
-    programs = done.report.metrics["programs"]
-    assert isinstance(programs, dict)
-    rows = [row for name, row in programs.items() if name.startswith(f"{case}/") and isinstance(row, dict)]
-    assert rows and all((row["delegates"], row["cpu_operators"]) == (1, 0) for row in rows)
-
-
-@pytest.mark.whole
-def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
-    findings = _left(done, "op_repeated_attention")
-    line = _line("k.repeat_interleave(", "lab/models/operators.py")
-    assert findings and all(line in finding.message for finding in findings)
-    assert all("fold the heads of a group" in finding.fix for finding in findings)
 
 
 def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -> None:

@@ -194,9 +194,3 @@ def test_a_model_that_asks_for_a_gpu_gets_its_line_and_what_to_write_there(folde
         built(folder, code, "net")
     new, old = re.findall("`(.+?)`", refused.value.fix)
     built(folder, code.replace(old, new), "net")
-
-
-def test_a_line_that_python_cannot_read_is_named_as_it_stands(folder: Path) -> None:
-    with pytest.raises(BadFactory, match=r"_0\.py:2.*`def net\(:`") as refused:
-        built(folder, "import torch\ndef net(:\n    return 1\n", "net")
-    assert "_0.py:2" in refused.value.fix

@@ -9,19 +9,16 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
 
 from ci.artifacts.compiled_onnx import read_dlc
-from ci.lanes.onnx import provider, steps
+from ci.lanes.onnx import steps
 from ci.lanes.onnx.compile import request_of
-from ci.lanes.onnx.graph import all_in_float, load_graph
 from ci.lanes.onnx.records import NOTHING, Preparing
 from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
@@ -29,7 +26,6 @@ from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.arrays import saved
 from ci.plain import read
 from ci.suite.accepted import load_baseline
-from ci.suite.precision import precision_named
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed
@@ -37,7 +33,6 @@ from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.base.units import decibels
 from tests.support.onnx_models import conv_model, model_of, write
-from tests.support.onnx_suites import order_of
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
@@ -250,48 +245,6 @@ class TestAudit:
         assert not (tmp_path / "out").exists()
 
 
-FORMS = """
-import json, sys
-from pathlib import Path
-from ci.lanes.onnx import provider, steps
-from ci.lanes.onnx.records import CompileOptions, Preparing
-from ci.lanes.onnx.samples import ModelFiles
-from ci.child import output_to
-from tests.support.onnx_suites import order_of
-
-model, into = Path(sys.argv[1]), Path(sys.argv[2])
-compiled, run_once = provider.compiled, provider.run
-
-def embedded_is_wrong(*words, embed, **options):
-    if embed:
-        provider.run = lambda *words: {name: each + 1 for name, each in run_once(*words).items()}
-    return compiled(*words, embed=embed, **options)
-
-provider.compiled = embedded_is_wrong
-order = order_of(into, "fp16", {"model": str(model), "inferences": 1})
-with output_to(order.log):
-    path = Path(steps.prepare(order, Preparing()).model)
-    files = ModelFiles(into, path, path, into)
-    contexts = steps.compile_forms(order, files, CompileOptions(), traced=True)
-print(json.dumps(contexts.forms_equal))
-"""
-
-
-@pytest.mark.whole
-def test_an_embedded_context_is_held_to_the_one_beside_its_model(model: Path, tmp_path: Path) -> None:
-    # In a process of its own, for the provider can take one down.
-    ended = subprocess.run(
-        [sys.executable, "-c", FORMS, model, tmp_path],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert json.loads(ended.stdout.splitlines()[-1]) is False
-
-
 def test_every_option_of_the_table_is_in_the_provider() -> None:
     import onnxruntime_qnn
 
@@ -328,18 +281,6 @@ run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
 """
 
 
-REFUSED = """
-[case.Softsign]
-factory = "ci.models.shipped.onnx_nodes:node"
-arguments = { test = "test_softsign", module = "softsign", opset = 20 }
-run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
-[case.Celu]
-factory = "ci.models.shipped.onnx_nodes:node"
-arguments = { test = "test_celu", module = "celu", opset = 20 }
-run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
-"""
-
-
 @pytest.mark.whole
 def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_path: Path) -> None:
     suite = tmp_path / "operators.toml"
@@ -355,29 +296,6 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     assert in_float == ["Relu/8a8w/SM8650"]
     onnx_command(*places, verb=("test_onnx",))
     assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 4
-
-
-@pytest.mark.whole
-def test_operators_that_qnn_refuses_are_repaired_though_factories_make_them(
-    tmp_path: Path,
-) -> None:
-    suite = tmp_path / "operators.toml"
-    suite.write_text(OPERATORS.partition("[case.")[0] + REFUSED)
-    places = ("--suite", suite, "--lane", "onnx", "--reports", tmp_path / "reports")
-    onnx_command(*places, "--accept", verb=("repair",))
-    rows = load_accepted(accepted_path(suite, "repaired")).subjects.values()
-    found = [(values["before.verdict"], values["after.verdict"]) for values in rows]
-    assert found == [("dies", "green")] * 2
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_an_operator_that_passes_values_on_is_quantized_alone_only_if_asked(
-    tmp_path: Path, alone: bool
-) -> None:
-    model = write(model_of([helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[1, 1])]), tmp_path / "m")
-    sample = {"x": np.ones((1, 3, 8, 8), np.float32)}
-    path = provider.quantized(model, [sample], precision_named("u8u8"), tmp_path, alone=alone)
-    assert all_in_float(load_graph(path)) is not alone
 
 
 NAMED_INPUTS = """\
@@ -406,26 +324,6 @@ def make():
 def with_inputs():
     return make(), (torch.randn(1, 3, 8, 8),)
 """
-
-
-@pytest.mark.parametrize(
-    ("case", "how", "compared"),
-    [
-        ({}, Preparing(), 8),
-        ({"inferences": 3}, Preparing(), 3),
-        ({}, Preparing(drawn=True), 8),
-        ({}, Preparing(compares=False), 0),
-    ],
-)
-def test_of_a_light_model_without_samples_eight_drawn_inputs_are_compared(
-    model: Path, tmp_path: Path, case: dict[str, Any], how: Preparing, compared: int
-) -> None:
-    facts = steps.prepare(order_of(tmp_path, "8a8w", {"model": str(model), **case}), how)
-    samples, calibrating = (saved(tmp_path / name) for name in (SAMPLES, CALIBRATION))
-    assert len(samples) == compared and facts.used.compared == compared
-    # Each is another one, and none calibrates.
-    contents = [array.tobytes() for sample in (*samples, *calibrating) for array in sample.values()]
-    assert len({*contents}) == len(contents)
 
 
 @pytest.mark.whole

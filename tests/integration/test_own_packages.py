@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from ci.models.own_packages import LOCKED, VARIABLE, Needs, installed, locked_versions, needs_of
+from ci.models.own_packages import LOCKED, Needs, installed, locked_versions
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
 from tests.support.elves import Library
 from tests.support.lowering_suites import run
 from tests.support.repositories import write
-from tests.support.wheels import SRC_PROJECT, STEERING, make_wheel
+from tests.support.wheels import SRC_PROJECT, make_wheel
 
 PROJECT = {
     "pyproject.toml": SRC_PROJECT,
@@ -96,14 +96,6 @@ def requirements(folder: Path, text: str) -> Needs:
     return Needs(folder / "requirements.txt")
 
 
-def test_a_conflict_with_a_pin_names_both(tmp_path: Path, store: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        installed(requirements(tmp_path, "numpy<2\n"), store)
-    for name in ("numpy<2", f"numpy=={locked_versions()['numpy']}"):
-        assert name in caught.value.message
-    assert list((store / "cache" / "packages").glob("*/")) == []
-
-
 def test_what_is_pinned_is_not_installed_again(tmp_path: Path, store: Path) -> None:
     own = installed(requirements(tmp_path, "numpy\ntorch\n"), store)
     assert (own.versions, own.without_hash) == ({}, ())
@@ -116,11 +108,6 @@ def test_what_is_pinned_is_not_installed_again(tmp_path: Path, store: Path) -> N
     )
     assert seen.stdout.strip() == locked_versions()["numpy"], seen.stderr
     assert list(own.variables) == [LOCKED]
-
-
-def test_the_project_that_a_store_lies_in_does_not_steer_it(tmp_path: Path, store: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(STEERING)
-    assert installed(requirements(tmp_path, "numpy\n"), store).versions == {}
 
 
 def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:
@@ -213,14 +200,3 @@ def test_what_a_build_reads_is_seen_and_an_error_does_not_outlive_its_cause(
     # An unchanged project is not installed again.
     first, again = (installed(Needs(project=project), store).folder for _ in range(2))
     assert first == again and len(list((store / "cache" / "packages").glob("*/resolved.txt"))) == 2
-
-
-def test_a_suite_that_names_none_gets_the_variables(tmp_path: Path) -> None:
-    file = requirements(tmp_path, "").requirements
-    suite = tmp_path / "suite.toml"
-    assert needs_of(suite, "", "", {VARIABLE: str(file)}) == Needs(file)
-    assert needs_of(suite, "", "", {}) == Needs()
-    with pytest.raises(UsageError, match=r"missing\.txt"):
-        needs_of(suite, "missing.txt", "", {})
-    with pytest.raises(UsageError):
-        needs_of(suite, "", ".", {})

@@ -39,18 +39,6 @@ def test_a_healthy_app_passes_and_its_libraries_are_listed(tmp_path: Path) -> No
     assert all(BUILD_ID in line for line in facts["libraries"])
 
 
-def test_a_healthy_library_for_apps_passes(tmp_path: Path) -> None:
-    code, document = inspect(package(tmp_path / "net.aar", in_abi(qnn(), "jni/arm64-v8a")))
-    assert (code, document["findings"]) == (0, [])
-
-
-def test_a_healthy_app_in_splits_passes(tmp_path: Path) -> None:
-    package(tmp_path / "app/base.apk", {"assets/net.pte": b"program"})
-    package(tmp_path / "app/split_config.arm64_v8a.apk", in_abi(qnn()))
-    code, document = inspect(tmp_path / "app")
-    assert (code, document["findings"]) == (0, [])
-
-
 LIB = "lib/arm64-v8a"
 SPOILED: dict[str, tuple[dict[str, bytes | None], str]] = {
     "a stub of another SDK": (

@@ -203,33 +203,6 @@ def test_what_a_library_is_built_with_has_its_line_and_scope() -> None:
     assert x.standard and (x.standard.name, x.standard.place.line) == ("17", 1)
 
 
-LANGUAGES = """\
-add_library(x a.cpp c.c)
-add_library(y a.cpp)
-foreach(name x y)
-  target_compile_options(${name} PRIVATE
-    $<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions> $<$<COMPILE_LANGUAGE:C>:-std=c11>)
-  target_compile_definitions(${name} PRIVATE
-    $<$<COMPILE_LANG_AND_ID:C,GNU,Clang>:OF_C> OF_$<COMPILE_LANGUAGE>)
-endforeach()
-"""
-
-
-def test_a_flag_for_one_language_counts_where_the_library_has_sources_of_it() -> None:
-    [side] = sides(LANGUAGES)
-    assert side.troubles == []
-    named = {
-        name: {item.name for item in [*library.options, *library.definitions]}
-        for name, library in side.libraries.items()
-    }
-    assert named == {
-        "x": {"-fno-exceptions", "-std=c11", "OF_C", "OF_CXX"},
-        "y": {"-fno-exceptions", "OF_CXX"},
-    }
-    # The standard of C is another matter.
-    assert side.libraries["x"].standard is None
-
-
 STANDARDS = {
     # What is said of the target, the standard, and what is not evaluated of it.
     "set_target_properties(x PROPERTIES CXX_STANDARD 20)": ("20", 0),
@@ -272,11 +245,6 @@ def test_another_standard_generated_files_and_where_a_file_was_written() -> None
     [rule] = flags().rules
     assert rule.command == ("flatc", "--cpp", "p/names.txt")
     assert _items(rule.files) == [("0/p/names.txt", 16, "PRIVATE")]
-
-
-def test_a_named_file_that_is_not_there_is_missing_and_an_empty_glob_is_known() -> None:
-    assert [(item.name, item.place.line) for item in flags().missing] == [("0/p/nowhere.cpp", 28)]
-    assert [(glob.pattern, glob.matched) for glob in flags().globs] == [("0/p/none/*.cpp", frozenset())]
 
 
 UNKNOWNS = """\

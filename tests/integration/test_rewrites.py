@@ -16,11 +16,11 @@ import torch
 
 from ci.explain import onnx_rewrites, torch_repair
 from ci.explain.onnx_graph import CpuRuntime
-from ci.explain.onnx_rewriting import OnnxMatch, Rewriting, Writer
+from ci.explain.onnx_rewriting import OnnxMatch, Writer
 from ci.explain.rewriting import Need, NotTheSame, RewriteChoice, needs_of
 from ci.lanes.onnx import provider
 from provisioning.known_faults import fix_for, load_faults, load_fixes, words_of
-from tests.support.repaired_graphs import TEXTS, WITHOUT_SHAPES, model_of, sample_of
+from tests.support.repaired_graphs import TEXTS, model_of, sample_of
 from tests.support.repaired_nets import NETS, Net, counted, weight_normed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -93,17 +93,6 @@ def test_what_an_input_is_written_into_is_no_constant(
     assert not found
 
 
-def test_a_pool_without_a_batch_is_passed_over() -> None:
-    def pools(x: torch.Tensor) -> torch.Tensor:
-        whole = torch.nn.functional.avg_pool2d(x, 3, 2, 1)
-        return torch.nn.functional.avg_pool1d(whole[0], 3, 2, 1)
-
-    sample = (torch.randn(3, 9, 9),)
-    with torch.no_grad():
-        model = torch_repair.RepairedModule(Net(pools).eval(), [sample, sample]).model
-    assert not [match for find in torch_repair.BY_NAME["pool-as-convolution"] for match in find(model)]
-
-
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_the_words_for_an_embedding_bag_compute_the_same_in_each_of_its_modes(mode: str) -> None:
     method = re.search(rf"\.(\w+)\(1\) for mode {mode}\b", words_of("embedding-bag-on-cpu"))
@@ -144,27 +133,6 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
     repaired.apply([need(name)])
     assert matches and [change.refused for change in repaired.changes] == [""] * len(matches)
     assert not list(onnx_rewrites.REWRITES[name](repaired.model))
-
-
-@pytest.mark.parametrize("name", onnx_rewrites.REWRITES)
-def test_a_rewrite_passes_over_what_has_no_known_shape(name: str, tmp_path: Path) -> None:
-    """The second Einsum multiplies rows of one element by matrices of two, which ONNX Runtime repeats."""
-    model = Rewriting(WITHOUT_SHAPES, [], tmp_path, provider)
-    assert not list(onnx_rewrites.REWRITES[name](model))
-
-
-def test_what_reads_an_operator_of_another_domain_keeps_its_type(tmp_path: Path) -> None:
-    """Nothing infers it, and what has no type is not quantized."""
-    model = model_of("gelu-for-erf")
-    model.graph.node[-1].output[0] = "gelu"
-    model.graph.node.append(onnx.helper.make_node("MatMul", ["gelu", "square"], ["y"]))
-    square = onnx.numpy_helper.from_array(2 * np.eye(6, dtype="f4"), "square")
-    model.graph.initializer.append(square)
-    repaired = onnx_rewrites.RepairedOnnx(model, [sample_of(model)], tmp_path, provider)
-    repaired.apply([need("gelu-for-erf")])
-    graph = repaired.model.model.graph
-    assert [node.domain for node in graph.node if "gelu" in node.output] == ["com.microsoft"]
-    assert [value.type.tensor_type.elem_type for value in graph.value_info if value.name == "gelu"] == [1]
 
 
 def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> None:

@@ -120,16 +120,6 @@ def test_takes_a_shape_for_each_inference(home: Home) -> None:
     assert outputs(home) == expected | shorter
 
 
-def test_writes_the_part_of_an_output_that_is_asked_for(home: Home) -> None:
-    home.write("shapes.txt", "1, 3\n2, 3\n")
-
-    ran = home.program("add", "--output_shape_path", "shapes.txt")
-
-    assert ran.code == 0, ran.err
-    expected = references(home, "add")
-    assert outputs(home) == expected | {"output_0_0.raw": expected["output_0_0.raw"][:12]}
-
-
 def test_a_failure_leaves_the_outputs_of_earlier_inferences_whole(home: Home) -> None:
     home.write("bad.raw", b"\x09" + b"\0" * 15)
     home.write("lookup.txt", "lookup_in0.raw\nbad.raw\nlookup_in0.raw\n")
@@ -177,40 +167,6 @@ def test_metrics_tell_times_memory_and_outputs(home: Home) -> None:
     }
     assert 0 < metrics["load_ms"] < metrics["first_output_ms"]
     assert 1000 < metrics["peak_rss_kb"] < 1_000_000
-
-
-def test_metrics_tell_the_lpai_options_that_the_backend_took(home: Home) -> None:
-    options = {"fps": 30, "ftrt_ratio": 50, "client_perf_type": 2, "affinity": 2, "core_selection": 3}
-    flags = [word for name, value in options.items() for word in (f"--lpai_{name}", str(value))]
-
-    plain = home.program("add", "--metrics_path", "m.json")
-    assert plain.code == 0, plain.err
-    assert json.loads(home.read("m.json"))["runtime_options"] == {}
-
-    ran = home.program("add", *flags, "--lpai_core_selection=0x3", "--metrics_path", "m.json")
-    assert ran.code == 0, ran.err
-    assert json.loads(home.read("m.json"))["runtime_options"] == {
-        f"qnn_runtime_lpai_{name}": value for name, value in options.items()
-    }
-
-
-def test_peak_memory_is_the_runners_own_and_not_that_of_who_started_it(home: Home) -> None:
-    ballast = bytearray(os.urandom(1 << 20)) * 200
-
-    peak = home.peak_rss_kb("--model_path", "add.pte", "--input_list_path", "add.txt")
-
-    assert peak < len(ballast) >> 10
-
-
-def test_writes_a_profile_by_custom_and_none_when_told(home: Home) -> None:
-    home.program("add")
-    assert b"Execute" in home.read("etdump.etdp")
-    (home.folder / "etdump.etdp").unlink()
-
-    ran = home.program("add", "--etdump_path=", "--performance_output_path=")
-
-    assert ran.code == 0, ran.err
-    assert not (home.folder / "etdump.etdp").exists()
 
 
 TIMES = """

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ci import runner
 from ci.builds.runner_build import find_executorch
 from provisioning import elf
-from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT, Selection
 from tests.support.runner import build, build_in_place, dist, runner_reports
 
@@ -39,16 +37,6 @@ def copied(into: Path) -> Path:
     for name in ("ci", "provisioning", "manifests"):
         shutil.copytree(ROOT / name, into / name, ignore=shutil.ignore_patterns("__pycache__"))
     return into
-
-
-def test_without_a_compiler_a_stage_that_needs_a_runner_says_what_installs_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "DIST", tmp_path / "dist")
-    environ = {name: value for name, value in os.environ.items() if name not in ("CXX", runner.VARIABLE)}
-    with pytest.raises(EnvironmentLacking) as raised:
-        runner.ready_runner({**environ, "PATH": str(tmp_path)}, tmp_path / "reports")
-    assert raised.value.fix == "apt-get install g++"
 
 
 @pytest.mark.whole
@@ -174,11 +162,3 @@ def test_a_changed_file_is_replaced_by_what_was_there_once_a_build_passes_its_ch
     assert done.returncode == 0, done.stderr
     assert digests(clone.folder / "dist") == before
     assert "up to date" in clone.run("--dry-run", CXXFLAGS="-O0").stdout
-
-
-def test_the_report_names_every_file_of_dist(dist: Path, runner_reports: Path) -> None:
-    report = json.loads((runner_reports / "build_runner.json").read_text(encoding="utf-8"))
-
-    named = {str(Path(item["path"]).relative_to(dist)): item["sha256"] for item in report["artifacts"]}
-    assert named == digests(dist)
-    assert "QnnBackend" in report["metrics"]["backends"]

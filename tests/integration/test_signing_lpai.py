@@ -20,7 +20,6 @@ from provisioning import licences
 from tests.support import hexagon_sdk
 from tests.support.elfsigner_stand_in import DISCLAIMER, QUESTION
 from tests.support.scripts import script
-from tests.support.skels import Skel
 from tests.support.typed import typed
 
 ACCEPT = ("--accept-disclaimer", Consent.digest(QUESTION))
@@ -88,16 +87,6 @@ def test_the_skel_is_signed_into_the_overlay_and_the_sdk_is_left_alone(world: Wo
 
 def snapshot(directory: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in directory.rglob("*")}
-
-
-def test_the_disclaimer_is_accepted_once_and_for_all_libraries(world: World, python: str) -> None:
-    more = [Skel(arch=81, content=f"more {n} ".encode()).write(world.root / f"lib{n}.so") for n in range(3)]
-    first = world.sign_lpai(*ACCEPT, "--python", python, "--library", *more)
-    second = world.sign_lpai("--python", python)
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert DISCLAIMER.strip() in first.stderr and DISCLAIMER.strip() not in second.stderr
-    (record,) = licences.recorded(world.root / "store").values()
-    assert (record["component"], record["version"]) == ("hexagon-sdk", "6.5.0.0")
 
 
 @pytest.mark.parametrize("question", ["not accepted", "another"])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ci.runner import Runner
 from lab.golden import programs
 from lab.golden.contexts import (
     SUMS,
@@ -26,8 +24,6 @@ from lab.golden.contexts import (
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from tests.support.programs import program
-from tests.support.scripts import script
 
 PROGRAM = "net/u16u8/SM8650"
 KNOWN = "Failed to create context from binary. Error: QNN_CONTEXT_ERROR_INVALID_ARGUMENT: deemed invalid"
@@ -88,62 +84,9 @@ def test_kept_files_that_are_not_what_was_kept_are_refused(damage: str, tmp_path
         take(stored, tmp_path / "damaged")
 
 
-RUNNER = """\
-model=$2
-while [ $# -gt 0 ]; do case $1 in --output_folder_path) out=$2;; esac; shift; done
-write() { head -c 768 /dev/zero | tr '\\0' $1 > $out/output_0_0.raw; }
-case $0$model in *1.5.1/*1.5.0/*) {does};; *) write 1;; esac
-"""
-"""Stands in for a version's runner: what 1.5.1 does with a program of 1.5.0, and the right thing else."""
-
-
 class WithoutQnn(programs.Toolkit):
     def qnn(self) -> dict[str, str]:
         return dict(os.environ)
-
-
-@pytest.mark.parametrize(
-    ("does", "result"),
-    [
-        ("write 1", "same"),
-        ("write 2", "differs"),
-        ("true", "differs"),
-        ("echo 'E: method error 0x30'; exit 1", "refused"),
-        ("kill -9 $$", None),
-    ],
-)
-def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does(
-    does: str, result: Result | None, tmp_path: Path
-) -> None:
-    pte = tmp_path / "made.pte"
-    pte.write_bytes(program())
-
-    class Scripts(WithoutQnn):
-        """Runners that are scripts, and one program of all versions."""
-
-        def executorch(self, release: object, variables: Mapping[str, str]) -> dict[str, str]:
-            return dict(variables)
-
-        def runner(self, version: str, release: object) -> Runner:
-            return Runner(script(tmp_path / "runners" / version / "runner", RUNNER.replace("{does}", does)))
-
-        def compile(self, maker: str, programs: Sequence[str], variables: object) -> dict[str, Path]:
-            return dict.fromkeys(programs, pte)
-
-    golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
-    selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
-
-    def measured() -> str:
-        tools = Scripts(selection, tmp_path / "golden", 9, {})
-        results = programs.measure(golden, ["1.5.1", "1.5.0"], tools, tmp_path / "kept")
-        return results[PROGRAM]["1.5.0"].runtimes["1.5.1"].result
-
-    if result is None:
-        # The system ended it, which says nothing of the program.
-        with pytest.raises(EnvironmentLacking):
-            measured()
-    else:
-        assert measured() == result
 
 
 def test_a_runner_of_another_executorch_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx.defs
 
 from ci.lanes.onnx.suite import programs_of
-from ci.models.shipped.onnx_nodes import node
 from ci.operators.table import OperatorTable
 from ci.suite.accepted import Recorded
 from lab.onnx_operators.cells import onnx_of
@@ -30,14 +28,6 @@ def test_the_suite_has_each_operator_in_each_precision_and_the_proof_of_a_fault(
     names = {program.name for program in programs_of(SUITE)}
     operators = [*node_tests().operators, "conv2d_depthwise_1x1_relu"]
     assert names == {f"{name}/{run}/SM8650" for name in operators for run in ("fp16", "8a8w", "16a8w")}
-
-
-def test_a_node_test_becomes_a_model_with_its_settings_as_weights() -> None:
-    model, sample = node("test_top_k", "topk", 20, "k")
-    assert [value.name for value in model.graph.input] == ["x"] == list(sample)
-    assert [weight.name for weight in model.graph.initializer] == ["k"]
-    assert sample["x"].dtype == np.float32 and model.opset_import[0].version == 20
-    onnx.checker.check_model(model, full_check=True)
 
 
 BUILD = "v2.51.0"

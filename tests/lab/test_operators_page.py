@@ -108,38 +108,6 @@ def test_a_word_is_of_htp_beside_the_quantized_model_and_of_that_beside_the_floa
     assert str(found) == text and found.good is (text == "whole 136 dB")
 
 
-def test_a_chain_whose_layers_do_not_compile_says_nothing_of_an_operator() -> None:
-    dies = RecordedPart("dies")
-    tests = {
-        **own("clone", plain=ON_CPU, chain=dies),
-        **own("erf", plain=ON_CPU, chain=dies),
-        **own("rand", chain=dies),
-    }
-    cells = table(tests, soc="SM8350").cells
-    assert [str(cells[name]["SM8350"]["16a8w"]) for name in ("clone", "erf")] == ["CPU", "CPU"]
-    assert "rand" not in cells
-
-
-def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_are_none() -> None:
-    parts = {
-        "16a8w-plain": RecordedPart("whole", 70),
-        "16a8w-small": RecordedPart("wrong", -6),
-        "16a4w-plain": RecordedPart("whole", 70),
-        # The plain case gives something else.
-        "16a16w-plain": RecordedPart("whole", 61),
-        # Nothing ran that could be the same.
-        "16a4w_block-plain": RecordedPart("dies"),
-    }
-    tests = {
-        f"test_values[qnn_{scheme}-log-{case}]": part
-        for name, part in parts.items()
-        for scheme, case in [name.split("-")]
-    }
-    row = table(tests).cells["log"]["SM8650"]
-    found = {scheme: [*cell.others] for scheme, cell in row.items() if cell.others}
-    assert found == {"16a8w": ["small [0.0001, 0.01]"], "16a4w": ["small [0.0001, 0.01]"]}
-
-
 def judged(committed: OperatorTable, test: str, *parts: RecordedPart) -> list[bool]:
     """Whether each change is worse."""
     judge = TableJudge(AcceptedTests("values", "wheels", "SM8650"), Path(), cells=by_key(committed))

@@ -54,18 +54,6 @@ WEIGHTS: dict[str, dict[str, tuple[int, ...]]] = {
 """Those that are drawn."""
 
 
-WITHOUT_SHAPES = parser.parse_model(
-    """<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
-g (float[1,4,6,6] x, float[4,1] u) => (y, z, a, e)
-    <float[4] s = {1, 0.5, 2, 1}, int64[6] six = {1, 2, 2, 2, 3, 6}, float[2,3] w> {
-    b = com.microsoft.Gelu(x) y = BatchNormalization(b, s, s, s, s)
-    c = Reshape(b, six) d = Transpose<perm = [0, 1, 3, 2, 4, 5]>(c) z = Reshape(d, six)
-    f = com.microsoft.Gelu(u) a = Einsum<equation = "ij,jk->ik">(f, u)
-    e = Einsum<equation = "ij,jk->ik">(u, w) }"""
-)
-"""What follows an operator of the provider's own has no known shape."""
-
-
 def model_of(name: str) -> onnx.ModelProto:
     model, generator = parser.parse_model(HEAD + TEXTS[name]), np.random.default_rng(1)
     for weight, shape in WEIGHTS.get(name, {}).items():

@@ -17,11 +17,9 @@ from tests.support.miniature_executorch import make_sdk
 from tests.support.own_manifests import own_accepted_tests
 
 TESTS = """\
-import ctypes, os, random, signal, subprocess, sys, tempfile, time, unittest, urllib.request
+import ctypes, os, signal, subprocess, tempfile, time, unittest
 from pathlib import Path
 
-import torchvision
-from executorch.backends.qualcomm import qnn_preprocess
 from executorch.backends.qualcomm.tests.utils import TestQNN
 
 os.environ["QNN_BUILD_FOLDER"]  # before any test, as a suite's own set-up reads it
@@ -48,25 +46,10 @@ class TestOps(TestQNN):
         subprocess.run([os.environ["QNN_EXECUTOR_RUNNER"]], check=True)
         Path("model.pte").touch()
 
-    def test_absent(self):
-        torchvision.models.resnet18()
-
-    def test_allocates(self):
-        blocks = []
-        while True:
-            blocks.append(bytes(1 << 28))
-
     def test_aborts(self):
         Path(os.environ["QNN_SDK_ROOT"] + "/../read").read_text()
         print("libc++.so.1: cannot open shared object file", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
-
-    def test_downloads(self):
-        urllib.request.urlopen("http://192.0.2.1/weights.pth", timeout=1)
-
-    @unittest.expectedFailure
-    def test_expected(self):
-        self.fail("known upstream")
 
     def test_fails(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -78,48 +61,11 @@ class TestOps(TestQNN):
         subprocess.Popen(["sleep", "600"])
         ctypes.PyDLL(None).sleep(600)
 
-    def test_leaves(self):
-        os._exit(0)
-
-    def test_nan(self):
-        self._assert_outputs_equal([Values([float("nan")])], [Values([1.0])])
-
     def test_outputs(self):
         self._assert_outputs_equal([Values([1.0, 2.0])], [Values([30.0, 40.0])])
 
-    def test_poisons(self):
-        vars(qnn_preprocess).update(range=None, added=1)
-
-    def test_poisoned(self):
-        self.assertEqual(qnn_preprocess.lower(), [0, 1])
-
-    def test_random_1(self):
-        self.assertEqual(random.random(), random.Random(0).random())
-
-    test_random_2 = test_random_1
-
     def test_skips(self):
         self.skipTest("needs a device")
-
-    def test_subtests(self):
-        for number in range(3):
-            with self.subTest(i=number):
-                self.assertNotEqual(number, 1)
-
-    def test_swallows(self):
-        try:
-            torchvision.models.resnet18()
-        except Exception:
-            self.fail("no model")
-
-    def test_tool(self):
-        tool = Path(os.environ["QNN_SDK_ROOT"], "bin/x86_64-linux-clang/qnn-tool")
-        shell = subprocess.run(["bash", "-c", str(tool)], capture_output=True, text=True)
-        self.assertEqual(shell.returncode, 0, shell.stderr)
-
-    @unittest.expectedFailure
-    def test_unexpected(self):
-        pass
 """
 
 SHARED = """\
@@ -172,8 +118,6 @@ class Suite:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.code: int
-        self.report: Report
         self.package = root / "site"
         self.tests = self.package / "executorch/backends/qualcomm/tests"
         self.sdk = make_sdk(root / "sdk")

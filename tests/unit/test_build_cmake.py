@@ -137,23 +137,3 @@ def test_lack_of_memory_or_disk_is_no_error_of_the_tree(text: str, kind: type[Ex
     error = failure(BuildCommand("building it", ("cmake",)), 1, text, Path("log"), 8)
     assert type(error) is kind
     assert shown in f"{error.message} {error.fix}"
-
-
-CMAKE_LOG = """\
--- Configuring
-CMake Error at CMakeLists.txt:82 (find_package):
-  By not providing "FindGflags.cmake" this project has asked for it.
-
-  Could not find a package configuration file provided by "gflags".
-
-
--- Configuring incomplete, errors occurred!
-CMake Error at other/CMakeLists.txt:1 (message):
-  Another one.
-"""
-
-
-def test_an_error_of_cmake_is_shown_alone_and_has_one_fix() -> None:
-    error = failure(BuildCommand("configuring it", ("cmake",)), 1, CMAKE_LOG, Path("log"), 8)
-    assert "gflags" in error.message and "Another one" not in error.message
-    assert "fix:" not in error.message and "log" in error.fix

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.built_files import require_writable
 from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk
 from ci.builds.toolchain import Toolchain, cross
 from ci.builds.tree import load_recipe
@@ -75,11 +74,3 @@ def test_a_toolchain_file_is_known_by_its_content_and_excludes_the_other_ways(tm
     assert len(identities) == 2
     with pytest.raises(UsageError, match="--toolchain-file"):
         cross(recipe, {}, "arm-", None, file)
-
-
-def test_an_output_that_is_a_file_is_refused_before_anything_is_built(tmp_path: Path) -> None:
-    (tmp_path / "dist").touch()
-    for folder in (tmp_path / "dist", tmp_path / "dist" / "below"):
-        with pytest.raises(UsageError, match="--output"):
-            require_writable(folder, "--output")
-    require_writable(tmp_path / "new" / "folder", "--output")

@@ -43,12 +43,3 @@ def test_cxx_names_the_compiler_by_a_path_from_here_too(
     assert find_compiler({**path_of(tmp_path / "bin"), "CXX": "own/my-c++"}) == BuildTool(mine, "mine 1.0")
     with pytest.raises(EnvironmentLacking, match="nothing-c"):
         find_compiler({**path_of(tmp_path / "bin"), "CXX": "nothing-c++"})
-
-
-def test_what_is_only_with_a_file_is_asked_of_a_tree_that_has_it(tmp_path: Path) -> None:
-    (tmp_path / "examples" / "models" / "llama").mkdir(parents=True)
-    (tmp_path / "examples" / "models" / "llama" / "CMakeLists.txt").touch()
-    recipe = for_tree(load_recipe("aarch64-linux"), tmp_path)
-    assert [project.name for project in recipe.projects] == ["executorch", "examples", "llama"]
-    older = for_tree(load_recipe("aarch64-linux"), tmp_path / "older")
-    assert [project.name for project in older.projects] == ["executorch", "examples"]

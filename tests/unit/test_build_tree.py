@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ci.builds import tree as trees
-from ci.builds.tree import for_tree, load_recipe
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.miniature_executorch import make_tree
 
@@ -64,11 +63,3 @@ def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None
     (root / "third-party" / "a" / "file").touch()
     submodules = trees.submodules(trees.open_tree(root))
     assert submodules == [trees.Submodule("third-party/a", "https://github.com/some/a.git", "ab" * 20)]
-
-
-def test_the_toolchains_own_files_read_options_too(tree: Path, tmp_path: Path) -> None:
-    toolchain = tmp_path / "android.toolchain.cmake"
-    toolchain.write_text("if(ANDROID_ABI AND ANDROID_PLATFORM)\nendif()\n", encoding="utf-8")
-    recipe = for_tree(load_recipe("aarch64-android"), tree)
-    assert trees.unread_options(recipe, trees.file_names(tree)) == ["ANDROID_ABI", "ANDROID_PLATFORM"]
-    assert trees.unread_options(recipe, trees.file_names(tree), [toolchain]) == []

@@ -435,15 +435,6 @@ def test_push_sh_keeps_out_of_a_folder_that_a_run_has(written: Path, tmp_path: P
     assert (done.returncode, files_in(tmp_path / "board")) == (3, set()), done.stderr
 
 
-def test_push_sh_removes_nothing_there_the_second_time_either(written: Path, tmp_path: Path) -> None:
-    (tmp_path / "usr" / "bin").mkdir(parents=True)
-    (tmp_path / "usr" / "bin" / "sh").touch()
-    for _ in range(2):
-        done = push(written, tmp_path / "usr", *flags_of(written))
-    assert (tmp_path / "usr" / "bin" / "sh").is_file()
-    assert "holds other files" in done.stderr
-
-
 @pytest.mark.parametrize(("old", "new"), [('"run.sh"', '"../run.sh"'), ("aarch64-linux", "riscv64-linux")])
 def test_a_manifest_that_cannot_be_trusted_is_refused(maker: Maker, old: str, new: str) -> None:
     maker.make(maker.model())

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import QnnEstimate, read_estimate
 from ci.forecast import (
     Fit,
@@ -24,8 +23,6 @@ from ci.forecast import (
 )
 from ci.lanes.onnx.findings import over_budget
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.model_commands import forecast as forecast_verb
-from provisioning.base.command_line import parsed
 from provisioning.base.errors import UsageError
 
 BUILD = "v2.51.0.260929181845"
@@ -125,21 +122,6 @@ def test_a_cut_graph_and_operators_without_a_cost_have_no_forecast(field: str) -
     assert "2" in forecast("fp16", given, FIT, TABLE).withheld
 
 
-def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:
-    found = forecast("16a8w", asked(), FIT, TABLE)
-    assert found.withheld and "fp16, 8a8w" in found.fix
-
-
-def test_a_language_model_says_why_it_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of what Genie is given, and of a checkpoint."""
-    for name in ("genie_config.json", "config.json"):
-        folder = tmp_path / name.partition(".")[0]
-        folder.mkdir()
-        (folder / name).write_text("{}")
-        assert forecast_verb.run(parsed(VERBS["forecast"], [str(folder)])) == 1
-        assert "tokens a second" in capsys.readouterr().out
-
-
 def test_one_phone_tells_the_others() -> None:
     found = forecast("fp16", asked(), FIT, TABLE)
     (other,) = by_measurement("galaxy s24 = 1.76 ms", "fp16", found, FIT, TABLE).forecasts
@@ -172,16 +154,6 @@ def test_the_compilers_estimate_is_read(tmp_path: Path) -> None:
     assert estimate is not None
     assert (estimate.us, estimate.least_us, estimate.most_us) == (510, 431, 611)
     assert (estimate.uncosted, estimate.graphs) == (3, 1)
-
-
-def test_a_profile_without_an_estimate_has_none(tmp_path: Path) -> None:
-    path = tmp_path / "profile.csv"
-    path.write_text(PROFILE.splitlines()[0] + "\n0,FINALIZE,125563,US,BACKEND,ROOT,QNN (finalize) time\n")
-    assert read_estimate(path) is None
-
-
-def test_a_forecast_says_what_it_cost() -> None:
-    assert "took 3.2 s" in forecast("fp16", asked(cpu_seconds=3.2), FIT, TABLE).basis
 
 
 def test_phones_are_found_by_their_usual_names() -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import io
-import os
 import shlex
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -16,16 +13,11 @@ from ci.__main__ import VERBS
 from ci.diagnose.rules import rules
 from ci.model_commands import audit, divergence
 from ci.one_model.model import one_model_of
-from ci.suite.offers import load_offers, offers_of, show, words_of
+from ci.suite.offers import load_offers, offers_of, words_of
 from tests.support.typed import parsed
 
 MODEL = ["net.py:make", "--soc", "SM8650", "--precision", "16a8w", "--calibrate", "samples"]
 BURST = "htp_performance_mode=burst"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_wrong_result_is_repaired_tuned_and_explained_by_one_command_each() -> None:
@@ -34,11 +26,6 @@ def test_a_wrong_result_is_repaired_tuned_and_explained_by_one_command_each() ->
     assert " repair" in found["repairs"] and "--precision 16a8w" in found["repairs"]
     assert "--precision 16a8w --precision fp16" in found["tunes"] and "--calibrate samples" in found["tunes"]
     assert " divergence" in found["explains"]
-
-
-def test_what_no_precision_makes_more_exact_is_not_to_be_tuned() -> None:
-    model = ["net.py:make", "--soc", "SM8650", "--precision", "fp16"]
-    assert "tunes" not in offers_of(["compile-accuracy"], words_of(model))
 
 
 @pytest.mark.parametrize(
@@ -85,21 +72,6 @@ def test_what_was_just_done_and_what_cannot_be_typed_are_not_offered() -> None:
     assert list(found) == ["explains", "silences"]
     assert "-k net/8a8w/SM8650 --accept" in found["silences"]
     assert not offers_of(["lowering-machine"], words_of(MODEL))
-
-
-@pytest.mark.parametrize(("variables", "listed"), [({}, True), ({"CI": "true"}, False)])
-def test_a_person_gets_a_numbered_list_and_ci_none(
-    variables: Mapping[str, str], listed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setitem(os.environ, name, value)
-    stream = Terminal()
-    show({"repairs": "one", "explains": "two"}, stream)
-    assert ("1. repairs" in stream.getvalue() and "2. explains" in stream.getvalue()) is listed
-    piped = io.StringIO()
-    show({"repairs": "one"}, piped)
-    assert not piped.getvalue()
 
 
 def test_each_rule_of_the_table_is_one_that_a_finding_can_have() -> None:

@@ -24,8 +24,6 @@ REASONS = {
     "integration/test_llm.py": PLANTED,
     "integration/test_noxfile.py": "uv is taken away where it is installed",
     "integration/test_rewrites.py": PLANTED,
-    "integration/test_runner_build.py": "where builds go is known to the process alone",
-    "integration/test_upstream_suites.py": SHORTER,
     "support/own_manifests.py": SHIPPED,
     "support/own_table.py": SHIPPED,
     "support/planted_decoders.py": PLANTED,

@@ -60,19 +60,3 @@ def test_nothing_that_the_file_says_is_said_beside_it(tmp_path: Path, beside: st
     precision_file(tmp_path, "conv2d")
     with pytest.raises(ManifestError, match="precision_file"):
         programs_of(suite(tmp_path, f'precision_file = "net.precision.toml"\n{beside}'))
-
-
-def test_a_file_of_another_lane_is_refused(tmp_path: Path) -> None:
-    precision_file(tmp_path, "Conv_0", lane="onnx")
-    with pytest.raises(ManifestError, match="lane"):
-        programs_of(suite(tmp_path))
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"net\.precision\.toml"):
-        programs_of(suite(tmp_path))
-
-
-def test_a_precision_that_operators_cannot_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="nodes"):
-        programs_of(suite(tmp_path, 'precision = "8a8w"\nnodes = { qdq = ["conv2d"] }'))

@@ -16,9 +16,7 @@ from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
-from ci.suite.proved import explained
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.findings import Finding, Severity
+from provisioning.base.errors import CheckFailed
 from provisioning.known_faults import NO_FIX, SuspectedFault
 from tests.support.stand_in_lane import HELPS, RED, StandInLane, green
 
@@ -132,23 +130,6 @@ def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_
     assert (found.edit is not None) is helped and bool(found.helping) is helped
 
 
-def test_what_was_proved_of_a_program_is_said_where_nothing_is_searched(tmp_path: Path) -> None:
-    before = replace(RED, program="aa")
-    proved(tmp_path, lambda model: green(44.4), before)
-    missed, other = (
-        Finding(rule, Severity.ERROR, "net", "it", "search") for rule in ("x-accuracy", "x-cost")
-    )
-    said, same = explained([missed, other], tmp_path / "store", "aa")
-    assert CAUSE.words in said.message and "44.4 dB" in said.fix and str(said.place) == HELPS.source
-    assert same == other
-    assert list(explained([missed], tmp_path / "store", "bb")) == [missed]
-
-
-def test_where_nothing_helps_no_fix_is_known_and_what_was_tried_is_said(tmp_path: Path) -> None:
-    found, _ = proved(tmp_path, lambda model: RED)
-    assert found.fix.startswith(f"{NO_FIX}; tried: ") and "2.0 dB" in found.fix
-
-
 def test_what_died_and_is_red_once_it_is_rewritten_is_rewritten_at_the_more_exact_precision(
     tmp_path: Path,
 ) -> None:
@@ -182,23 +163,6 @@ def test_what_died_and_stays_red_has_the_cause_of_that(
     assert (CAUSE.words in found.fix) is said and "2.0 dB" in found.fix and "tried.pt2" not in found.fix
 
 
-def test_once_the_time_is_over_nothing_more_is_tried(tmp_path: Path) -> None:
-    def never(model: OneModel) -> Outcome:
-        raise AssertionError
-
-    assert proved(tmp_path, never, seconds=-1.0)[0].fix == NO_FIX
-
-
-def test_a_trial_that_this_machine_cannot_do_is_said_and_the_next_one_is_tried(tmp_path: Path) -> None:
-    def gives(model: OneModel) -> Outcome:
-        if model.typed.endswith(".pt2"):
-            raise EnvironmentLacking("the disk is full", fix="")
-        return green(44.4) if model.precision == "16a8w" else RED
-
-    found, _ = proved(tmp_path, gives, precision="8a8w")
-    assert "the disk is full" in found.others[0] and "44.4 dB" in found.fix
-
-
 def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_help(tmp_path: Path) -> None:
     def gives(model: OneModel) -> Outcome:
         until = model.work.until
@@ -209,14 +173,6 @@ def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_he
     found, _ = proved(tmp_path, gives, seconds=0.2)
     assert not (found.helping or found.others) and NO_FIX not in found.fix
     assert "--only helps" in found.fix and "did not end" in found.fix
-
-
-def test_of_a_model_that_does_not_export_nothing_is_tried(tmp_path: Path) -> None:
-    class Refuses(StandInLane):
-        def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
-            raise CheckFailed("the factory fails", fix="")
-
-    assert proved(tmp_path, lambda model: green(50), kind=Refuses)[0].fix == NO_FIX
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ci.models.arrays import Sample
-from ci.one_model.output import Ran, as_text, compared, outputs_in, require_program, write
+from ci.one_model.output import Ran, compared, outputs_in, write
 from provisioning.base.errors import CheckFailed, UsageError
 
 VALUES = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -40,19 +40,6 @@ def test_names_that_would_be_one_file_are_two(tmp_path: Path) -> None:
     assert outputs_in(tmp_path)["a:b"].shape == (4,)
 
 
-def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
-    (tmp_path / "y.npy").touch()
-    with pytest.raises(CheckFailed) as caught:
-        outputs_in(tmp_path)
-    assert str(tmp_path) in caught.value.message
-
-
-def test_what_ran_where_each_output_and_the_time_are_said() -> None:
-    text = "\n".join(as_text(ran({"y": VALUES})))
-    for said in ("on the emulator", "y: float32[2, 4]  -1, ", "2 ms a run, 1 to 3 in 3 runs"):
-        assert said in text
-
-
 def test_outputs_are_compared_by_name_where_both_have_it_else_in_order() -> None:
     ours = {"a": VALUES, "b": -VALUES}
     for other in ({"b": -VALUES, "a": VALUES}, {"x": VALUES, "y": -VALUES}):
@@ -70,9 +57,3 @@ def test_outputs_with_little_in_common_differ() -> None:
 def test_outputs_of_another_model_cannot_be_compared(other: Sample) -> None:
     with pytest.raises(CheckFailed):
         compared({"y": VALUES}, other, "other")
-
-
-def test_a_model_is_no_program(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        require_program(tmp_path / "net.py:make", "net.py:make")
-    assert "compile" in caught.value.fix

@@ -73,10 +73,6 @@ def test_the_worst_outcome_decides_and_a_stage_that_did_not_run_is_no_pass(
     assert worst([_report(outcome=Outcome.PASS), *others]) is outcome
 
 
-def test_nothing_and_skipped_stages_alone_are_no_pass() -> None:
-    assert (worst([]), worst([SKIPPED])) == (Outcome.ERROR, Outcome.ERROR)
-
-
 @given(REPORTS)
 def test_no_text_of_a_report_steers_the_terminal(report: Report) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", console(report, colour=False))
@@ -210,12 +206,6 @@ def test_a_summary_too_long_for_github_is_cut_and_says_by_how_much() -> None:
     assert len(text.encode()) < 1024 * 1024
     assert left_out
     assert int(left_out[1].replace(",", "")) + text.count("\n| 🔴 |") == 5000
-
-
-def test_a_summary_is_cut_where_no_row_of_a_table_is_too_long() -> None:
-    text = markdown([replace(_report(BAD), command="c" * 9000)], limit=5000)
-    assert len(text.encode()) < 5000
-    assert "The rest is left out for lack of room" in text
 
 
 def at(subject: str, message: str = "message") -> Report:

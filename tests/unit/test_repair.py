@@ -10,46 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 from ci.explain import repair, repair_report
-from ci.explain.divergence_result import DivergenceResult
-from ci.explain.rewriting import RewriteChoice, Rewritten
+from ci.explain.rewriting import RewriteChoice
 from ci.model_commands import repair as verb
-from ci.model_commands.compile_one import compile_model
 from ci.one_model.model import ONNX, OneModel
 from ci.one_model.product import Outcome
-from ci.one_model.report import ModelReport, reported
+from ci.one_model.report import ModelReport
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import load_accepted
-from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Metric
+from provisioning.base.errors import UsageError
 from provisioning.base.stage_run import StageRun
-from tests.support.stand_in_lane import DIFFERS, HELPS, RED, StandInLane, green
+from tests.support.stand_in_lane import RED, StandInLane, green
 from tests.support.typed import run_here
-
-PYTHON = """#!/bin/sh
-for file; do :; done
-touch "$file"
-"""
-
-
-def test_what_another_python_exported_is_repaired_from_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other commands take no --python."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text("def make(): ...")
-    python = tmp_path / "python"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    model = replace(StandInLane(tmp_path, gives=lambda _: Outcome("it dies")).model, python=python)
-    found: list[ModelReport] = []
-
-    def work(report: ModelReport) -> int:
-        found.append(report)
-        return compile_model(model, None, report)
-
-    with pytest.raises(CheckFailed, match="dies"):
-        reported("compile", model, (), work)
-    assert f" {tmp_path}/out/net.pt2 --soc SM8650" in found[0].offers["repairs"]
 
 
 def report_of(model: OneModel) -> ModelReport:
@@ -79,17 +50,6 @@ def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(t
     shutil.rmtree(own)
     assert (repaired("0.pt"), repaired("1.pt")) == (0, 0)
     assert [path.name for path in own.iterdir()] == ["1.pt"]
-
-
-NOT_HELD: dict[str, Metric] = {
-    "floor.sqnr_db": 25.0,
-    "precisions": "8a8w 16a8w",
-    "programs": 4,
-    "groups": 9,
-    "cpu_seconds": 60.0,
-}
-TUNED = {**NOT_HELD, "chosen.groups": 3, "chosen.sqnr_db": 25.5}
-"""What was accepted of a tuned model."""
 
 
 def alike(share: float) -> Outcome:
@@ -154,50 +114,6 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
     refused = {"helps", "harms"}.difference(kept)
     assert ("on the emulator" in capsys.readouterr().out) is bool(refused)
-
-
-class Refuses(StandInLane):
-    def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
-        return Rewritten((replace(HELPS, refused="it differs"),), None)
-
-
-@pytest.mark.parametrize(
-    ("after", "command"),
-    [
-        (green(40), "compile -- {model} --soc SM8650 --precision 16a8w"),
-        (RED, "tune -- {model} --soc SM8650 --precision 16a8w --precision fp16 --floor 30dB"),
-        (Outcome("dies"), "audit -- {model} --soc SM8650 --precision 16a8w"),
-    ],
-)
-@pytest.mark.parametrize("made", [True, False])
-def test_the_next_command_is_for_what_is_still_red(
-    after: Outcome,
-    command: str,
-    made: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    before = after if not made else Outcome("dies of something else")
-    kind = StandInLane if made else Refuses
-    repair_one(kind(tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after).model)
-    model = tmp_path / "out" / "net-repaired.pt2" if made else "net.py:make"
-    printed = f"next: nox -s {command.format(model=model)}"
-    assert (printed in capsys.readouterr().out) is (made or after is RED)
-
-
-class Differs(StandInLane):
-    def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
-        return Rewritten((), None)
-
-    def divergence_of(self, *_: object) -> DivergenceResult:
-        return DIFFERS
-
-
-def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert repair_one(Differs(tmp_path).model) == 1
-    assert "net.py:7" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

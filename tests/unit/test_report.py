@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,11 +19,10 @@ from ci.one_model.report import ModelReport, reported
 from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
-from ci.report.programs import accuracy_of
-from ci.report.summary import github_annotations, headline
-from ci.report.values import Bar, in_unit, verdict_of
-from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Place, Report, Severity
+from ci.report.summary import headline
+from ci.report.values import in_unit, verdict_of
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import Selection
@@ -78,14 +76,6 @@ def test_a_report_with_an_absurd_number_is_refused(reports: Path, seconds: str) 
     assert (about.stage, about.outcome) == ("report", Outcome.ERROR)
     (finding,) = about.findings
     assert finding.subject == "validate.json" and "number" in finding.message
-
-
-def test_a_figure_that_is_no_number_leaves_a_report_that_can_be_read(reports: Path) -> None:
-    written = replace(
-        _report("validate"), metrics={"figures": {"sqnr_db": math.nan, "most": [math.inf, 1.5]}}
-    )
-    read = Report.read(written.write(reports))
-    assert read.metrics == {"figures": {"sqnr_db": None, "most": [None, 1.5]}}
 
 
 def test_no_text_of_a_report_reaches_a_renderer_as_it_is(reports: Path) -> None:
@@ -156,15 +146,6 @@ def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path:
     assert verdicts(tmp_path)["compile"] == "pass"
 
 
-def test_a_wrong_command_line_is_no_work(tmp_path: Path) -> None:
-    def wrong(report: ModelReport) -> int:
-        raise UsageError("there is no such file")
-
-    with pytest.raises(UsageError):
-        command(tmp_path, "compile", "a.py:make", wrong)
-    assert not list(tmp_path.glob("*.json"))
-
-
 def test_what_nobody_asked_for_is_not_on_the_page(tmp_path: Path) -> None:
     _report("test_emulator").write(tmp_path)
     assert verdicts(tmp_path) == {"test_emulator": "pass"}
@@ -233,17 +214,6 @@ def test_an_error_stands_once_on_the_page_with_a_relative_path(tmp_path: Path) -
     assert page.count("ci/bert.py is wrong") == 1 and said not in page
 
 
-def test_what_two_stages_say_of_one_line_stands_once() -> None:
-    place = Place("ci/models.toml", 26)
-    typo = Finding("", Severity.ERROR, "", "case.net.run.1.precison: expected no such key", "", place)
-    stages = [
-        _report(stage, replace(typo, rule=f"{stage}-not-run", subject=stage), outcome=Outcome.ERROR)
-        for stage in ("test_lowering", "test_emulator")
-    ]
-    assert text_of(read_page(html(stages))).count("expected no such key") == 1
-    assert github_annotations(stages).count("expected no such key") == 1
-
-
 OLD = "2025-11-20T08:00:00+00:00"
 LATER = {"started": "2026-11-20T09:00:00+00:00", "run": "two"}
 
@@ -262,15 +232,6 @@ def test_what_another_call_passed_is_shown_and_named(
     assert "in an earlier run" in end
     assert "test_lowering" in end
     assert any("test_lowering" in line and "2026-11-20 08:00 UTC" in line for line in shown)
-
-
-def test_what_must_have_run_must_have_run_in_this_run(tmp_path: Path) -> None:
-    _report("test_lowering").write(tmp_path)
-    replace(_report("test_emulator"), **LATER).write(tmp_path)  # type: ignore[arg-type]
-    expected = ["test_lowering", "test_emulator"]
-    assert verdicts(tmp_path, expected)["test_lowering"] == "did not run"
-    _report("test_emulator").write(tmp_path)
-    assert set(verdicts(tmp_path, expected).values()) == {"pass"}
 
 
 def test_a_gates_page_has_its_own_run_alone(tmp_path: Path) -> None:
@@ -394,32 +355,6 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
         f"default-src 'none'; style-src 'sha256-{digests['style']}'; script-src 'sha256-{digests['script']}'"
     )
     assert not any(element.get("style") or element.get("onclick") for element in page.iter())
-
-
-def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required() -> None:
-    def bars(**figures: float) -> dict[str, Bar]:
-        thresholds: dict[str, Metric] = {"sqnr_db": 0.0, "slice_sqnr_db": 20.0}
-        row: dict[str, Metric] = {"figures": {**figures}, "thresholds": thresholds}
-        return {bar.name: bar for bar in accuracy_of(row)}
-
-    good, bad = (
-        bars(sqnr_db=77.0, slice_sqnr_db=77.0),
-        bars(sqnr_db=0.0, slice_sqnr_db=0.0, variation_sqnr_db=-9.0),
-    )
-    assert {bar.kind for bar in good.values()} == {"good"}
-    assert [bar.kind for bar in bad.values()][:1] == ["bad"] and bad["SQNR of the worst slice"].kind == "bad"
-    assert bad["SQNR against float"].length < 1 < 50 < good["SQNR against float"].length
-    assert "-9.0 dB" in bad["SQNR of what depends on the input"].text
-    dead = bars(sqnr_db=77.0, slice_sqnr_db=77.0, variation_sqnr_db=-9.0)
-    assert dead["SQNR of what depends on the input"].kind == "bad"
-
-
-@pytest.mark.parametrize("stage", ["test_emulator", "test_onnx"])
-def test_the_page_shows_which_part_of_an_output_is_lost(stage: str) -> None:
-    lines: list[Metric] = ["slices 4 to 83 of 84: -2.0 dB SQNR"]
-    row: dict[str, Metric] = {"verdict": "fail", "figures": {"sqnr_db": 40.0}, "slices": lines}
-    report = replace(_report(stage), metrics={"programs": {"net/8a8w/SM8650": row}})
-    assert "slices 4 to 83 of 84" in text_of(read_page(html([report])))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci.report import verb
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
@@ -70,9 +70,3 @@ def test_two_folders_without_a_program_in_both_never_pass(tmp_path: Path) -> Non
     now = ran(tmp_path / "newer", "qnn-2.48", {"net": (46.0, 1000)})
     with pytest.raises(CheckFailed):
         run_here(verb, "--reports", now, "--against", before)
-
-
-def test_a_folder_without_reports_is_refused(tmp_path: Path) -> None:
-    now = ran(tmp_path / "newer", "wheels", {"net": (31.0, 9000)})
-    with pytest.raises(EnvironmentLacking):
-        run_here(verb, "--reports", now, "--against", tmp_path)

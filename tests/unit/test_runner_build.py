@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs, try_runner
-from ci.builds.runner_build import Executorch, RunnerPlan, plan_of
+from ci.builds.runner_build import Executorch, RunnerPlan
 from ci.builds.toolchain import BuildTool
 from ci.results import CachedResults
-from ci.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
-from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.settings import Selection
+from ci.runner import EXECUTORCHS, OURS, Dialect, Runner
+from provisioning.base.errors import CheckFailed
 from provisioning.base.stage_run import StageRun
 from tests.support.scripts import script
 
@@ -52,31 +51,6 @@ def test_a_runner_must_give_what_pytorch_gave(
 def test_a_runner_that_hangs_on_the_probe_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match=r"0\.2 s"):
         outputs(Runner(Path("sh")), probe(tmp_path), ["sh", "-c", "exec sleep 60"], seconds=0.2)
-
-
-@pytest.mark.parametrize(
-    ("message", "named"),
-    [
-        ("Loading of method forward failed with status 0x14", "OperatorMissing"),
-        ("Execution of method forward failed with status 0x12", "InvalidArgument"),
-        ("Execution failed with status 0x99", ""),
-        ("expected magic number: 0x14", ""),
-    ],
-)
-def test_an_error_of_executorchs_runner_gets_its_name(message: str, named: str) -> None:
-    assert with_names(message) == (f"{message} ({named})" if named else message)
-
-
-SELECTION = Selection("wheels", "x86_64-linux", "SM8650", Path("/store"), Path("/reports"))
-
-
-@pytest.mark.parametrize("folder", ["output", "build_dir"])
-def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "backup").touch()
-    with pytest.raises(UsageError, match=str(tmp_path)) as caught:
-        plan_of(SELECTION, **{folder: tmp_path})  # type: ignore[arg-type]
-    assert f"--{folder.replace('_', '-')}" in caught.value.fix
 
 
 def runner_plan(folder: Path) -> RunnerPlan:

@@ -16,7 +16,6 @@ from ci.progress import JobProgress, Line
 from ci.suite.options import parse_shard, shard
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import at_work
-from provisioning.base.units import aligned, roughly
 
 JOBS = st.lists(
     st.builds(Job, st.text("abcdef", min_size=1, max_size=5), st.floats(0, 200), st.integers(0, 8)),
@@ -95,17 +94,6 @@ def test_a_time_left_is_known_once_work_has_shown_its_length_and_until_it_takes_
     estimate.started(jobs[2])
     now[0] = 60.0
     assert estimate.seconds_left() is None
-
-
-def test_an_estimate_is_no_more_exact_than_it_is() -> None:
-    assert [roughly(value) for value in (0.2, 8.4, 130, 7300)] == ["1 s", "8 s", "3 min", "2 h 02 min"]
-
-
-def test_a_table_is_as_wide_as_the_terminal_and_no_path_is_broken() -> None:
-    path = "/store/" + "t" * 40
-    rows = [("name", "where"), ("sdk", path), ("ndk", "in several words that go on")]
-    assert aligned(rows)[1] == f"sdk   {path}"
-    assert aligned(rows, 30)[1:] == ["sdk", f"  {path}", "ndk   in several words that go", "      on"]
 
 
 def test_work_whose_progress_is_not_known_says_that_it_goes_on() -> None:

@@ -64,13 +64,6 @@ class TestAgreeing:
             self.accepted(baseline, {"top1": top1})
         assert caught.value.fix.endswith("again --reason TEXT")
 
-    def test_the_reason_is_kept_and_asked_for_once(self, tmp_path: Path) -> None:
-        baseline = self.accepted(self.agreed(tmp_path), self.LOST, "two scores are alike")
-        for build in ("v1", "v2"):
-            baseline = self.accepted(baseline, self.LOST, build_id=build)
-        assert baseline.programs[NAME].reason == "two scores are alike"
-        assert self.accepted(baseline, {"top1": 1.0}).programs[NAME].reason == ""
-
     def test_the_reason_of_a_share_with_endless_digits_stays(self, tmp_path: Path) -> None:
         baseline = self.accepted(self.agreed(tmp_path), {"top1": 1 / 3}, "two scores are alike")
         assert self.accepted(baseline, {"top1": 1 / 3}).programs[NAME].reason == "two scores are alike"
@@ -87,12 +80,6 @@ class TestAgreeing:
         with pytest.raises(CheckFailed, match=NAME) as caught:
             self.low(baseline)
         assert caught.value.fix.endswith("again --reason TEXT")
-
-    def test_its_reason_is_kept_until_it_is_lower_still(self, tmp_path: Path) -> None:
-        baseline = self.low(self.low(self.agreed(tmp_path), "2-bit weights"), sqnr_db=6.6)
-        assert baseline.programs[NAME].reason == "2-bit weights"
-        with pytest.raises(CheckFailed):
-            self.low(baseline, sqnr_db=5.4)
 
     def test_what_another_build_gave_does_not_stay_beside_what_this_one_gives(self, tmp_path: Path) -> None:
         changed = written(self.agreed(tmp_path, peak_mb=7), {"build_id": "v2", "ddr_read": 5})

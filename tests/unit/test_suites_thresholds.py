@@ -26,7 +26,6 @@ from ci.suite.accuracy import missed, rounded
 from ci.suite.programs import Thresholds, accepted_thresholds
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
-from provisioning.base.errors import ManifestError
 
 FIGURES = {
     "sqnr_db": 30.56,
@@ -208,22 +207,6 @@ class TestUpdate:
         assert thresholds["one/8a8w"] == {"sqnr_db": 1.0} and thresholds["one/fp16"] == {"sqnr_db": 49.0}
         kept = "one/8a8w keeps its thresholds: SM8750 was not measured; type one/8a8w\n"
         assert kept in capsys.readouterr().err
-
-    def test_a_run_with_a_figure_that_nobody_measured_keeps_what_it_has(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        before: Mapping[str, Values] = {"executorch/one/fp16": {"least.cosine": 0.5, "least.top1": 1.0}}
-        for figures in ({"sqnr_db": 30.0}, {**FIGURES, "top1": math.nan}):
-            thresholds = self._thresholds(tmp_path, {"one/fp16/SM8650": 30.0}, figures, before)
-            assert thresholds["one/fp16"] == {"cosine": 0.5, "top1": 1.0}
-            said = capsys.readouterr().err
-            assert "one/fp16" in said and "top1" in said
-
-    @pytest.mark.parametrize("name", ["least.beauty", "least.max_abs", "most.sqnr_db", "sqnr_db"])
-    def test_a_line_of_a_run_that_is_no_threshold_is_refused(self, tmp_path: Path, name: str) -> None:
-        with pytest.raises(ManifestError) as caught:
-            self._thresholds(tmp_path, {}, accepted={"executorch/one/fp16": {name: 1.0}})
-        assert caught.value.key.startswith(f"executorch/one/fp16.{name}")
 
     def test_another_profile_is_held_to_the_default_ones_until_it_has_its_own(self, tmp_path: Path) -> None:
         default: Mapping[str, Values] = {

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx import load as load_model
 from onnx import save as save_model
 
-from ci.lanes.onnx.suite import FORM, OnnxRun, command_for_one
+from ci.lanes.onnx.suite import FORM
 from ci.models.wheels import PinnedWheel, located, variables
 from ci.suite.accepted import derived
 from ci.suite.accuracy import Pair, missed, side_by_side
@@ -101,20 +101,6 @@ def test_readers_give_the_models_own_answers_their_full_score() -> None:
     assert trained.frames(silent, silent) < 0.8
 
 
-def test_columns_are_read_as_symbols_and_counted_as_edits() -> None:
-    columns = [1, 1, 0, 1, 2, 2, 0]
-    assert trained.read(np.eye(3, dtype=np.float32)[columns], ["", "a", "b"]) == "aab"
-    assert [trained.edits(found, "abc") for found in ("abc", "ac", "abcd", "xyz", "")] == [0, 1, 1, 3, 3]
-
-
-def test_ink_that_hangs_together_is_one_box() -> None:
-    ink = np.zeros((40, 60), bool)
-    ink[5:15, 5:25] = ink[20:30, 30:50] = ink[38, 58] = True
-    first, second = sorted(trained.ink_boxes(ink))
-    assert first[0] < 5 and first[2] > 25 and second[1] < 20
-    assert trained.common_part(first, first) == 1 and trained.common_part(first, second) < 0.2
-
-
 SUITE = {
     "schema": 2,
     "wheels": {
@@ -138,11 +124,6 @@ SUITE = {
 @pytest.fixture
 def suite(tmp_path: Path) -> SuiteFile:
     return parse_suite(SUITE, tmp_path / "trained.toml", FORM)
-
-
-def test_commands_printed_for_one_model_are_none_of_a_model_in_a_wheel(suite: SuiteFile) -> None:
-    case = suite.cases["onnx"]["net"]
-    assert command_for_one("divergence", case, case.runs[0], "SM8650", suite.path.parent) == ""
 
 
 def quantized(folder: Path, operator: str, *constants: str) -> Path:
@@ -171,12 +152,3 @@ def quantized(folder: Path, operator: str, *constants: str) -> Path:
 def test_a_repaired_run_compiles_what_repair_writes(tmp_path: Path) -> None:
     rewritten = load_model(quantized(tmp_path, "BatchNormalization", "scale", "shift", "mean", "variance"))
     assert {node.op_type for node in rewritten.graph.node} >= {"Mul", "Add", "QuantizeLinear"}
-
-
-def test_a_repaired_run_of_a_model_without_a_known_fault_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        quantized(tmp_path, "Relu")
-
-
-def test_a_repaired_run_has_a_name_of_its_own() -> None:
-    assert OnnxRun(precision="8a8w", repaired=True, socs=("SM8650",)).name == "8a8w-repaired"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from provisioning.base.units import EXACT_DB, aligned, decibels, in_decibels, roughly, seconds, size
+from provisioning.base.units import EXACT_DB, decibels, in_decibels, roughly, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -70,27 +70,3 @@ def test_only_equal_outputs_are_bit_equal() -> None:
         "bit-equal",
         "-3.1 dB",
     )
-
-
-ROWS = (("a", "1", "some words"), ("long name", "22", "x"), ("b", "3", ""))
-
-
-def test_columns_stand_below_each_other_and_lines_end_without_blanks() -> None:
-    assert aligned(ROWS) == [
-        "a          1   some words",
-        "long name  22  x",
-        "b          3",
-    ]
-
-
-def test_words_go_on_below_their_column_where_a_line_has_no_room() -> None:
-    # The line takes 25 columns.
-    assert aligned(ROWS[:2], 25)[0] == "a          1   some words"
-    assert aligned(ROWS[:2], 24)[:2] == ["a          1   some", "               words"]
-
-
-def test_a_word_that_no_line_has_room_for_stands_below_the_other_columns_in_one_piece() -> None:
-    path = "/a/path/that/is/long"
-    rows = [("name", f"see {path}"), ("x", "y")]
-    assert aligned(rows, 26) == ["name  see", f"      {path}", "x     y"]
-    assert aligned(rows, 25) == ["name", "  see", f"  {path}", "x     y"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, load_tests, write
 from ci.lanes.upstream.verdict import Part, UpstreamVerdict
 from ci.suite.options import matcher
-from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 from tests.support.own_manifests import own_accepted_tests
 
@@ -81,16 +81,6 @@ def test_a_cause_is_of_all_chips_that_end_alike_and_goes_with_the_last(
     assert loaded().causes == {(FAILS, "dies"): "no kernel"}
 
 
-def test_a_test_that_was_not_measured_on_a_chip_is_expected_as_on_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_accepted_tests(monkeypatch, tmp_path)
-    write("delegate", "wheels", {FAILS: {"any": {"outcome": "failed", "by_chance": True}}}, [FAILS])
-    assert loaded().of(FAILS) == AcceptedTest(outcome="failed", by_chance=True)
-    accept(UpstreamVerdict(FAILS, "dies"))
-    assert [loaded(soc).of(FAILS).outcome for soc in ("SM8650", "SM8750")] == ["dies", "failed"]
-
-
 def test_what_is_accepted_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_accepted_tests(monkeypatch, tmp_path)
     reason = "it “dies”"
@@ -100,16 +90,6 @@ def test_what_is_accepted_is_read_as_it_was_written(tmp_path: Path, monkeypatch:
     accept(verdict)
     assert loaded().tests == {FAILS: AcceptedTest(outcome="dies", reasons=(reason,), cost=(1.5, 20))}
     assert (loaded().measured, loaded("SM8750").measured) == ("x", "")
-
-
-@pytest.mark.parametrize(
-    "row", ['{"outcome": "else"}', '{"cost": 3}', '{"cost": [1, 2, 3]}', '{"unknown": 1}', "3"]
-)
-def test_a_damaged_file_is_an_error_of_the_manifest(tmp_path: Path, row: str) -> None:
-    path = tmp_path / "wheels.json"
-    path.write_text(f'{{"schema": 3, "accepted": {{"T.a SM8650": {row}}}}}', encoding="utf-8")
-    with pytest.raises(ManifestError, match=r"wheels\.json"):
-        load_tests("delegate", "wheels", "SM8650", path)
 
 
 def test_the_committed_files_say_what_each_failure_costs_and_why() -> None:

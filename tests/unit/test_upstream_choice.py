@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 
-import pytest
-
 from ci.gate.table import gate_table
 from ci.lanes.upstream import all_verb
 from ci.lanes.upstream.accepted import load_tests
 from ci.lanes.upstream.choice import sample_of
 from ci.operators.table import shipped
-from ci.suite.options import matcher, parse_shard
+from ci.suite.options import matcher
 from lab.operators import tests_verb
 from lab.operators.tried import TABLED
-from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs
@@ -28,10 +25,6 @@ SLOWER, CORES = 2, 2
 def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
     parts = [set(sample_of(f"{index}/4", TESTS)) for index in (1, 2, 3, 4)]
     assert set.union(*parts) == set(TESTS) and sum(map(len, parts)) == len(TESTS)
-
-
-def test_a_small_suite_has_a_sample_too() -> None:
-    assert sample_of("", TESTS[:1]) == TESTS[:1]
 
 
 def test_nightly_runs_all_that_is_accepted_in_shards_of_an_hour_at_most() -> None:
@@ -61,10 +54,3 @@ def test_nightly_runs_all_that_is_accepted_in_shards_of_an_hour_at_most() -> Non
     assert nightly == measured - {("delegate", "SM8650")}
     chips = {(suite, soc) for suite in ("values", "chains") for soc in shipped().measured}
     assert tabled == {*chips, ("operators", "SM8650")}
-
-
-@pytest.mark.parametrize("flag", ["--shard", "--sample"])
-def test_a_part_that_is_none_is_refused_by_its_own_flag(flag: str) -> None:
-    with pytest.raises(UsageError, match=f"{flag} 3/2") as error:
-        parse_shard("3/2", flag)
-    assert error.value.fix == f"{flag} 1/4 is the first"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from provisioning.base.findings import Severity
-from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, ndk_name, version_in
+from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, version_in
 from provisioning.dist import BuiltFrom, describe, state_of
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
@@ -47,7 +47,6 @@ from tests.support.windows import dll
 
 DLL = "lib/aarch64-windows-msvc/QnnHtp.dll"
 STUB = f"lib/{ANDROID}/libQnnHtpV75Stub.so"
-V81 = "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so"
 EXECUTORCH = load_profile(PROFILE).packages["executorch"]
 
 Arrange = Callable[[Path], Context]
@@ -448,29 +447,6 @@ def test_a_rule_is_silent_where_nothing_is_wrong(rule: str, arrange: Arrange, tm
     assert (result.state, result.findings) == (State.PASS, ())
 
 
-def errors_of(context: Context) -> list[str]:
-    findings = [finding for result in check([context], catalogue().values()) for finding in result.findings]
-    return [finding.rule for finding in findings if finding.severity is not Severity.NOTE]
-
-
-def test_libraries_of_another_system_are_one_finding(tmp_path: Path) -> None:
-    assert errors_of(glibc_in_android(tmp_path)) == ["elf-machine"]
-
-
-def test_a_hidden_executorch_is_one_finding(tmp_path: Path) -> None:
-    context = answered(Answer("adaptor", detail="ImportError"))(tmp_path)
-    assert errors_of(replace(context, environ=python_path()(tmp_path).environ)) == ["python-path"]
-
-
-def test_a_session_is_not_told_to_run_that_session(tmp_path: Path) -> None:
-    lacking = {"packages": {**PACKAGES, "torch": "2.1.0"}}
-    for environment, alone in (("", True), ("/x/.nox/executorch", False)):
-        (finding,) = result_of(
-            "python-packages", machine(**lacking, environment=environment)(tmp_path)
-        ).findings
-        assert ("rm -rf" not in finding.fix) == alone
-
-
 def test_every_rule_has_a_case_that_makes_it_fire() -> None:
     assert {rule for rule, *_ in (*ERRORS, *WARNINGS, *NOTES)} == set(catalogue())
 
@@ -544,19 +520,6 @@ def test_outside_an_sdk_every_library_counts(tmp_path: Path) -> None:
     package = tuple(libraries_in(tmp_path / "package"))
     (finding,) = result_of("needed-resolved", context_of(tmp_path, libraries=package)).findings
     assert finding.severity is Severity.ERROR
-
-
-@pytest.mark.parametrize(
-    ("revision", "named"),
-    [
-        ("25.2.9519653", "r25c (25.2.9519653)"),
-        ("26.0.10792818", "r26 (26.0.10792818)"),
-        ("27.2.12479018", "r27c (27.2.12479018)"),
-        ("26.2", "26.2"),
-    ],
-)
-def test_an_ndk_is_named_by_its_letter(revision: str, named: str) -> None:
-    assert ndk_name(revision) == named
 
 
 def test_a_target_that_the_profile_cannot_have_is_a_note_of_all_targets_and_an_error_of_itself(
