@@ -1,17 +1,22 @@
-"""The one form of accepted results."""
+"""Accepted results: their one form, and what is agreed on of each program with which build."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from multiprocessing import Process
 from pathlib import Path
+from typing import ClassVar
 
+import numpy
 import pytest
 
+from ci.lanes.executorch.suite import SHIPPED
+from ci.suite.accepted import Baseline, baseline_in, load_baseline
+from ci.suite.accuracy import Among, Pair, compare, rounded
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
-from provisioning.base.errors import ManifestError
+from provisioning.base.errors import CheckFailed, ManifestError
 
 VALUES: Mapping[str, Values] = {
     "net/8a8w/SM8650": {"sqnr_db": 29.5, "top1": 1.0},
@@ -83,3 +88,99 @@ def test_a_file_that_is_none_is_refused_by_its_place(tmp_path: Path, text: str, 
     with pytest.raises(ManifestError) as error:
         load_accepted(path)
     assert key in str(error.value) and str(path) in str(error.value)
+
+
+NAME = "net/8a8w/SM8650"
+
+
+def written(baseline: Baseline, values: Mapping[str, object]) -> Baseline:
+    return baseline.rewritten({NAME: values}, {}, {"net/8a8w"})
+
+
+class TestAgreeing:
+    """To costs and accuracy, each program with the build that it is of."""
+
+    LOST: ClassVar = {"sqnr_db": 20.0, "top1": 0.0}
+
+    def agreed(self, tmp_path: Path, **fields: object) -> Baseline:
+        values = {"build_id": "v1", "ddr_read": 100, "accuracy": {"top1": 0.9}, **fields}
+        return written(Baseline(tmp_path / "b.json", lane="onnx"), values)
+
+    def accepted(
+        self,
+        baseline: Baseline,
+        figures: Mapping[str, float],
+        reason: str = "",
+        low: Collection[str] = (),
+        build_id: str = "v1",
+    ) -> Baseline:
+        """As --accept does it."""
+        reasons = baseline.reasons({NAME: figures}, reason, "again", {NAME: low})
+        values: dict[str, object] = {"build_id": build_id, "accuracy": rounded(figures)}
+        return written(baseline, values | ({"reason": reasons[NAME]} if NAME in reasons else {}))
+
+    def test_every_figure_that_is_measured_is_read_again(self, tmp_path: Path) -> None:
+        """An accepted argmax was refused by the next run, which did not know its figure."""
+        indices, floats = numpy.array([0, 2]), numpy.array([[0.1, 0.9], [0.2, 0.3], [0.7, 0.8]])
+        pairs = [
+            Pair("index", indices, indices, choice=Among(floats, 0.1)),
+            Pair("flag", indices, indices),
+            Pair("score", floats, floats * 1.01),
+        ]
+        figures = rounded(compare(pairs, pairs))
+        agreed = self.accepted(self.agreed(tmp_path), figures)
+        assert "reference_choice_agreement" in figures and agreed.programs[NAME].accuracy == figures
+
+    @pytest.mark.parametrize("top1", [0.0, 0.85])
+    def test_a_lost_top1_needs_a_reason(self, tmp_path: Path, top1: float) -> None:
+        baseline = self.agreed(tmp_path)
+        with pytest.raises(CheckFailed, match=NAME) as caught:
+            self.accepted(baseline, {"top1": top1})
+        assert caught.value.fix.endswith("again --reason TEXT")
+
+    def test_the_reason_of_a_share_with_endless_digits_stays(self, tmp_path: Path) -> None:
+        baseline = self.accepted(self.agreed(tmp_path), {"top1": 1 / 3}, "two scores are alike")
+        assert self.accepted(baseline, {"top1": 1 / 3}).programs[NAME].reason == "two scores are alike"
+
+    def test_a_share_that_an_older_baseline_rounded_up_is_not_lost(self, tmp_path: Path) -> None:
+        older = self.agreed(tmp_path, accuracy={"top1": 0.666667})
+        assert older.reasons({NAME: {"top1": 2 / 3}}, "", "again") == {}
+
+    def low(self, baseline: Baseline, reason: str = "", sqnr_db: float = 7.5) -> Baseline:
+        return self.accepted(baseline, {"sqnr_db": sqnr_db, "top1": 0.95}, reason, ["sqnr_db"])
+
+    def test_a_threshold_below_what_is_required_needs_a_reason(self, tmp_path: Path) -> None:
+        baseline = self.agreed(tmp_path)
+        with pytest.raises(CheckFailed, match=NAME) as caught:
+            self.low(baseline)
+        assert caught.value.fix.endswith("again --reason TEXT")
+
+    def test_what_another_build_gave_does_not_stay_beside_what_this_one_gives(self, tmp_path: Path) -> None:
+        changed = written(self.agreed(tmp_path, peak_mb=7), {"build_id": "v2", "ddr_read": 5})
+        recorded = changed.programs[NAME]
+        assert (recorded.ddr_read, recorded.accuracy, recorded.peak_mb) == (5, {}, 7)
+
+    def test_a_file_has_one_line_for_each_value_and_says_which_is_wrong(self, tmp_path: Path) -> None:
+        baseline = self.agreed(tmp_path, refused=("Erf", "Add"), in_float=False)
+        values = json.loads(baseline.path.read_text())["accepted"]
+        assert values == {
+            f"onnx/{NAME} build_id": "v1",
+            f"onnx/{NAME} ddr_read": 100,
+            f"onnx/{NAME} refused": ["Erf", "Add"],
+            f"onnx/{NAME} top1": 0.9,
+        }
+        baseline.path.write_text(baseline.path.read_text().replace("ddr_read", "ddr_raed"))
+        with pytest.raises(ManifestError) as caught:
+            baseline_in(load_accepted(baseline.path), "onnx")
+        assert caught.value.key == f"onnx/{NAME}.ddr_raed"
+
+    @pytest.mark.parametrize("lane", ["executorch", "onnx"])
+    def test_every_lost_top1_and_low_figure_of_ours_has_its_reason(self, lane: str) -> None:
+        programs = load_baseline(SHIPPED, "wheels", lane).programs
+        lost = [
+            program
+            for program in programs.values()
+            if program.accuracy.get("top1") == 0 or program.accuracy.get("sqnr_db", 99) < 10
+        ]
+        assert lost or lane == "onnx"
+        assert all(loss.reason for loss in lost) and all(program.build_id for program in programs.values())

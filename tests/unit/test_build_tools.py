@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ci.builds.toolchain import BuildTool, find_cmake, find_compiler
-from ci.builds.tree import for_tree, load_recipe
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.scripts import script
 

@@ -1,23 +1,29 @@
-"""What is said of the cause of outputs that are not healthy, by what was measured."""
+"""The cause of outputs that are not healthy, and the fixes that were tried on this program and help."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ci.explain.cause import cause_of, is_of_chip, of_divergence, of_scores, with_suspects
+from ci.explain.cause import Cause, cause_of, is_of_chip, of_divergence, of_scores, with_suspects
 from ci.explain.divergence_result import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Loss, Scores
+from ci.explain.proofs import MOST, Proofs, helps, outcome_with_cause, proofs_of
+from ci.explain.rewriting import RewriteChoice, Rewritten
+from ci.models.model_lines import OperatorAt
+from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
 from ci.operators.table import Inexact
 from provisioning.base.errors import CheckFailed
-from provisioning.known_faults import SuspectedFault
-from tests.support.stand_in_lane import AT, DIFFERS, POWER, WRONG, StandInLane
+from provisioning.known_faults import NO_FIX, SuspectedFault
+from tests.support.stand_in_lane import AT, DIFFERS, HELPS, POWER, RED, WRONG, StandInLane, green
 
 SUSPECT = SuspectedFault("pad by less than nothing at net.py:7", "cut it", "negative-pad")
 
@@ -141,3 +147,175 @@ def test_what_the_nodes_meet_is_suspected_where_the_time_ended_the_search(
 def test_an_operator_that_was_found_needs_no_suspicion_of_others() -> None:
     found = with_suspects(of_divergence(cuts(0.9), "divergence net.py"), [SUSPECT])
     assert found.place and not found.suspected
+
+
+CAUSE = Cause("the cause is pow", OperatorAt("aten.pow.Scalar", "", HELPS.source, ""))
+
+
+def proved(
+    folder: Path,
+    gives: Any,
+    before: Outcome = RED,
+    kind: type[StandInLane] = StandInLane,
+    **more: Any,
+) -> tuple[Proofs, StandInLane]:
+    lane = kind(folder, gives=gives)
+    model = replace(lane.model, precision=more.get("precision", "16a8w"))
+    return proofs_of(model, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), lane
+
+
+def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(tmp_path: Path) -> None:
+    found, lane = proved(tmp_path, lambda model: green(44.4) if model.typed.endswith("/helps.pt2") else RED)
+    assert len(found.helping) == 1 and "44.4 dB" in found.fix and "--only helps" in found.fix
+    assert lane.asked == [None, ("helps",)] and len(found.helping) + len(found.others) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("compile_seconds", "most"), [(0.5, 5.0), (40.0, 240.0), (9000.0, 300.0)], ids=["small", "large", "huge"]
+)
+def test_a_trial_has_the_time_that_the_program_itself_took(
+    tmp_path: Path, compile_seconds: float, most: float
+) -> None:
+    ends = list[float]()
+
+    def gives(model: OneModel) -> Outcome:
+        ends.append(model.work.until - time.monotonic())
+        return RED
+
+    before = replace(RED, costs={"cpu_seconds": compile_seconds})
+    proved(tmp_path, gives, before, seconds=5.0)
+    assert all(most - 3 < end <= most for end in ends) and ends
+
+
+@pytest.mark.parametrize(("late", "tries"), [(0.0, True), (205.0, True), (215.0, False)])
+def test_all_programs_of_a_command_together_have_the_longest_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float, tries: bool
+) -> None:
+    """Else each chip of a large model would add five minutes to a search of 90 to 300 s."""
+    ends = list[float]()
+
+    def gives(model: OneModel) -> Outcome:
+        ends.append(model.work.until - time.monotonic())
+        return RED
+
+    lane = StandInLane(tmp_path, gives=gives)
+    monkeypatch.setattr("ci.explain.proofs.cause_of", lambda *_: CAUSE)
+    large = replace(RED, costs={"cpu_seconds": 9000.0})
+    outcome_with_cause(lane.model, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
+    assert bool(ends) is tries and all(end <= 210 - late for end in ends)
+
+
+def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at_another_line(
+    tmp_path: Path,
+) -> None:
+    fault, place = SuspectedFault("it is too small", "", "harms"), OperatorAt("rsqrt", "", "net.py:8", "")
+    cause = Cause("the cause is rsqrt", place, of_chip=True, suspected=[fault])
+    _, lane = proved(tmp_path, lambda model: RED, cause=cause)
+    assert lane.asked == [None, ("harms",)]
+
+
+def test_without_a_place_the_rewrites_of_what_is_suspected_are_tried_alone(tmp_path: Path) -> None:
+    fault = SuspectedFault("it is too small", "", "harms")
+    cause = Cause("the time is up", of_chip=True, suspected=[fault], goes_on="divergence")
+    _, lane = proved(tmp_path, lambda model: RED, cause=cause)
+    assert lane.asked == [None, ("harms",)]
+
+
+WRITTEN = 'def make():\n    return torch.einsum("ij,kj->ik", x, y)\n'
+
+
+@pytest.mark.parametrize(("helped", "tried"), [(True, ["edit"]), (False, ["edit", "rewrite"])])
+def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helped: bool, tried: list[str]
+) -> None:
+    (tmp_path / "net.py").write_text(WRITTEN)
+    (tmp_path / "weights.txt").write_text("3")
+    monkeypatch.chdir(tmp_path)
+    code, asked = WRITTEN.splitlines()[1].strip(), list[str]()
+    change = replace(HELPS, rules=("einsum-of-matrices",), source="net.py:2", code=code)
+
+    class OfOneLine(StandInLane):
+        def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
+            return Rewritten([change], tmp_path / "r.pt2")
+
+    def gives(model: OneModel) -> Outcome:
+        if model.typed.endswith(".pt2"):
+            asked.append("rewrite")
+        elif model.precision == "16a8w":
+            asked.append("edit")
+            copy = Path(model.typed.rpartition(":")[0])
+            assert "torch.matmul(x, y.T)" in copy.read_text() and "einsum" not in copy.read_text()
+            assert (copy.parent / "weights.txt").read_text() == "3"
+            return green(44.4) if helped else RED
+        return RED
+
+    found, _ = proved(
+        tmp_path,
+        gives,
+        kind=OfOneLine,
+        cause=Cause("the cause", OperatorAt("einsum", "", "net.py:2", "")),
+    )
+    assert asked == tried and (tmp_path / "net.py").read_text() == WRITTEN
+    assert (found.edit is not None) is helped and bool(found.helping) is helped
+
+
+def test_what_died_and_is_red_once_it_is_rewritten_is_rewritten_at_the_more_exact_precision(
+    tmp_path: Path,
+) -> None:
+    def gives(model: OneModel) -> Outcome:
+        if not model.typed.endswith(".pt2"):
+            return Outcome("dies of aten.sort")
+        return RED if model.precision == "8a8w" else green(32.7)
+
+    died = Outcome("dies of aten.sort")
+    exact, runs = proved(tmp_path, gives, died, cause=None, precision="8a8w")[0].helping
+    assert "still red" in runs and "8a8w" in runs
+    assert "32.7 dB" in exact and "16a8w" in exact and "--only" in exact and "still red" not in exact
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"), [(CAUSE, True), (replace(CAUSE, goes_on="divergence tried.pt2"), False), (None, False)]
+)
+def test_what_died_and_stays_red_has_the_cause_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause | None, said: bool
+) -> None:
+    searched = list[str]()
+
+    def cause_of(model: OneModel, *_: object) -> Cause | None:
+        searched.append(model.typed)
+        return cause
+
+    monkeypatch.setattr("ci.explain.proofs.cause_of", cause_of)
+    dies = Outcome("dies of aten.sort")
+    found, _ = proved(tmp_path, lambda model: RED if model.typed.endswith(".pt2") else dies, dies, cause=None)
+    assert [Path(typed).name for typed in searched] == ["helps-harms.pt2"]
+    assert (CAUSE.words in found.fix) is said and "2.0 dB" in found.fix and "tried.pt2" not in found.fix
+
+
+def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_help(tmp_path: Path) -> None:
+    def gives(model: OneModel) -> Outcome:
+        until = model.work.until
+        assert until < time.monotonic() + 0.3
+        time.sleep(max(until - time.monotonic(), 0) + 0.05)
+        raise CheckFailed("no result after 0.2 s", fix="")
+
+    found, _ = proved(tmp_path, gives, seconds=0.2)
+    assert not (found.helping or found.others) and NO_FIX not in found.fix
+    assert "--only helps" in found.fix and "did not end" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "helping"),
+    [
+        (green(40), RED, True),
+        (Outcome(figures={"sqnr_db": 5.0}, wrong=RED.wrong), RED, False),
+        (Outcome(figures={"sqnr_db": 9.5}, wrong=RED.wrong), RED, True),
+        (RED, Outcome("dies of aten.sort"), True),
+        (Outcome("dies of aten.roll"), Outcome("dies of aten.sort"), False),
+        (Outcome("/b/net.py: aten.sort dies"), Outcome("/a/net.py: aten.sort dies"), False),
+    ],
+)
+def test_what_repairs_it_or_comes_clearly_nearer_helps(
+    after: Outcome, before: Outcome, helping: bool
+) -> None:
+    assert helps(after, before) is helping

@@ -1,3 +1,5 @@
+"""ELF files as the linker writes them, as ld.so searches them, and what they say of themselves."""
+
 from __future__ import annotations
 
 import io
@@ -7,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioning import elf
+from provisioning.components import Identity, build_ids, identity_of
 from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, read, read_stream
+from provisioning.loader_search import Missing, SystemLibraries, read_cache, unresolved
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, elf_header, program_header
 
 RICH = Library(
@@ -93,3 +98,96 @@ def test_a_file_of_a_million_notes_is_refused_before_they_are_walked() -> None:
     with pytest.raises(BrokenElf):
         read_stream(io.BytesIO(headers + notes), Path("lib.so"))
     assert time.process_time() - began < 1
+
+
+def write(base: Path, place: str, **facts: object) -> Path:
+    return Library(**{"soname": Path(place).name, **facts}).write(base / place)  # type: ignore[arg-type]
+
+
+def read_or_none(path: Path) -> Elf | None:
+    try:
+        return elf.read(path)
+    except (elf.NotElf, OSError):
+        return None
+
+
+def search(
+    *paths: Path, library_path: str = "", system: SystemLibraries | None = None
+) -> list[tuple[str, str]]:
+    """(library, what it lacks) for these libraries."""
+    return [(gap.library.name, gap.needed) for gap in gaps(*paths, library_path=library_path, system=system)]
+
+
+def gaps(*paths: Path, library_path: str = "", system: SystemLibraries | None = None) -> list[Missing]:
+    return unresolved(
+        {path: elf.read(path) for path in paths},
+        library_path=library_path,
+        system=system or SystemLibraries(),
+        read=read_or_none,
+    )
+
+
+def test_the_search_goes_on_behind_a_file_of_another_machine(tmp_path: Path) -> None:
+    write(tmp_path, "one/libb.so", machine=AARCH64)
+    write(tmp_path, "two/libb.so")
+    a = write(tmp_path, "liba.so", needed=("libb.so",))
+    assert search(a, library_path=f"{tmp_path}/one:{tmp_path}/two") == []
+
+
+def test_the_cache_and_the_default_directories_are_searched(tmp_path: Path) -> None:
+    system = SystemLibraries({"libb.so": (write(tmp_path, "k/libb.so"),)}, (tmp_path / "usr",))
+    write(tmp_path, "usr/libc.so")
+    assert search(write(tmp_path, "liba.so", needed=("libb.so", "libc.so")), system=system) == []
+
+
+def test_a_name_that_is_loaded_already_is_not_looked_for(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so", "libc.so"), runpath="$ORIGIN")
+    b = write(tmp_path, "libb.so", needed=("libc.so",))
+    c = write(tmp_path, "libc.so")
+    # On its own libb.so would not find libc.so; opened through liba.so it waits in the queue behind it.
+    assert search(a, b, c) == []
+
+
+def test_the_loaders_cache_has_the_files_of_a_name() -> None:
+    assert any(file.is_file() for file in read_cache()["libc.so.6"])
+
+
+@pytest.mark.parametrize(
+    ("text", "identities"),
+    [
+        (
+            "version: 2.37.0.250724\nbuild_id: v2.37.0.250724175447\n",
+            ("2.37.0.250724", "v2.37.0.250724175447"),
+        ),
+        ("version: 'v2.40.0'  # the release\nbuild-id: \"b\"\n", ("2.40.0", "b")),
+        ("versions: 3\nmy_version: 3\n", ("", "")),
+        ("\0\xff version", ("", "")),
+    ],
+)
+def test_an_sdk_is_what_its_yaml_says(tmp_path: Path, text: str, identities: tuple[str, str]) -> None:
+    (tmp_path / "sdk.yaml").write_text(text, encoding="latin-1")
+    assert identity_of("qnn-sdk", tmp_path) == Identity(*identities)
+
+
+def test_an_ndk_is_what_its_properties_say(tmp_path: Path) -> None:
+    (tmp_path / "source.properties").write_text("Pkg.Desc = NDK\nPkg.Revision = 26.2.11394342\n")
+    assert identity_of("android-ndk", tmp_path) == Identity("26.2.11394342")
+
+
+NEW, OLD = b"v2.49.40.260810104044", b"v2.37.0.250724175447_124859"
+
+
+@pytest.mark.parametrize(
+    ("content", "ids"),
+    [
+        (b"", ()),
+        (b"\0" + NEW + b"\0", (NEW.decode(),)),
+        (NEW + b"\0" + OLD + b"\0" + NEW, (OLD.decode(), NEW.decode())),
+        (b"\xff" * (3 << 20) + NEW + b"\xff" * 100, (NEW.decode(),)),
+        (b"v2.49.40.26081010404", ()),
+    ],
+)
+def test_every_distinct_build_id_is_found(content: bytes, ids: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(content)
+    assert build_ids(path) == ids

@@ -1,4 +1,4 @@
-"""MODEL and --precision of the everyday commands."""
+"""MODEL, --precision and --input of the everyday commands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 
 from ci.__main__ import VERBS
 from ci.jobs import WorkOptions
 from ci.lanes.executorch.product import program_of
 from ci.models.imports import modules_in
+from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
 from ci.models.user_model import user_model, where_paths_begin
 from ci.one_model.model import PYTORCH, OneModel
 from ci.suite.precision import precision_named, scheme_named
@@ -151,3 +153,59 @@ def test_what_is_installed_in_the_users_folder_is_no_module_of_the_user(
         monkeypatch.syspath_prepend(folder)
         monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
     assert modules_in(tmp_path) == [str(tmp_path / "a_model_of_the_user.py")]
+
+
+SIGNATURE = GraphSignature(tuple(Tensor(name, "float32", (2,)) for name in ("wave", "mel", "state")), ())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    made = {}
+    for number, name in enumerate("abcd", 1):
+        path = tmp_path / f"{name}.npy"
+        numpy.save(path, numpy.full(2, number, "float32"))
+        made[name] = str(path)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        (("{a}", "{b}", "{c}"), (1, 2, 3)),
+        (("{a}", "wave={b}", "{c}"), (2, 1, 3)),
+        (("state={a}", "{b}", "{c}"), (2, 3, 1)),
+    ],
+)
+def test_files_without_a_name_are_the_inputs_that_no_other_names_in_order(
+    files: dict[str, str], given: tuple[str, ...], values: tuple[int, ...]
+) -> None:
+    sample = read_inputs([text.format(**files) for text in given], SIGNATURE)
+    assert [*sample] == ["wave", "mel", "state"]
+    assert tuple(array[0] for array in sample.values()) == values
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (("{a}", "{b}", "{c}", "{d}"), UsageError),
+        (("wave={a}", "wave={b}", "{c}"), UsageError),
+        # Nobody said what the third is.
+        (("{a}", "{b}"), CheckFailed),
+    ],
+)
+def test_too_many_files_and_too_few_are_refused(
+    files: dict[str, str], given: tuple[str, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        read_inputs([text.format(**files) for text in given], SIGNATURE)
+
+
+@pytest.mark.parametrize(("compared", "calibrating"), [(8, 32), (2, 32), (8, 24), (1, 0)])
+def test_samples_that_are_written_for_a_rewritten_model_judge_it_as_they_judged_the_first(
+    compared: int, calibrating: int
+) -> None:
+    samples = range(compared), range(100, 100 + calibrating)
+    files = as_files(*samples)
+    judging, ranging = shares_of(len(files), compared, None)
+    assert [files[number] for number in judging] == [*samples[0]]
+    assert [files[number] for number in ranging] == [*samples[1]] or not calibrating

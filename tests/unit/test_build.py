@@ -1,0 +1,345 @@
+"""What decides a build from source, what a tree says of itself, and how a build gets into dist/."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.builds import install, source
+from ci.builds import tree as trees
+from ci.builds.built_files import LoadableFile, check, replace_build
+from ci.builds.cmake import API, CMakeTarget, files_read, linked_into, targets
+from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk, SourcePlan
+from ci.builds.toolchain import Toolchain, cross
+from ci.builds.tree import Copy, load_recipe
+from ci.builds.verb import X86
+from ci.jobs import available_memory
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.stage_run import StageRun
+from provisioning.dist import description_of
+from tests.support.build_plans import make_plan
+from tests.support.elves import AARCH64, X86_64, Library
+from tests.support.miniature_executorch import make_tree
+from tests.support.typed import run_here
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cached", "available"),
+    [
+        (f"{3 * MEMORY_PER_JOB}", MEMORY_PER_JOB, 0, 2 * MEMORY_PER_JOB),
+        (f"{3 * MEMORY_PER_JOB}", 3 * MEMORY_PER_JOB, 2 * MEMORY_PER_JOB, 2 * MEMORY_PER_JOB),
+        (f"{MEMORY_PER_JOB}", MEMORY_PER_JOB, 0, 1),
+        ("max", 5, 0, 1 << 35),
+    ],
+)
+def test_a_containers_limit_counts(
+    tmp_path: Path, limit: str, used: int, cached: int, available: int
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   33554432 kB\n", encoding="ascii")
+    (tmp_path / "memory.max").write_text(f"{limit}\n", encoding="ascii")
+    (tmp_path / "memory.current").write_text(f"{used}\n", encoding="ascii")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\n", encoding="ascii")
+    assert available_memory(tmp_path / "meminfo", tmp_path) == available
+
+
+@pytest.mark.parametrize("definition", ["BUILD_TESTING=ON", "-DBUILD_TESTING:BOOL=ON"])
+def test_the_users_definitions_win_and_other_arguments_are_passed_on(tmp_path: Path, definition: str) -> None:
+    plan = make_plan(tmp_path, extra=(definition, "--fresh"))
+    project = plan.cmake_build().projects[1]
+    assert (project.definitions["BUILD_TESTING"], project.arguments) == ("ON", ("--fresh",))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"toolchain": Toolchain("vendor g++ 13.1.0", {})},
+        {"python_identity": "cpython-312"},
+        {"sdk": LocatedSdk(Path("/sdk"), "v2.48.0.260626000000")},
+    ],
+)
+def test_what_cmake_does_not_notice_starts_anew(tmp_path: Path, change: dict[str, object]) -> None:
+    plan = make_plan(tmp_path)
+    other = replace(plan, **change)  # type: ignore[arg-type]
+    assert other.cmake_build().identity != plan.cmake_build().identity
+
+
+@pytest.mark.parametrize("place", ["lib/libmine.so", "overlay/notes.txt", "manifest.json"])
+def test_an_output_folder_with_the_users_files_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).touch()
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        run_here(X86, "--dry-run", "--output", tmp_path, "--store", tmp_path / "store")
+
+
+def test_a_toolchain_file_is_known_by_its_content_and_excludes_the_other_ways(tmp_path: Path) -> None:
+    recipe, file = load_recipe("aarch64-linux"), tmp_path / "t.cmake"
+    identities = set()
+    for text in ("set(A 1)\n", "set(A 2)\n"):
+        file.write_text(text, encoding="utf-8")
+        identities.add(cross(recipe, {}, None, None, file).identity)
+    assert len(identities) == 2
+    with pytest.raises(UsageError, match="--toolchain-file"):
+        cross(recipe, {}, "arm-", None, file)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return make_tree(tmp_path, commit=False)
+
+
+def test_a_changed_tree_is_told_from_its_commit(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    (root / "version.txt").write_text("1.5.2\n", encoding="utf-8")
+    assert trees.open_tree(root).changed
+
+
+def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match=r"executorch.*\bet\b"):
+        trees.open_tree(make_tree(tmp_path, commit=False, name="et"))
+
+
+def declare(folder: Path, *paths: str) -> None:
+    text = "".join(
+        f'[submodule "{path}"]\n\tpath = {path}\n\turl = https://github.com/some/{Path(path).name}.git\n'
+        for path in paths
+    )
+    (folder / ".gitmodules").write_text(text, encoding="utf-8")
+    for path in paths:
+        (folder / path).mkdir(parents=True)
+
+
+def test_an_empty_submodule_that_is_needed_is_reported_with_the_command_that_fills_it(tree: Path) -> None:
+    declare(tree, "backends/mlx/mlx", "third-party/eigen", "extension/tokenizers", "third-party/volk")
+    declare(tree / "extension/tokenizers", "third-party/re2")
+    (tree / "third-party/eigen/Eigen").touch()
+    inner = "extension/tokenizers/third-party/re2"
+    needed = ("third-party/eigen", "extension/tokenizers", inner, "third-party/of-another-version")
+    with pytest.raises(EnvironmentLacking, match=inner) as caught:
+        trees.open_tree(tree, needed)
+    assert caught.value.fix.endswith("submodule update --init --recursive -- extension/tokenizers")
+    (tree / "extension/tokenizers/third-party/re2/re2.cc").touch()
+    trees.open_tree(tree, needed)
+
+
+def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    text = '[submodule "a"]\n\tpath = third-party/a\n\turl = https://github.com/some/a.git\n'
+    (root / ".gitmodules").write_text(text, encoding="utf-8")
+    index = ["git", "update-index", "--add", "--cacheinfo", f"160000,{'ab' * 20},third-party/a"]
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    subprocess.run(index, cwd=root, check=True)
+    subprocess.run(["git", *identity, "commit", "-qm", "a"], cwd=root, check=True)
+    (root / "third-party" / "a").mkdir()
+    (root / "third-party" / "a" / "file").touch()
+    submodules = trees.submodules(trees.open_tree(root))
+    assert submodules == [trees.Submodule("third-party/a", "https://github.com/some/a.git", "ab" * 20)]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> SourcePlan:
+    return make_plan(tmp_path)
+
+
+def test_a_build_without_the_backend_is_refused_with_what_it_made(
+    plan: SourcePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = plan.build / "qnn_executor_runner"
+    runner.parent.mkdir(parents=True)
+    runner.touch()
+    made = CMakeTarget("r", "EXECUTABLE", plan.build, plan.source, (runner,), (), "", (), (), "r::@1")
+    monkeypatch.setattr(SourcePlan, "targets", lambda plan: [made])
+    with pytest.raises(CheckFailed, match=r"lib/libqnn_executorch_backend\.so.*bin/qnn_executor_runner"):
+        install.collect(plan, True)
+
+
+def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """Whichever stage made it: nothing is left that tells of files that are gone."""
+    old = ("bin/a", "bin/b", "lib/old.so", "python/a", "licences/x/COPYING", "sbom.cdx.json", "manifest.json")
+    for place in (*(f"dist/{name}" for name in old), "part/bin/a", "part/lib/new.so"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(place, encoding="utf-8")
+    for users in ("overlay", "notes"):
+        (tmp_path / "dist" / users).mkdir()
+    replace_build(tmp_path / "part", tmp_path / "dist")
+    remaining = sorted(str(path.relative_to(tmp_path / "dist")) for path in (tmp_path / "dist").rglob("*"))
+    assert remaining == ["bin", "bin/a", "lib", "lib/new.so", "notes", "overlay"]
+    assert (tmp_path / "dist/bin/a").read_text(encoding="utf-8") == "part/bin/a"
+
+
+def test_the_overlay_is_what_pythonpath_names(plan: SourcePlan, capsys: pytest.CaptureFixture[str]) -> None:
+    adaptor = plan.dist / "python" / "backends" / "PyA.so"
+    adaptor.parent.mkdir(parents=True)
+    adaptor.touch()
+    plan.tree.root.mkdir(parents=True)
+    source.put_into_python(plan, StageRun("build_x86", "wheels", "x86_64-linux", ""))
+    overlaid = description_of(plan.dist / "overlay")
+    assert overlaid is not None and overlaid.tree == plan.tree.root
+    assert f"export PYTHONPATH={plan.dist / 'overlay'}$" in capsys.readouterr().out
+
+
+def test_the_overlay_has_the_flatc_that_the_build_made(plan: SourcePlan) -> None:
+    plan.tree.root.mkdir(parents=True)
+    (made := plan.build / "third-party/flatc_ep/bin/flatc").parent.mkdir(parents=True)
+    made.touch(0o755)
+    copy = Copy(file="third-party/flatc_ep/bin/flatc", to="exir/flatc", built=True)
+    absent = Copy(file="third-party/other", to="exir/other", built=True)
+    plan = replace(plan, recipe=plan.recipe.model_copy(update={"copies": (copy, absent)}))
+    source.put_into_python(plan, StageRun("build_x86", "wheels", "x86_64-linux", ""))
+    folder = plan.dist / "overlay" / "executorch" / "exir"
+    assert os.access(folder / "flatc", os.X_OK)
+    assert sorted(path.name for path in folder.iterdir()) == ["__init__.py", "flatc"]
+
+
+def test_a_build_without_adaptor_leaves_no_overlay_of_an_earlier_one(plan: SourcePlan) -> None:
+    plan.tree.root.mkdir(parents=True)
+    run = StageRun("build_x86", "wheels", "x86_64-linux", "")
+    source.put_into_python(plan, run)
+    assert (plan.dist / "overlay").is_dir()
+    source.put_into_python(plan, run, target_only=True)
+    assert not (plan.dist / "overlay").exists()
+
+
+LINUX = {"machine": AARCH64, "interpreter": "/lib/ld-linux-aarch64.so.1", "needed": ["libc.so.6"]}
+ANDROID = {
+    "machine": AARCH64,
+    "interpreter": "/system/bin/linker64",
+    "needed": ["libc.so", "liblog.so"],
+    "alignment": 0x4000,
+    "android_api": 30,
+}
+
+
+def rules(folder: Path, target: str, library: Library) -> list[str]:
+    built = LoadableFile("runner", library.write(folder / "qnn_executor_runner"), "bin/qnn_executor_runner")
+    return [finding.rule for finding in check([built], target, "2.34", [Path("/srv/me/src")])]
+
+
+@pytest.mark.parametrize(("target", "good"), [("aarch64-linux", LINUX), ("aarch64-android", ANDROID)])
+def test_a_good_runner_has_nothing_said_of_it(tmp_path: Path, target: str, good: dict[str, Any]) -> None:
+    assert rules(tmp_path, target, Library(**good)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"machine": X86_64}, "build-machine"),
+        ({"interpreter": "/system/bin/linker64"}, "build-loader"),
+        ({"needed": ["libmine.so"]}, "build-needed"),
+        ({"runpath": "/opt/build/lib"}, "build-search-path"),
+        ({"versions": {"libc.so.6": ["GLIBC_2.4", "GLIBC_2.35"]}}, "build-glibc"),
+        ({"versions": {"libc.so.6": ["GLIBC_ABI_DT_RELR"]}}, "build-glibc"),
+        ({"textrel": True}, "build-relocations"),
+        ({"execstack": True}, "build-stack"),
+        ({"content": b"/srv/me/src/runner.cpp\0"}, "build-paths"),
+    ],
+)
+def test_each_error_of_a_linux_runner_is_reported_alone(
+    tmp_path: Path, change: dict[str, Any], rule: str
+) -> None:
+    assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, **change})) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"alignment": 0x1000}, "build-page-size"),
+        ({"android_api": 31}, "build-android-api"),
+        ({"needed": ["libc++_shared.so"]}, "build-needed"),
+    ],
+)
+def test_each_error_of_an_android_runner_is_reported_alone(
+    tmp_path: Path, change: dict[str, Any], rule: str
+) -> None:
+    assert rules(tmp_path, "aarch64-android", Library(**{**ANDROID, **change})) == [rule]
+
+
+def test_an_older_glibc_and_search_beside_itself_are_good(tmp_path: Path) -> None:
+    changes = {"versions": {"libc.so.6": ["GLIBC_2.17", "GLIBC_2.34"]}, "runpath": "$ORIGIN:$ORIGIN/../lib"}
+    assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, **changes})) == []  # type: ignore[arg-type]
+
+
+def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:
+    runner = Library(**{**LINUX, "needed": ["libqnn_executorch_backend.so"], "runpath": "$ORIGIN/../lib"})  # type: ignore[arg-type]
+    library = Library(machine=AARCH64, soname="libqnn_executorch_backend.so")
+    built = [
+        LoadableFile("runner", runner.write(tmp_path / "r"), "bin/r"),
+        LoadableFile("library", library.write(tmp_path / "l"), "lib/libqnn_executorch_backend.so"),
+    ]
+    assert check(built, "aarch64-linux", "2.34", []) == []
+    elsewhere = [built[0], replace(built[1], place="python/libqnn_executorch_backend.so")]
+    assert [finding.rule for finding in check(elsewhere, "aarch64-linux", "2.34", [])] == ["build-needed"]
+
+
+def target(name: str, kind: str, **more: Any) -> dict[str, Any]:
+    file = {"EXECUTABLE": name, "SHARED_LIBRARY": f"lib{name}.so", "OBJECT_LIBRARY": ""}.get(
+        kind, f"lib{name}.a"
+    )
+    found = {
+        "name": name,
+        "type": kind,
+        "id": f"{name}::@1",
+        "paths": {"source": "src", "build": "out"},
+        **more,
+    }
+    return {**found, "artifacts": [{"path": file}]} if file else found
+
+
+def link(*libraries: str) -> dict[str, Any]:
+    fragments = [{"fragment": text, "role": "libraries"} for text in libraries]
+    return {"link": {"commandFragments": [{"fragment": "-O2 libnone.a", "role": "flags"}, *fragments]}}
+
+
+def answer(build: Path, *found: dict[str, Any]) -> None:
+    reply = build / API / "reply"
+    reply.mkdir(parents=True)
+    entries = [{"jsonFile": f"target-{entry['name']}.json"} for entry in found]
+    for entry in found:
+        (reply / f"target-{entry['name']}.json").write_text(json.dumps(entry), encoding="utf-8")
+    model = {"paths": {"source": "/tree"}, "configurations": [{"targets": entries}]}
+    (reply / "codemodel.json").write_text(json.dumps(model), encoding="utf-8")
+    (reply / "index-1.json").write_text("stale", encoding="utf-8")
+    index = {"reply": {"codemodel-v2": {"jsonFile": "codemodel.json"}}}
+    (reply / "index-2.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def test_what_went_into_a_program_is_followed_through_installed_libraries_and_object_files(
+    tmp_path: Path,
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    answer(
+        one,
+        target("core", "STATIC_LIBRARY", dependencies=[{"id": "parts::@1"}, {"id": "generator::@1"}]),
+        target("parts", "OBJECT_LIBRARY", sources=[{"path": "src/part.c"}]),
+        target("generator", "EXECUTABLE"),
+        target("none", "STATIC_LIBRARY"),
+    )
+    answer(other, target("runner", "EXECUTABLE", **link("-Wl,--whole-archive /one/lib/libcore.a", "-ldl")))
+    known = [*targets(one), *targets(other)]
+    runner = [found for found in known if found.name == "runner"]
+    linked = linked_into(runner, known)
+    assert {found.name for found in linked} == {"runner", "core", "parts"}
+
+    printed = {
+        one: "out/CMakeFiles/core.dir/a.o: #deps 1, deps mtime 1 (VALID)\n    /tree/a.h\n\n"
+        "out/CMakeFiles/none.dir/b.o: #deps 1, deps mtime 1 (VALID)\n    /tree/b.h\n",
+        other: "out/CMakeFiles/core.dir/c.o: #deps 1, deps mtime 1 (VALID)\n    /tree/c.h\n",
+    }
+    assert {str(path) for path in files_read(linked, printed)} == {"/tree/src/part.c", "/tree/a.h"}
+
+
+def test_only_programs_and_shared_libraries_are_loaded(tmp_path: Path) -> None:
+    kinds = ("EXECUTABLE", "SHARED_LIBRARY", "MODULE_LIBRARY", "STATIC_LIBRARY", "OBJECT_LIBRARY", "UTILITY")
+    answer(tmp_path, *(target(kind.lower(), kind) for kind in kinds))
+    assert [found.kind for found in targets(tmp_path) if found.loaded] == list(kinds[:3])
+
+
+def test_a_project_without_an_answer_is_built_anew(tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed) as caught:
+        targets(tmp_path)
+    assert "--clean" in caught.value.fix
