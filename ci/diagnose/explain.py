@@ -61,7 +61,7 @@ class Diagnosis:
     codes: tuple[Code, ...] = ()
     data_types: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
-    """What was measured of the operators in it, where they lose accuracy."""
+    """What was measured of the operator that was asked for."""
     told_by: str = ""
     """The program that speaks of trouble; empty if none is known, or there is no trouble."""
     collect: str = ""

@@ -7,7 +7,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -114,12 +114,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
 
 
 def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
-    from ci.inspect.logs import Delegated
-
-    delegated = Delegated(Shown(log, subject))
-    found = diagnosed(delegated, subject)
-    lossy = dict.fromkeys(f"{row.message}: {row.command}" for row in delegated.inexact())
-    return replace(found, operators=tuple(lossy))
+    return diagnosed(Shown(log, subject), subject)
 
 
 def _of_rule(name: str) -> Explanation | None:

@@ -1,5 +1,4 @@
-"""The logs that a path stands for: a file, packed or not, those of an archive, or those below a folder; and
-what a log of ExecuTorch's partitioner says of operators."""
+"""The logs that a path stands for: a file, packed or not, those of an archive, or those below a folder."""
 
 from __future__ import annotations
 
@@ -16,17 +15,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from ci.diagnose.log_text import Readable
-from ci.suite.precision import MEASURED_SCHEMES
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import for_stream
-
-if TYPE_CHECKING:
-    from ci.operators.table import Inexact
-
 
 LARGEST = 256 << 20
 """No more is unpacked of a packed log, of a .tar as a whole, and of each log in a .zip."""
@@ -201,38 +195,3 @@ def _refuse_none(name: str, found: bool) -> None:
             f"{name} has no log in it (.log, .txt, .out, .err, log.*)",
             fix="give the file that has what was printed",
         )
-
-
-# Operators in a log of ExecuTorch's partitioner. Most logs say nothing of them, and need no table.
-
-
-DELEGATED = re.compile(rb"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
-# What stands before a name is asked behind it: a pattern that begins with its letters is quicker.
-NAMES = "|".join(rf"{name}(?<![a-z0-9]{name})" for name in MEASURED_SCHEMES)
-SCHEME = re.compile(rf"(?:{NAMES})(?![a-z0-9])".encode())
-
-
-class Delegated:
-    """A log that remembers, while it is read, which operators the partitioner delegates in which schemes."""
-
-    def __init__(self, log: Readable) -> None:
-        self._log, self._rest = log, b""
-        self._operators, self._schemes = set[bytes](), set[bytes]()
-
-    def read(self, size: int) -> bytes:
-        block = self._log.read(size)
-        text = self._rest + block
-        self._rest = text[-200:]
-        # The patterns take a hundred times as long as a look for a word.
-        if b"artitioner" in text:
-            self._operators |= set(DELEGATED.findall(text))
-            self._schemes |= set(SCHEME.findall(text))
-        return block
-
-    def inexact(self) -> list[Inexact]:
-        if not self._schemes or not self._operators:
-            return []
-        from ci.operators.table import inexact
-
-        operators = {operator.decode() for operator in self._operators}
-        return [row for scheme in sorted(self._schemes) for row in inexact(operators, scheme.decode())]
