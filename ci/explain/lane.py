@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
 from ci.explain.divergence_result import DivergenceResult, DivergentOperator
-from ci.explain.losses import FOREVER, Scores
+from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.one_model.model import OneModel, of_lane
@@ -44,6 +44,9 @@ class Explains(Protocol):
     def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float = FOREVER) -> Scores:
         """The noise in the outputs if one group of operators alone is quantized."""
 
+    def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
+        """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
+
     def rewritten(self, model: OneModel, choice: RewriteChoice) -> Rewritten:
         """The model with the rewrites that answer known faults, each proved on the CPU."""
 
@@ -61,7 +64,7 @@ def explainer(model: OneModel) -> Explains:
 
 def tried(model: OneModel, programs: Sequence[Any]) -> list[Outcome]:
     """What becomes of each: it is compiled, run and compared. The one trial of a candidate."""
-    lane: Compiles = of_lane(model, "product")
+    lane: Compiles = model.lane.product
     plan = lane.planned(model, programs)
     results, outcomes = lane.results_of(model, plan), list[Outcome]()
     for program in plan.programs:
@@ -73,7 +76,7 @@ def tried(model: OneModel, programs: Sequence[Any]) -> list[Outcome]:
 
 
 def programs_of(model: OneModel) -> list[Any]:
-    lane: Compiles = of_lane(model, "product")
+    lane: Compiles = model.lane.product
     return lane.programs_of(model)
 
 

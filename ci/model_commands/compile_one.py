@@ -11,7 +11,7 @@ from pathlib import Path
 from ci.explain.cause import SECONDS as SEARCH_SECONDS
 from ci.explain.proofs import outcome_with_cause, proofs_of
 from ci.one_model.into_suite import extension_of, require_place
-from ci.one_model.model import CHECKPOINT, OneModel, of_lane
+from ci.one_model.model import CHECKPOINT, OneModel
 from ci.one_model.output import writing_into
 from ci.one_model.product import (
     ELSEWHERE,
@@ -41,7 +41,7 @@ def compile_model(model: OneModel, suite: Path | None, report: ModelReport, told
     told = told or Told()
     if suite:
         require_place(suite, measured=model.gives_figures)
-    lane: Compiles = of_lane(model, "product")
+    lane: Compiles = model.lane.product
     # What cannot be compiled is refused before a folder is made.
     programs = lane.programs_of(model)
     for program in programs:
@@ -78,7 +78,7 @@ def compile_model(model: OneModel, suite: Path | None, report: ModelReport, told
 
 
 def _searches(model: OneModel, told: Told) -> bool:
-    return model.search and not told.searched and model.lane.has("explain")
+    return model.search and not told.searched and not model.lane.only_compiles
 
 
 def _fix_of(error: ToolkitError, model: OneModel, soc: str, told: Told) -> str:
@@ -87,7 +87,7 @@ def _fix_of(error: ToolkitError, model: OneModel, soc: str, told: Told) -> str:
         told.searched = True
         tried = proofs_of(model, soc, Outcome(error.message), None)
         return tried.fix if tried.helping or error.fix == NO_FIX else error.fix
-    if error.fix == NO_FIX and model.lane.has("explain"):
+    if error.fix == NO_FIX and not model.lane.only_compiles:
         return Fix("{} tries fixes", model.command("compile", soc, "-o", "out"))
     return error.fix
 
@@ -114,7 +114,7 @@ def compile_precisions(model: OneModel, precisions: Sequence[str], suite: Path |
             "a checkpoint is compiled for one precision at a time",
             fix="one --precision for each folder",
         )
-    lane: Compiles = of_lane(model, "product")
+    lane: Compiles = model.lane.product
     for precision in precisions:
         # What cannot be meant is refused before the first is compiled.
         lane.programs_of(replace(model, precision=precision))

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if speaks:
         forecasted = of_language_model(model.typed)
     else:
-        forecasted = of_lane(model, "forecast").forecasted(model, phones, args.measured).of(phones)
+        forecasted = of_lane(model).forecasted(model, phones, args.measured).of(phones)
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecasted.forecasts])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words()))

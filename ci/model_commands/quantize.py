@@ -18,13 +18,12 @@ from ci.one_model.model import (
     one_model_of,
     require_one_chip,
 )
-from ci.suite.options import Choice, add_choice, add_work, choice_of
+from ci.suite.options import add_choice, add_work, choice_of
 from provisioning.base.command_line import switch
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from ci.explain.losses import Loss
     from ci.one_model.product import Product
 
 EXAMPLES = """\
@@ -40,9 +39,6 @@ class Quantizes(Protocol):
     """What is asked of a lane."""
 
     def quantized(self, model: OneModel) -> Sequence[Product]: ...
-
-    def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
-        """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.explain.lane import explainer
     from ci.explain.losses import as_text
     from ci.model_commands.compile_one import quantize_model
     from ci.one_model.report import ModelReport, reported
@@ -67,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
         raise UsageError(f"the precision for {model.typed} is missing", fix=add_flags("--precision", "8a8w"))
-    lane: Quantizes = of_lane(model, "quantize")
+    lane: Quantizes = of_lane(model)
     if args.where:
         require_one_chip(model.selection)
         choice = choice_of(args)
 
         def losses(_: ModelReport) -> int:
-            print("\n".join(as_text(*lane.losses(model, choice))))
+            print("\n".join(as_text(*explainer(model).losses(model, choice))))
             return 0
 
         return reported("quantize", model, ["--where", *choice.words, *model.named], losses)

@@ -82,7 +82,7 @@ def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
     from ci.one_model.report import reported
 
     model = replace(knowing_failures(model), output=output)
-    if not model.lane.has("explain"):
+    if model.lane.only_compiles:
         raise not_taken(model)
     return reported("repair", model, model.named, lambda report: repair_model(model, choice, report))
 

@@ -66,7 +66,7 @@ TOKENS = 32
 class RunsPrograms(Protocol):
     """What is asked of a lane."""
 
-    def ran(self, model: OneModel, files: Sequence[str], repeat: int) -> Ran:
+    def run_program(self, model: OneModel, files: Sequence[str], repeat: int) -> Ran:
         """What a compiled program gives for these inputs."""
 
 
@@ -122,10 +122,10 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     # Before -o writes one.
     is_folder = bool(typed) and (Parser.user_folder() / typed).is_dir()
     other = program_to_run(args, typed) if typed and not is_folder else None
-    running: RunsPrograms = of_lane(model, "running")
+    running: RunsPrograms = of_lane(model)
 
     def work(report: ModelReport) -> int:
-        ran = running.ran(model, inputs, repeat)
+        ran = running.run_program(model, inputs, repeat)
         if output:
             write(ran, output, model.typed)
             report.wrote(sorted(output.glob("*.npy")))
@@ -178,8 +178,8 @@ def _outputs(other: OneModel, inputs: Sample, lane: ModelLane) -> Sample:
             numpy.save(path, array)
             files.append(str(path) if len(inputs) == 1 else f"{name}={path}")
         if other.lane.environment == lane.environment:
-            running: RunsPrograms = of_lane(other, "running")
-            return running.ran(other, files, 1).outputs
+            running: RunsPrograms = of_lane(other)
+            return running.run_program(other, files, 1).outputs
         folder = Path(scratch, "outputs")
         _run_elsewhere(other, [*(f"--input={file}" for file in files), "-o", str(folder)])
         return outputs_in(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -38,13 +38,16 @@ class ModelLane:
     """The locked Python that it runs in."""
     flags: tuple[str, ...]
     """Those that it alone has."""
+    only_compiles: bool = False
+    """Whether of the commands for one model it has `compile` alone."""
 
-    def has(self, verb: str) -> bool:
-        return importlib.util.find_spec(f"{self.package}.{verb}") is not None
+    def module(self, name: str) -> Any:
+        return importlib.import_module(f"{self.package}.{name}")
 
-    def module(self, verb: str) -> Any:
-        """What does this verb for one model: what is asked of it, the verb's own module says."""
-        return importlib.import_module(f"{self.package}.{verb}")
+    @property
+    def product(self) -> Any:
+        """What `compile` asks of it (Compiles)."""
+        return self.module("product")
 
     @property
     def suites(self) -> Any:
@@ -69,6 +72,7 @@ CHECKPOINT = ModelLane(
     "ci.lanes.llm",
     "llm",
     ("through", "context", "prefill", "parts", "shared_weights", "adapter"),
+    only_compiles=True,
 )
 LANES = (PYTORCH, ONNX, CHECKPOINT)
 
@@ -192,11 +196,11 @@ def not_taken(model: OneModel) -> UsageError:
     )
 
 
-def of_lane(model: OneModel, verb: str) -> Any:
-    """What the model's lane does for this verb. Refuses a lane that does nothing for it."""
-    if not model.lane.has(verb):
+def of_lane(model: OneModel, module: str = "product") -> Any:
+    """What the commands ask of the model's lane, beside `compile`. Refuses a lane that only compiles."""
+    if model.lane.only_compiles:
         raise not_taken(model)
-    return model.lane.module(verb)
+    return model.lane.module(module)
 
 
 def lane_of(model: str | None, folder: Path) -> ModelLane:

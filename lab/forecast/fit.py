@@ -7,10 +7,9 @@ from pathlib import Path
 
 from ci.forecast import ACCEPTED, BY, MANIFEST, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
 from ci.jobs import WorkOptions
-from ci.lanes.onnx.compile import plan_of, require_installed
-from ci.lanes.onnx.forecast import estimating
+from ci.lanes.onnx.product import answer_in, estimating
+from ci.lanes.onnx.stage import plan_of, require_installed
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.lanes.onnx.user_program import answer_in
 from ci.outcome import Failure
 from ci.plain import as_json
 from ci.suite.options import matcher

@@ -26,7 +26,7 @@ from ci.lanes.upstream.adapters import (
     rounded,
     why_unheld,
 )
-from ci.lanes.upstream.verdict import Part
+from ci.lanes.upstream.suite import Part
 from ci.operators.table import EXACT, PLAIN
 from ci.suite.precision import MEASURED_SCHEMES
 from lab.operators.records import Draw

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ci.lanes.upstream.verdict import Part, UpstreamVerdict
+from ci.lanes.upstream.suite import Part, UpstreamVerdict
 from provisioning.accepted_file import Accepted, Values, load_accepted
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.lanes.upstream.accepted import AcceptedTests
-from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.process import UpstreamPlan
-from ci.lanes.upstream.verdict import UpstreamVerdict
+from ci.lanes.upstream.accepted import AcceptedTests, Judge
+from ci.lanes.upstream.stage import UpstreamPlan
+from ci.lanes.upstream.suite import UpstreamVerdict
 from ci.operators.conditions import key_of
 from ci.operators.table import IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
 from ci.suite.accuracy import EQUAL_DB

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ci.lanes.upstream.flags import add_tests, options_of
+from ci.lanes.upstream.verb import add_tests, options_of
 from ci.suite.precision import MEASURED_SCHEMES
 from provisioning.base.command_line import repeatable
 

@@ -18,9 +18,9 @@ from onnx import helper
 
 from ci.artifacts.compiled_onnx import read_dlc
 from ci.lanes.onnx import steps
-from ci.lanes.onnx.compile import request_of
 from ci.lanes.onnx.records import NOTHING, Preparing
 from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
+from ci.lanes.onnx.stage import request_of
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.arrays import saved
@@ -86,7 +86,7 @@ class TestCompile:
 
     @pytest.mark.parametrize("held", [[], ["SM8650"], ["SM8650", "SM8750"]])
     def test_a_file_that_lacks_a_chip_or_is_of_another_build_is_bad(self, held: list[str]) -> None:
-        from ci.lanes.onnx.context import require_chips
+        from ci.lanes.onnx.graph import require_chips
 
         stream = io.BytesIO()
         with zipfile.ZipFile(stream, "w") as archive:

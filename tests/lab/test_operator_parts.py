@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.verdict import UpstreamVerdict
+from ci.lanes.upstream.suite import UpstreamVerdict
 from ci.operators.table import EXACT
 from ci.plain import as_json, read
 from lab.operators.adapters import TriedModel, part_of

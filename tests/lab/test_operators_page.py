@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ci.lanes.upstream.accepted import AcceptedTests
-from ci.lanes.upstream.verdict import Part, UpstreamVerdict
+from ci.lanes.upstream.suite import Part, UpstreamVerdict
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
 from ci.suite.precision import MEASURED_SCHEMES
 from lab.operators.cells import table_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiler_log import Traffic
-from ci.lanes.onnx.context import ContextRecord
+from ci.lanes.onnx.graph import ContextRecord
 from ci.lanes.onnx.records import (
     Accuracy,
     Audit,

@@ -22,8 +22,8 @@ from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.work import LlmPlan, reading
 from ci.lanes.llm.work import compiling as compiling_checkpoint
-from ci.lanes.onnx.compile import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.records import NOTHING
+from ci.lanes.onnx.stage import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs

@@ -17,8 +17,8 @@ from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
 from ci.forecast import ModelSize, QnnEstimates
 from ci.jobs import WorkOptions
-from ci.lanes.onnx import compile as onnx_compile
-from ci.lanes.onnx import running
+from ci.lanes.onnx import product
+from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.explain import of_suites
 from ci.lanes.onnx.records import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.suite import programs_of
@@ -127,9 +127,9 @@ class StandIn:
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     (tmp_path / "stand-in").mkdir()
     stand_in = StandIn(tmp_path / "stand-in")
-    for module in (onnx_compile, running):
+    for module in (onnx_stage, product):
         monkeypatch.setattr(module, "WORKER", onnx_worker.__name__)
-    monkeypatch.setattr(onnx_compile, "environment", stand_in.environment)
+    monkeypatch.setattr(onnx_stage, "environment", stand_in.environment)
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))

@@ -11,14 +11,18 @@ import pytest
 
 from ci.artifacts.compiler_log import QnnEstimate, Traffic
 from ci.forecast import ModelSize, QnnEstimates
-from ci.lanes.onnx.crosscheck import (
+from ci.lanes.onnx.findings import (
     CrossChecked,
     LaneFigures,
+    build_id_of,
+    changed,
+    cost,
     counterpart,
     executorch_lane,
+    findings_of,
+    lane_of,
     verdicts,
 )
-from ci.lanes.onnx.findings import build_id_of, changed, cost, findings_of, lane_of
 from ci.lanes.onnx.records import Accuracy, Contexts, ProgramFacts
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.suite.accepted import Baseline, Recorded, load_tolerances

@@ -24,9 +24,9 @@ from ci.lanes.onnx.graph import (
     wrong_reciprocals,
 )
 from ci.lanes.onnx.graphs import beyond_half, diverge
+from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.records import DivergenceLimits
 from ci.lanes.onnx.samples import SAMPLES, ModelFiles
-from ci.lanes.onnx.user_program import dimensions_of
 from ci.models.arrays import save
 from ci.models.plain_onnx import make_plain
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError

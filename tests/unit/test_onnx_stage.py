@@ -14,7 +14,7 @@ import pytest
 
 from ci import trouble
 from ci.__main__ import VERBS
-from ci.lanes.onnx import compile as onnx_compile
+from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.records import Contexts, NotCompiled, QuantizedModel
 from ci.lanes.onnx.suite import programs_of
 from ci.plain import as_json
@@ -51,8 +51,8 @@ class TestStage:
         self.wrong: dict[str, str] = {}
         self.folder = tmp_path
         environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(tmp_path)}
-        monkeypatch.setattr(onnx_compile, "WORKER", onnx_worker.__name__)
-        monkeypatch.setattr(onnx_compile, "environment", lambda own=None: environment)
+        monkeypatch.setattr(onnx_stage, "WORKER", onnx_worker.__name__)
+        monkeypatch.setattr(onnx_stage, "environment", lambda own=None: environment)
 
     def stage(self, folder: Path, *arguments: str, text: str = SUITE) -> int:
         (self.folder / "orders.jsonl").write_text("")

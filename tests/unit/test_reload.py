@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from ci.lanes.executorch import reload_worker
+from ci.lanes.executorch import run_worker
+from ci.lanes.executorch.emulate import neighbours_of, reload_findings
 from ci.lanes.executorch.records import Loadable, Reloaded, ReloadRequest
-from ci.lanes.executorch.reload import findings_of, neighbours_of
 from ci.outcome import Result
 from ci.plain import as_json, read
 
@@ -74,7 +74,7 @@ class Dies(Healthy):
 
 def _reloaded(load: type[Healthy], other: Loadable | None) -> Reloaded:
     order = as_json(ReloadRequest(ONE, other))
-    return read(Reloaded, reload_worker.reloaded(order, cast(Any, load)))
+    return read(Reloaded, run_worker.reloaded(order, cast(Any, load)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_program_that_differs_when_it_is_loaded_again_is_found(
     program.loads = 0
     record = _reloaded(program, TWO)
     assert (len(record.wrong), record.released) == (wrong, released)
-    assert len(list(findings_of("one", "", Result(record=record)))) == wrong
+    assert len(list(reload_findings("one", "", Result(record=record)))) == wrong
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_memory_that_each_load_leaves_behind_is_a_leak_and_a_piece_taken_once_is
                 kept[-1].write(b"x" * (8 << 20))
 
     result = Result(record=_reloaded(Leaks, None))
-    assert [finding.rule for finding in findings_of("one", "", result)] == rules
+    assert [finding.rule for finding in reload_findings("one", "", result)] == rules
 
 
 def test_a_program_is_loaded_beside_one_of_the_same_chip() -> None:

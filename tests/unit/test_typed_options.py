@@ -24,7 +24,7 @@ READERS = (
     "provisioning.base.selection",
     "ci.suite.options",
     "ci.one_model.model",
-    "ci.lanes.upstream.flags",
+    "ci.lanes.upstream.verb",
 )
 """They add flags that several verbs share, and read them: `run` may hand its Namespace to these alone."""
 

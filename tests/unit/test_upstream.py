@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, load_tests, write
-from ci.lanes.upstream.verdict import Part, UpstreamVerdict
+from ci.lanes.upstream.suite import Part, UpstreamVerdict
 from ci.suite.options import matcher
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS

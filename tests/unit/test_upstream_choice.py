@@ -8,7 +8,7 @@ import shlex
 from ci.gate.table import gate_table
 from ci.lanes.upstream import all_verb
 from ci.lanes.upstream.accepted import load_tests
-from ci.lanes.upstream.choice import sample_of
+from ci.lanes.upstream.stage import sample_of
 from ci.operators.table import shipped
 from ci.suite.options import matcher
 from lab.operators import tests_verb

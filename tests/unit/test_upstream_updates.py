@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.upstream.accepted import load_tests
-from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.verdict import Part, UpstreamVerdict
+from ci.lanes.upstream.accepted import Judge, load_tests
+from ci.lanes.upstream.suite import Part, UpstreamVerdict
 from tests.support.own_manifests import own_accepted_tests
 
 SOC = "SM8650"

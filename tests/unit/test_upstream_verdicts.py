@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from ci.lanes.upstream import worker
-from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests
+from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, Judge
 from ci.lanes.upstream.adapters import UpstreamComparison, part
-from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.verdict import Part, UpstreamVerdict, reasons_of
+from ci.lanes.upstream.suite import Part, UpstreamVerdict, reasons_of
 from ci.lanes.upstream.worker import part_of_report, verdict_of
 from ci.trouble import InTrouble
 from provisioning.base.findings import Severity

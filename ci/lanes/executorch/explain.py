@@ -22,15 +22,24 @@ from ci.explain.audit import (
 from ci.explain.divergence_report import partial_of
 from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.lane import only
-from ci.explain.losses import FOREVER, Scores
+from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.compile import WORKER, compile_programs, done, home_of, rewriting, worker_step
+from ci.lanes.executorch.compile import (
+    WORKER,
+    compile_programs,
+    done,
+    home_of,
+    quantizing,
+    rewriting,
+    worker_step,
+)
 from ci.lanes.executorch.product import (
     plan_of_model,
     program_of,
     programs_of,
+    quantized_in,
     require_done,
     stack_of,
 )
@@ -45,7 +54,9 @@ from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.runner import ready_runner
+from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
+from ci.suite.precision import refuse_floats
 from ci.suite.stage import run_cached_step
 from ci.work import asking
 from provisioning import known_faults
@@ -242,3 +253,13 @@ def operators_of(nodes: Mapping[str, Traits]) -> list[str]:
     """The operators on HTP, once for each node."""
     names = (node.operator for node in nodes.values())
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
+
+
+def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
+    """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
+    program = chosen_program(model, choice)
+    refuse_floats(program.run.quantizes, program.run.precision)
+    plan = plan_of_model(model, "quantize", [program])
+    facts = quantized_in(require_done(program, plan, done(quantizing(plan))))
+    words = f"{program.name}: {in_words(facts.in_torch.figures)} against float, both in PyTorch"
+    return words, facts.losses

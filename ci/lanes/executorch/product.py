@@ -1,4 +1,4 @@
-"""One PyTorch model of a command line, as a program like those of a suite: what is written and said of it."""
+"""One PyTorch model of a command line, as a program like those of a suite: compiled, quantized and run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ import importlib.metadata
 import json
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import COMPILED, RAN, ExecutorchPlan, compile_programs, plan_of
+from ci.artifacts import refusals
+from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
+from ci.closed import closed
+from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
+from ci.lanes.executorch import PROGRAM, QUANTIZED
+from ci.lanes.executorch.compile import (
+    COMPILED,
+    RAN,
+    ExecutorchPlan,
+    compile_programs,
+    done,
+    plan_of,
+    quantizing,
+)
 from ci.lanes.executorch.emulate import measure, running_one
 from ci.lanes.executorch.findings import (
     LIBRARY_MISSING,
@@ -35,35 +49,47 @@ from ci.lanes.executorch.records import (
     EmulatorRun,
     Lacking,
     ModelFacts,
+    Quantized,
     compiled_in,
     ran,
     ran_in,
 )
 from ci.lanes.executorch.stage import measured_of
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
+from ci.models.arrays import Array, Sample
+from ci.models.inputs import GraphSignature, Tensor, drawn, read_inputs
 from ci.models.user_model import UserModel
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
+from ci.one_model.output import Ran, require_program
 from ci.one_model.product import Outcome, Product, SuiteRow
 from ci.operators.faults import shown_by_inputs
 from ci.outcome import Failure, Result
 from ci.plain import as_json
-from ci.runner import Runner, ready_runner
+from ci.runner import Runner, call_runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, HowJudged, not_passed, verdict_of_one_model
-from ci.suite.precision import scheme_named
+from ci.suite.installed import ready_environment
+from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results
 from ci.suite.suite_file import precision_file_of
 from provisioning.base import answer
-from provisioning.base.commands import Fix, leave_out
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import Fix, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
-from provisioning.base.files import hash_file
+from provisioning.base.files import hash_file, replacing
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.progress import at_work
 from provisioning.base.rendering.text import plural
+from provisioning.base.settings import Selection
 from provisioning.base.stage_run import Places
 from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault
 from provisioning.manifest import soc_named
+
+if TYPE_CHECKING:
+    from ci.artifacts.program import ContextStrings
+
 
 NO_RUNNER = "runner"
 """The kind of failure of a program that nothing here can run."""
@@ -363,3 +389,173 @@ def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Map
 def stack_of(build_id: str = "") -> dict[str, str]:
     packages = {name: importlib.metadata.version(name) for name in ("executorch", "torch")}
     return {**packages, **({"qnn": build_id} if build_id else {})}
+
+
+def quantized(model: OneModel) -> Sequence[Product]:
+    programs = programs_of(model)
+    refuse_floats(programs[0].run.quantizes, programs[0].run.precision)
+    plan = plan_of_model(model, "quantize", programs)
+    results, products = done(quantizing(plan)), []
+    for program in plan.programs:
+        result = require_done(program, plan, results)
+        assert result.folder is not None
+        path, facts, stem = result.folder / QUANTIZED, quantized_in(result), stem_of(model, program)
+        record = {
+            "schema": 1,
+            "model": program.case.factory,
+            "quantized": f"{stem}.pt2",
+            "sha256": hash_file(path),
+            "soc": program.soc,
+            "scheme": program.run.precision,
+            "stack": stack_of(),
+            "inputs": tensors_of(facts.inputs),
+            "accuracy": facts.in_torch.figures,
+            "slices": facts.in_torch.slices,
+        }
+        figures, slices = facts.in_torch.figures, facts.in_torch.slices
+        words = f"{program.soc} {program.run.name}: {in_words(figures)} against float {facts.used}"
+        words += ", both in PyTorch"
+        where, causes = (
+            model.command("quantize", program.soc, "--where"),
+            causes_of(program, facts, slices, {}),
+        )
+        judged = HowJudged(program.run.kind, facts.used)
+        wrong, low = verdict_of_one_model(stem, figures, slices, "", where, causes, judged)
+        warnings = [*notes_of(facts), *low]
+        lines = [words, *(f"  {line}" for line in slices)]
+        products.append(Product(files_of(path, stem, record), lines, (), warnings, Outcome(wrong=wrong)))
+    return products
+
+
+def quantized_in(result: Result) -> Quantized:
+    assert isinstance(result.record, Quantized)
+    return result.record
+
+
+def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
+    """Write the program; returns the chip that it is for."""
+    from ci.artifacts.against_sdk import against
+    from ci.closed import closed
+    from ci.lanes.executorch.compile import WORKER, home_of
+    from ci.outcome import Refused
+    from ci.work import asking
+    from provisioning.base.progress import at_work
+    from provisioning.components import QNN_SDK
+    from provisioning.environment import resolve
+    from provisioning.manifest import load_socs
+
+    environment = resolve(selection, os.environ, needs=(QNN_SDK,))
+    answer = against(contents, environment.root(QNN_SDK).path)
+    if any("error 5000" in line for line in answer.says):
+        message = f"{context}: {'; '.join(answer.says)}"
+        raise CheckFailed(message, fix="compile it with this QNN, or another --profile")
+    known = load_socs()
+    soc = next((name for name in contents.socs if name in known), selection.soc)
+    log = Path(selection.reports).absolute() / "wrap" / f"{context.name}.log"
+    with replacing(output.absolute()) as part:
+        environ = closed(environment.merged(os.environ))
+        home = home_of(environ, log.parent)
+        order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
+        try:
+            with at_work(f"working on {context}"), asking(home, f"{WORKER}:wrapped", log, timeout) as ask:
+                ask(**order)
+        except Refused as refused:
+            message = f"{context}: ExecuTorch cannot take it: {refused.message}"
+            raise CheckFailed(message, fix=session("diagnose", log)) from refused
+    return soc
+
+
+def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
+    path, selection = Parser.user_folder() / model.typed, model.selection
+    require_program(path, model.typed)
+    refusals.refuse(path)
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
+        folder = Path(scratch)
+        program, contents = path, read(path)
+        if isinstance(contents, ContextStrings):
+            program = folder / "wrapped.pte"
+            wrap(path, contents, selection, program, model.work.timeout)
+            contents = read(program)
+        assert isinstance(contents, CompiledProgram)
+        inputs = inputs_of_program(program, files)
+        runner = ready_runner(os.environ, selection.reports)
+        environment = closed(ready_environment(selection, os.environ).merged(os.environ))
+        listed = runner.write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
+        outputs, figures = folder / "outputs", folder / "figures"
+        outputs.mkdir()
+        command = runner.command(program, listed, outputs, "--iteration", str(repeat), figures=figures)
+        with at_work(f"running {model.typed}"):
+            call_runner(command, path, folder / "run.log", environment, model.work.timeout)
+        run = runner.of_one(figures, repeat)
+        loading = f"; loading took {run.load_ms:.3g} ms" if run.load_ms is not None else ""
+        where = f"{_where(contents)}{loading}; by {runner.described}"
+        found = dict(_outputs(outputs, _method(program, contents), run.shapes))
+        return Ran(inputs, found, run.milliseconds, where)
+
+
+def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
+    """The user's, in the order of a .pte's inputs, which have no names; else drawn by its own shapes."""
+    contents = read(program)
+    if isinstance(contents, ContextStrings):
+        raise UsageError(f"{program} is a context binary", fix=session("run", program))
+    signature = GraphSignature(tuple(_inputs(program, _method(program, contents))), ())
+    if not files:
+        return drawn(signature)
+    if len(files) == 1 and files[0].endswith(".npz"):
+        return read_inputs(files, signature)
+    named = [text.partition("=")[2] or text for text in files]
+    if len(named) != len(signature.inputs):
+        message = f"expected --input {len(signature.inputs)} times, found {len(named)}"
+        raise UsageError(message, fix="one for each input")
+    both = zip(signature.inputs, named, strict=True)
+    return read_inputs([f"{tensor.name}={file}" for tensor, file in both], signature)
+
+
+def write_raw(inputs: Sample, folder: Path) -> Iterator[Path]:
+    for name, array in inputs.items():
+        path = folder / f"{name}.raw"
+        array.tofile(path)
+        yield path
+
+
+def _method(program: Path, contents: CompiledProgram) -> Method:
+    for method in contents.methods:
+        if method.name == "forward" or len(contents.methods) == 1:
+            return method
+    raise CheckFailed(f"{program}: it has no method forward", fix=session("inspect", program))
+
+
+def _inputs(program: Path, method: Method) -> Iterator[Tensor]:
+    for index, input_ in enumerate(method.inputs):
+        if not isinstance(input_, TensorInfo):
+            message = f"{program}: input {index} is no tensor: {input_}"
+            raise CheckFailed(message, fix="export it with tensors only")
+        yield Tensor(f"input_{index}", input_.dtype, input_.shape)
+
+
+def _outputs(
+    folder: Path, method: Method, shapes: Sequence[Sequence[int]] | None
+) -> Iterator[tuple[str, Array]]:
+    import numpy
+
+    for index, tensor in enumerate(method.outputs):
+        dtype, planned = (tensor.dtype, tensor.shape) if isinstance(tensor, TensorInfo) else ("float64", ())
+        values = numpy.fromfile(folder / f"output_0_{index}.raw", dtype=dtype)
+        yield f"output_{index}", values.reshape(shapes[index] if shapes else planned)
+
+
+def _where(contents: CompiledProgram) -> str:
+    """What of it runs on the emulator, and what on the CPU."""
+    parts = Counter[str]()
+    for delegate in contents.delegates:
+        context = delegate.context
+        build = f", {' and '.join(context.socs)}, QNN {' and '.join(context.build_ids)}" if context else ""
+        parts[f"{delegate.options.processor.upper() if delegate.options else delegate.backend}{build}"] += 1
+    kernels = sum((Counter(method.kernels) for method in contents.methods), Counter[str]())
+    on_cpu = ", ".join(f"{count} {name}" for name, count in kernels.items())
+    delegated = [f"{plural(count, 'part')} on the emulator ({name})" for name, count in parts.items()]
+    return "; ".join([*delegated, f"on the CPU: {on_cpu}" if on_cpu else "nothing on the CPU"])
+
+
+def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> Forecasted:
+    return Forecasted(withheld=ONNX_ALONE, fix=TO_ONNX)

@@ -20,7 +20,8 @@ from ci.lanes.executorch.compile import (
     compile_programs,
     plan_of,
 )
-from ci.lanes.executorch.emulate import measure
+from ci.lanes.executorch.emulate import judged as judged_again
+from ci.lanes.executorch.emulate import measure, reloads
 from ci.lanes.executorch.findings import (
     EMULATION,
     LOWERING,
@@ -31,8 +32,6 @@ from ci.lanes.executorch.findings import (
     program_file,
 )
 from ci.lanes.executorch.records import ChipProgram, Lacking, figures_of, ran, ran_in
-from ci.lanes.executorch.reload import judged as judged_again
-from ci.lanes.executorch.reload import reloads
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.outcome import Result
 from ci.plain import as_json

@@ -13,25 +13,12 @@ from ci.cached_steps import require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
 from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.lane import only
-from ci.explain.losses import FOREVER, Scores
+from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, provider
-from ci.lanes.onnx.compile import WORKER, environment, home_of, plan_of, request_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN, GraphProblem, load_graph
-from ci.lanes.onnx.records import (
-    CommandAnswer,
-    DivergenceLimits,
-    Mixed,
-    ModelChanges,
-    Preparing,
-    ScoreLimits,
-    ScriptOptions,
-    ScriptParts,
-)
-from ci.lanes.onnx.stage import chosen_programs
-from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
-from ci.lanes.onnx.user_program import (
+from ci.lanes.onnx.product import (
     answer_in,
     answered,
     command_step,
@@ -40,12 +27,26 @@ from ci.lanes.onnx.user_program import (
     program_of,
     warn_of,
 )
+from ci.lanes.onnx.records import (
+    CommandAnswer,
+    DivergenceLimits,
+    Losses,
+    Mixed,
+    ModelChanges,
+    Preparing,
+    ScoreLimits,
+    ScriptOptions,
+    ScriptParts,
+)
+from ci.lanes.onnx.stage import WORKER, chosen_programs, environment, home_of, plan_of, request_of
+from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
 from ci.models import wheels
 from ci.one_model.model import OneModel
 from ci.operators.table import Inexact, inexact_onnx
 from ci.plain import read
+from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
-from ci.suite.precision import ONNX_PRECISIONS, precision_named
+from ci.suite.precision import ONNX_PRECISIONS, precision_named, refuse_floats
 from ci.suite.stage import run_cached_step
 from ci.work import asking
 from provisioning.base.command_line import Parser
@@ -231,3 +232,13 @@ def _inexact(
     """Those that are known to fail; `compiles`: of a model that was compiled here."""
     known = inexact_onnx(operators, program.run.kind, program.soc)
     return tuple(row for row in known if row.compiles or not compiles)
+
+
+def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
+    """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
+    program = program_of(model)
+    refuse_floats(program.run.quantizes, program.run.kind)
+    plan = plan_of_model(model, program)
+    found = answered(command_step(plan, "onnx-losses", "losses"), Losses)
+    words = f"{program.name}: {in_words(found.quantized_model.near.figures)} against float {found.used}"
+    return f"{words}, both by ONNX Runtime on the CPU", found.answer.losses

@@ -2,32 +2,321 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ci.cached_steps import require_done
-from ci.forecast import Forecasted
-from ci.lanes.onnx.compile import OnnxPlan, plan_of, with_metrics
+from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
+from ci.artifacts.refusals import record_path
+from ci.cached_steps import Step, require_done
+from ci.forecast import Forecasted, QnnEstimates, by_measurement, forecast, load_fit, load_forecasts
+from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
-from ci.lanes.onnx.forecast import forecast_of_chip
-from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
-from ci.lanes.onnx.options import parse_assignments, settings_of
-from ci.lanes.onnx.records import CompiledContext, facts_in
-from ci.lanes.onnx.stage import COMPILED, measured_of
-from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import chips_of, compiling_one, constant_inputs, program_of, written
+from ci.lanes.onnx.graph import (
+    RECIPROCAL,
+    RECIPROCAL_FIX,
+    Size,
+    fix_dimensions,
+    is_context,
+    load_graph,
+    nodes_beside_context,
+    open_inputs,
+    read_context,
+    signature_of,
+    soc_of,
+)
+from ci.lanes.onnx.options import NO_SETTINGS, Settings, files_of, parse_assignments, settings_of
+from ci.lanes.onnx.records import (
+    DRAWN,
+    NOTHING,
+    Chips,
+    CommandAnswer,
+    CompiledContext,
+    CompileOptions,
+    FileName,
+    Nothing,
+    OnnxRunRequest,
+    Preparing,
+    ProgramFacts,
+    RunReply,
+    TakenModel,
+    facts_in,
+)
+from ci.lanes.onnx.samples import OUTPUTS
+from ci.lanes.onnx.stage import (
+    COMPILED,
+    REPEATS,
+    WORKER,
+    OnnxPlan,
+    estimated,
+    home_of,
+    measured_of,
+    onnx_step,
+    passes_suite,
+    plan_of,
+    require_installed,
+    suite_options,
+    suite_samples,
+    with_metrics,
+)
+from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.models.arrays import Sample, save, saved
+from ci.models.inputs import GraphSignature, drawn, read_inputs
 from ci.one_model.model import OneModel
+from ci.one_model.output import Ran, require_program
 from ci.one_model.product import Outcome, Product, SuiteRow
-from ci.outcome import Result
-from ci.plain import as_json
-from ci.suite.accuracy import against_in_words
+from ci.outcome import Result, error_follows, line_of
+from ci.plain import as_json, read
+from ci.progress import Line
+from ci.results import CachedResults, Key
+from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
+from ci.suite.precision import precision_named, refuse_floats
+from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results, run_cached_step
+from ci.suite.suite_file import precision_file_of
+from ci.work import asking
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Severity
+from provisioning.base.files import hash_file
+from provisioning.base.findings import Metric, Severity
+from provisioning.base.progress import at_work
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+T = TypeVar("T")
+
+
+def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool = True) -> OnnxProgram:
+    """For the first chip, with or without the command line's --option; in `suite`, if one is to have it."""
+    options, selection = parse_assignments(model.options) if with_options else {}, model.selection
+    for chip in selection.socs:
+        # Before the suite's own check, whose message would name a field.
+        settings_of(options, soc=soc_named(chip), embed=True)
+    named = model.file
+    assert named.file is not None
+    dimensions = dimensions_of(model.dimensions)
+    require_installed()
+    file = precision_file_of(model.precision_file, "onnx")
+    precision = precision_of(named.file, file.precision if file else model.precision)
+    samples, place = model.calibrate or "", str(named.file)
+    if suite:
+        place, folder = os.path.relpath(place, suite.parent), Parser.user_folder() / samples
+        samples = os.path.relpath(folder, suite.parent) if samples and folder.is_dir() else samples
+    run = OnnxRun(
+        precision=precision,
+        socs=(selection.soc,),
+        per_channel=model.per_channel,
+        options=dict(options),
+        nodes=file.nodes if file else {},
+        calibration=model.calibration if precision_named(precision).quantized else None,
+    )
+    case = OnnxCase(
+        model=place, dimensions=dimensions, samples=samples, inferences=model.inferences, run=(run,)
+    )
+    return OnnxProgram(suite or Parser.user_folder() / NO_SUITE, named.name, case, run, selection.soc)
+
+
+@dataclass(frozen=True)
+class Answered(TakenModel, Generic[T]):
+    answer: T
+    folder: Path | None
+    """Of the files that are its result."""
+
+
+def command_step(
+    plan: OnnxPlan,
+    kind: str,
+    task: str,
+    *,
+    asked: DataclassInstance = NOTHING,
+    prepared: Preparing = DRAWN,
+    title: str = "programs",
+    rest: str = "",
+    keeps_files: bool = False,
+) -> Step:
+    """What a command for one model asks of the worker. A search may end before it is done, and goes on the
+    next time: `rest` is the name of what there was no time for."""
+
+    def accepts(program: OnnxProgram, result: Result) -> bool:
+        assert isinstance(result.record, CommandAnswer)
+        return not (rest and result.record.answer[rest])
+
+    return onnx_step(
+        plan,
+        kind,
+        task,
+        options=lambda program: asked,
+        preparing=lambda program: prepared,
+        title=title,
+        reply=CommandAnswer,
+        accepts=accepts,
+        line=_line,
+        keeps_files=keeps_files,
+    )
+
+
+def _line(program: OnnxProgram, result: Result) -> Line:
+    # The command shows the error itself.
+    return error_follows(result.failure) if result.failure else line_of(result)
+
+
+def answered(step: Step, reply: type[T]) -> Answered[T]:
+    """Of the plan's first program. Raises why there is no answer."""
+    program: Any = step.plan.programs[0]
+    return answer_in(run_cached_step(step, [program])[program.name], reply)
+
+
+def answer_in(result: Result, reply: type[T]) -> Answered[T]:
+    facts = require_done(result).record
+    assert isinstance(facts, CommandAnswer)
+    answer = read(reply, facts.answer)
+    return Answered(answer, result.folder, prepared=facts.prepared, quantized=facts.quantized)
+
+
+def precision_of(model: Path, precision: str | None) -> str:
+    """The precision that the user named; else a quantized model stays as it is, and others get fp16."""
+    if precision:
+        return precision_named(precision).name
+    require_installed()
+    operators = {node.op_type for node in load_graph(model).graph.node}
+    return "qdq" if "QuantizeLinear" in operators else "fp16"
+
+
+def dimensions_of(assignments: Sequence[str]) -> dict[str, Size]:
+    sizes: dict[str, Size] = {}
+    for assignment in assignments:
+        match = re.fullmatch(r"([^=]+)=([1-9]\d*(?:,[1-9]\d*)*)", assignment)
+        if not match:
+            message = f"--dimension {assignment}: expected NAME=N with N from 1 on, or all sizes of an input"
+            raise UsageError(message, fix="--dimension batch=1, or --dimension x=1,3,64,64")
+        numbers = tuple(map(int, match[2].split(",")))
+        name, size = match[1], numbers if len(numbers) > 1 else numbers[0]
+        if sizes.setdefault(name, size) != size:
+            raise UsageError(f"--dimension {name} is both {sizes[name]} and {size}", fix="give it once")
+    return sizes
+
+
+def constant_inputs(constant: Sequence[str]) -> Iterator[str]:
+    for name in constant:
+        yield f"{name} has one value throughout the samples, which gives no range for it"
+
+
+def warn_of(constant: Sequence[str]) -> None:
+    for warning in constant_inputs(constant):
+        sys.stderr.write(f"warning: {warning}\n")
+
+
+def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
+    """For all chips of the command line."""
+    programs = [replace(program, soc=soc) for soc in model.selection.socs]
+    return plan_of(programs, model.selection, model.work)
+
+
+def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
+    """The contexts as files. A suite that is to have the model has the command's options in its run."""
+    in_suite, own = plan.programs[0].suite.name != NO_SUITE, parse_assignments(model.options)
+
+    def accepts(program: OnnxProgram, result: Result) -> bool:
+        """A stage's own result has no files of these names."""
+        files = written(plan, model, program, result.folder) if result.folder else []
+        whole = any(path.suffix == ".onnx" for path in files)
+        if program.case.metric and result.folder:
+            whole = whole and (result.folder / OUTPUTS).is_file()
+        return whole and (not in_suite or passes_suite(plan, program, result, new_baseline=True))
+
+    def options(program: OnnxProgram) -> CompileOptions:
+        keeps_outputs = program.case.metric is not None
+        options = replace(
+            suite_options(program), stem=_stem(plan, model, program), keeps_outputs=keeps_outputs
+        )
+        if in_suite:
+            return replace(options, chips=(program.soc,))
+        return replace(
+            options,
+            forms=(FORMS[model.embed],),
+            settings=settings_of(own, soc=soc_named(program.soc), embed=model.embed),
+            chips=chips_of(model, program),
+            estimates=estimated(program),
+        )
+
+    def known_by(results: CachedResults) -> Key:
+        files: list[Metric] = [results.digest(path) for path in files_of(own)]
+        return {"files of the command's options": files}
+
+    drawn = Preparing(drawn=True, compares=model.verify)
+    return onnx_step(
+        plan,
+        "onnx",
+        "compiled",
+        options=options,
+        preparing=suite_samples if in_suite else lambda program: drawn,
+        known_by=known_by,
+        reply=ProgramFacts,
+        accepts=accepts,
+        line=_line,
+        keeps_files=True,
+        repeats=REPEATS,
+    )
+
+
+def chips_of(model: OneModel, program: OnnxProgram) -> tuple[str, ...]:
+    """Those of one flexible context."""
+    return tuple(dict.fromkeys([program.soc, *model.and_socs]))
+
+
+def _stem(plan: OnnxPlan, model: OneModel, program: OnnxProgram) -> str:
+    kind = f"-{program.run.kind}" if model.several_precisions else ""
+    soc = f"-{program.soc}" if len({other.soc for other in plan.programs}) > 1 else ""
+    return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
+
+
+def written(plan: OnnxPlan, model: OneModel, program: OnnxProgram, folder: Path) -> list[Path]:
+    """What the user gets of a result."""
+    return sorted((folder / FORMS[model.embed]).glob(f"{_stem(plan, model, program)}*"))
+
+
+def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step:
+    """The estimates for `chips` of each model in its precision. The program's own chip does not matter."""
+    return command_step(
+        plan,
+        "onnx-estimate",
+        "estimated",
+        asked=Chips(tuple(chips)),
+        prepared=Preparing(drawn=True, compares=False),
+        title="estimates",
+    )
+
+
+def forecast_of_chip(program: OnnxProgram, estimates: QnnEstimates | None) -> Forecasted | None:
+    """Of the phones that have the program's chip."""
+    table = load_forecasts()
+    if estimates is None or not (phones := table.of_chip(program.soc)):
+        return None
+    return forecast(program.run.kind, estimates, load_fit(), table).of(phones)
+
+
+def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> Forecasted:
+    """Of an .onnx, on these phones, or by what was measured on one."""
+    table, fit = load_forecasts(), load_fit()
+    program = program_of(model)
+    plan, kind = plan_of_model(model, program), program.run.kind
+    chips = table.chips(kind, phones if measured is None else table.phones)
+    asked = answered(estimating(replace(plan, programs=plan.programs[:1]), chips), QnnEstimates)
+    found = forecast(kind, asked.answer, fit, table)
+    return found if measured is None else by_measurement(measured, kind, found, fit, table)
+
 
 FIELDS = ("precision", "per_channel", "calibration", "options")
 
@@ -88,7 +377,7 @@ def product_of(model: OneModel, plan: OnnxPlan, program: OnnxProgram, mine: Mapp
     kind, name, causes = program.run.kind, model.typed, causes_of(near, context.choices)
     judged = HowJudged(kind, used)
     wrong, low = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, judged)
-    warnings = [*drawn(program), *constant_inputs(facts.prepared.constant), *low]
+    warnings = [*drawn_to_calibrate(program), *constant_inputs(facts.prepared.constant), *low]
     if kind == "fp16" and context.half_floats is False:
         warnings += [not_in_fp16(chips[0])]
     warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context.reciprocals]
@@ -110,7 +399,7 @@ def product_of(model: OneModel, plan: OnnxPlan, program: OnnxProgram, mine: Mapp
     )
 
 
-def drawn(program: OnnxProgram) -> Iterator[str]:
+def drawn_to_calibrate(program: OnnxProgram) -> Iterator[str]:
     if program.run.quantizes and not program.case.samples:
         yield "it was calibrated with random inputs: --calibrate DIR takes real ones"
 
@@ -134,3 +423,94 @@ def outcome_of(
         costs["ms"] = forecasted.forecasts[0].ms
     program, worst = identity_of(context) if figures else "", min(context.each_db, default=None)
     return Outcome(figures=figures, costs=costs, worst_db=worst, program=program)
+
+
+def quantized(model: OneModel) -> Sequence[Product]:
+    """One, as it is the same for all chips."""
+    program = program_of(model)
+    kind = program.run.kind
+    refuse_floats(program.run.quantizes, kind)
+    stem = f"{Path(program.case.model).stem}-{program.run.name}"
+    step = command_step(
+        plan_of_model(model, program),
+        "onnx-quantize",
+        "quantized_file",
+        asked=FileName(stem),
+        keeps_files=True,
+    )
+    facts = answered(step, Nothing)
+    assert facts.folder
+    files, near, prepared = sorted(facts.folder.iterdir()), facts.quantized_model.near, facts.prepared
+    record = {
+        "schema": 1,
+        "model": Path(program.case.model).name,
+        "files": {path.name: hash_file(path) for path in files},
+        "precision": kind,
+        "stack": facts.quantized_model.packages,
+        "inputs": prepared.inputs,
+        "accuracy": near.figures,
+        "slices": near.slices,
+    }
+    words = f"{program.run.name}: {in_words(near.figures)} against float {facts.used}"
+    words += ", both by ONNX Runtime on the CPU"
+    outputs = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
+    where, judged = model.command("quantize", program.soc, "--where"), HowJudged(kind, facts.used)
+    wrong, low = verdict_of_one_model(stem, near.figures, near.slices, "", where, causes_of(near), judged)
+    warnings = [*drawn_to_calibrate(program), *constant_inputs(prepared.constant), *low]
+    lines = [words, *(f"  {line}" for line in near.slices)]
+    return [Product(outputs, lines, (), warnings, Outcome(wrong=wrong))]
+
+
+def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
+    """A compiled .onnx on the emulator, with what is beside its contexts on the CPU; another one there."""
+    path = Parser.user_folder() / model.typed
+    require_program(path, model.typed)
+    require_installed()
+    graph, sizes = load_graph(path), dimensions_of(model.dimensions)
+    if not is_context(graph):
+        fix_dimensions(graph, sizes)
+        if not files and (problems := list(open_inputs(graph))):
+            message = f"{path}: no {problems[0].subject} can be drawn, as not all of its sizes are known"
+            fix = joined(problem.fix for problem in problems)
+            raise CheckFailed(message, fix=Fix("{}; or --input FILE.npy", fix))
+        inputs, outputs, reply = _asked(model, files, signature_of(graph), repeat)
+        makes = session("compile", model.typed, "-o", "out")
+        where = f"all of it on this machine's CPU: it is no program, {makes} makes one"
+        return Ran(inputs, outputs, reply.milliseconds, where)
+    if sizes:
+        message = f"--dimension: the sizes of {model.typed} were fixed when it was compiled"
+        raise UsageError(message, fix=leave_out("--dimension"))
+    context, beside = read_context(path), nodes_beside_context(path)
+    soc = next(iter(model.selection.named_socs), "") or soc_of(context)
+    settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
+    if context.record is None:
+        sys.stderr.write(f"{record_path(path)} is missing, so a changed file cannot be detected\n")
+    inputs, outputs, reply = _asked(model, files, context.signature, repeat, soc, settings)
+    parts = plural(sum(node.op_type == CONTEXT_OPERATOR for node in graph.graph.node), "part")
+    where = f"{parts} on the emulator (HTP, {soc}, QNN {reply.build_id})"
+    on_cpu = f"on the CPU: {', '.join(beside)}" if beside else "nothing on the CPU"
+    return Ran(inputs, outputs, reply.milliseconds, f"{where}; {on_cpu}")
+
+
+def _asked(
+    model: OneModel,
+    files: Sequence[str],
+    signature: GraphSignature,
+    repeat: int,
+    soc: str = "",
+    settings: Settings = NO_SETTINGS,
+) -> tuple[Sample, Sample, RunReply]:
+    """Inputs, outputs, and what it took. Without `soc`, on the CPU."""
+    given = read_inputs(files, signature) if files else drawn(signature)
+    path, logs = Parser.user_folder() / model.typed, model.selection.reports.absolute() / "onnx"
+    with (
+        tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
+        asking(home_of(logs), f"{WORKER}:ran", logs / "run.log", model.work.timeout) as ask,
+        at_work(f"running {model.typed}"),
+    ):
+        inputs, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))
+        save(inputs, [given])
+        places = (str(path.absolute()), str(inputs), str(outputs), str(Parser.user_folder()))
+        request = OnnxRunRequest(*places, repeat, soc, settings, model.as_it_is)
+        reply = read(RunReply, ask(**as_json(request)))
+        return given, saved(outputs)[0], reply

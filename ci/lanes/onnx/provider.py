@@ -30,8 +30,7 @@ from ci.artifacts.compiler_log import (
 )
 from ci.child import doing, quiet, size_of, text_since, threads
 from ci.diagnose.explain import read
-from ci.lanes.onnx.context import nodes_beside_context
-from ci.lanes.onnx.graph import opset_of, overrides_of, simplify_gathers
+from ci.lanes.onnx.graph import nodes_beside_context, opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.records import Audit, Unsupported
 from ci.models.arrays import Sample

@@ -10,7 +10,7 @@ from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import RewrittenPlace
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import FORMS
-from ci.lanes.onnx.context import ContextRecord
+from ci.lanes.onnx.graph import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
 from ci.operators.partition import CpuOperator

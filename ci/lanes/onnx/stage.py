@@ -1,37 +1,339 @@
-"""`test_onnx`: every chosen program compiled, run, reloaded and judged, unless it is cached."""
+"""The stage: programs are compiled in parallel by workers, and cached, then judged and reported."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ci.lanes.onnx.compile import OnnxPlan, compile_programs, jobs_of, plan_of, require_installed, versions
-from ci.lanes.onnx.crosscheck import LaneFigures, executorch_lane, pairs_of, verdicts
+from ci.cached_steps import Step
+from ci.child import WARM
+from ci.closed import closed
+from ci.forecast import load_forecasts
+from ci.jobs import Job, WorkOptions
 from ci.lanes.onnx.findings import (
+    CrossChecked,
+    LaneFigures,
     build_id_of,
     changed,
     cost,
     costs_of,
+    executorch_lane,
     findings_of,
     identity_of,
     lane_of,
     outcome_of,
+    pairs_of,
     row,
+    verdicts,
     was_compiled,
 )
-from ci.lanes.onnx.records import facts_in
-from ci.lanes.onnx.suite import SUITES, OnnxProgram
-from ci.outcome import Result
-from ci.suite.accepted import COSTS, load_tolerances
-from ci.suite.accuracy import rounded
-from ci.suite.findings import known_faults
+from ci.lanes.onnx.options import files_of
+from ci.lanes.onnx.records import NOTHING, CompileOptions, ExportedModel, Preparing, ProgramFacts, facts_in
+from ci.lanes.onnx.samples import OUTPUTS
+from ci.lanes.onnx.suite import SUITES, OnnxProgram, calibrating
+from ci.models.own_packages import OwnPackages
+from ci.outcome import Failure, Result, line_of
+from ci.plain import as_json, read
+from ci.progress import Line, failed
+from ci.recheck import Repeats
+from ci.results import CachedResults, Key
+from ci.suite.accepted import COSTS, Baseline, load_tolerances
+from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
+from ci.suite.findings import known_faults, verdict
+from ci.suite.installed import require_packages
 from ci.suite.options import Choice, StageOptions
 from ci.suite.proved import explained
-from ci.suite.stage import MeasuredValues, Verdict, accepted, baselines_of, chosen, finish, report, show_list
-from provisioning.base.findings import Finding
+from ci.suite.stage import (
+    MeasuredValues,
+    Plan,
+    Verdict,
+    accepted,
+    baselines_of,
+    chosen,
+    export_log,
+    finish,
+    report,
+    run_cached_step,
+    scores_of,
+    show_list,
+)
+from ci.work import ChildTask, Home
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import Fix, session
+from provisioning.base.files import empty_folder
+from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import RUN, StageRun
+from provisioning.manifest import soc_named
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+WORKER = "ci.lanes.onnx.worker"
+NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
+PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
+WORKER_MEMORY = 1400 << 20
+SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
+"""The assumed cost of a model and of a program that were never measured, for the order of work and the
+estimate.
+"""
+
+LIMITS_OF_SEARCHES = ("seconds", "whole")
+"""Options that decide how long a search takes, and not what it finds."""
+SLACK = 0.01
+"""By how much a figure may be off when the same is compiled again."""
+
+
+def environment(own: OwnPackages | None = None) -> dict[str, str]:
+    """Of the workers, and of what a model reads there."""
+    variables = closed(os.environ)
+    # The provider brings its own QNN libraries, and no other SDK's may be found first.
+    variables.pop("LD_LIBRARY_PATH", None)
+    return {**variables, **(own.variables if own else {})}
+
+
+def home_of(logs: Path, *, exports: bool = False, own: OwnPackages | None = None) -> Home:
+    """With `exports`, import what exporting and quantizing need once, before the first fork."""
+    return Home(
+        {**environment(own), WARM: "1"},
+        logs,
+        f"{WORKER}:{'prepare_exporting' if exports else 'prepare'}",
+        "onnxruntime and onnxruntime-qnn",
+        session("test_onnx"),
+        own.python if own else sys.executable,
+    )
+
+
+def require_installed() -> None:
+    require_packages(NEEDED, Fix("{} makes .nox/onnx, whose bin/python has it", ("test_onnx",)))
+
+
+def versions() -> dict[str, Metric]:
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxPlan(Plan):
+    programs: tuple[OnnxProgram, ...]
+    pairs: tuple[CrossChecked, ...] = ()
+    """Programs beside those that ExecuTorch made of the same models."""
+
+
+def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOptions) -> OnnxPlan:
+    logs = selection.reports.absolute() / "onnx"
+    return OnnxPlan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
+
+
+def onnx_step(
+    plan: OnnxPlan,
+    kind: str,
+    task: str,
+    *,
+    options: Callable[[OnnxProgram], DataclassInstance] = lambda program: NOTHING,
+    preparing: Callable[[OnnxProgram], Preparing] = lambda program: Preparing(drawn=True),
+    known_by: Callable[[CachedResults], Key] = lambda results: {},
+    **more: Any,
+) -> Step:
+    """What the function `task` of the worker does with each program. Programs of one model share its export;
+    those of one run its quantized model. The task gets the options beside the program, and its result depends
+    on them and on what it is `known_by`."""
+
+    def key(program: OnnxProgram, results: CachedResults) -> Key:
+        """The run, and what its model's samples are judged by; the export gives model and samples."""
+        order, asked = program.order, as_json(options(program))
+        files: list[Metric] = [results.digest(path) for path in files_of(program.run.options)]
+        return {
+            "run": {**order.run},
+            "case": {name: order.case[name] for name in ("non_finite", "recorded")},
+            "chip": soc_named(program.soc).model_dump(mode="json"),
+            "calibrating": calibrating(program.case, program.run),
+            "options": {name: value for name, value in asked.items() if name not in LIMITS_OF_SEARCHES},
+            "files of options": files,
+            **known_by(results),
+        }
+
+    def export(program: OnnxProgram) -> ChildTask:
+        request = {**request_of(program, preparing(program)), "log": str(export_log(plan, program))}
+        return ChildTask(model_of(program), f"{WORKER}:export", request, plan.work.timeout)
+
+    # Torch and its exporter, which take seconds to import, are for factories alone.
+    exports = any(program.case.factory for program in plan.programs)
+    return Step(
+        plan=plan,
+        kind=kind,
+        title=more.pop("title", "programs"),
+        function=f"{WORKER}:{task}",
+        home=lambda own: home_of(plan.logs, exports=exports, own=own),
+        request=lambda program: request_of(program, options(program)),
+        key=key,
+        export=export,
+        export_key=lambda program, reply: read(ExportedModel, reply).rows,
+        cost=partial(_cost, plan),
+        **more,
+    )
+
+
+def _cost(plan: OnnxPlan, program: OnnxProgram) -> Job:
+    size = sum(model_of(other) == model_of(program) for other in plan.programs)
+    seconds = SECONDS_PREPARE / size + _seconds(program, plan.baselines)
+    return Job(program.name, seconds, WORKER_MEMORY)
+
+
+def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, object]:
+    """For a task of the worker. Relative paths in options begin where the user is."""
+    return {**as_json(program.order), "user_folder": str(Parser.user_folder()), "options": as_json(options)}
+
+
+REPEATS = Repeats(
+    # A context is never the same to the bit, and ONNX Runtime adds in another order with other threads.
+    changing=(
+        "*.record.files.*",
+        "*.model",
+        "*.slices.*",
+        "*.message",
+        "*.trace_crash",
+        "beside/*",
+        "embedded/*",
+    ),
+    figures={"*.figures.*": SLACK, "*.bytes": SLACK},
+)
+
+
+def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step:
+    """With `new_baseline` a cached result that is worse than the baseline counts: it becomes the baseline."""
+    passes = partial(passes_suite, plan, new_baseline=new_baseline)
+
+    return onnx_step(
+        plan,
+        "onnx",
+        "compiled",
+        options=suite_options,
+        preparing=suite_samples,
+        reply=ProgramFacts,
+        accepts=passes,
+        line=partial(_line, passes),
+        repeats=REPEATS,
+    )
+
+
+def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, result: Result) -> Line:
+    if result.failure or not was_compiled(result):
+        return line_of(result)
+    context = facts_in(result).compiled
+    words = with_samples(in_words(context.near.figures), context.each_db)
+    return Line("passed", words) if passes(program, result) else failed(words)
+
+
+def suite_options(program: OnnxProgram) -> CompileOptions:
+    return CompileOptions(estimates=estimated(program) if program.run.forecast else ())
+
+
+def suite_samples(program: OnnxProgram) -> Preparing:
+    """Each run takes as many of the samples as it says, from the first on."""
+    return Preparing(max(calibrating(program.case, run) for run in program.case.runs))
+
+
+def estimated(program: OnnxProgram) -> tuple[str, ...]:
+    """The chips for which QNN is asked."""
+    table = load_forecasts()
+    return table.chips(program.run.kind, [*program.run.budget, *table.of_chip(program.soc)])
+
+
+def passes_suite(plan: OnnxPlan, program: OnnxProgram, result: Result, *, new_baseline: bool) -> bool:
+    findings = list(findings_of(program, result))
+    if not new_baseline:
+        margin_db = load_tolerances().sqnr_margin_db
+        findings += changed(program, result, plan.baseline(program), margin_db)
+    return verdict(findings) == "pass"
+
+
+def compiling_for_metric(plan: OnnxPlan) -> Step:
+    """Keeps the outputs, which a metric is computed of each time."""
+    return onnx_step(
+        plan,
+        "onnx-outputs",
+        "compiled",
+        options=lambda program: replace(suite_options(program), keeps_outputs=True),
+        preparing=suite_samples,
+        reply=ProgramFacts,
+        line=partial(_line, lambda program, result: True),
+        keeps_files=True,
+        repeats=REPEATS,
+    )
+
+
+def with_metrics(
+    plan: OnnxPlan, programs: Sequence[OnnxProgram], results: Mapping[str, Result]
+) -> dict[str, Result]:
+    """The results with the figures of each one's metric."""
+    outputs = {
+        name: result.folder
+        for name, result in results.items()
+        if result.folder and (result.folder / OUTPUTS).is_file()
+    }
+    scores = scores_of(
+        plan,
+        [row for row in programs if row.name in outputs],
+        outputs,
+        lambda own: home_of(plan.logs, own=own),
+        f"{WORKER}:measured",
+        lambda program: {},
+    )
+    return {**results, **{name: _with_figures(results[name], score) for name, score in scores.items()}}
+
+
+def _with_figures(result: Result, score: MetricFigures | Failure) -> Result:
+    if isinstance(score, Failure):
+        return replace(result, failure=score)
+    facts = facts_in(result)
+    forms = dict(facts.contexts_made.forms)
+    form = next(name for name, context in forms.items() if context is facts.compiled)
+    near = facts.compiled.near
+    near = replace(near, figures={**near.figures, **score.figures})
+    forms[form] = replace(forms[form], near=near)
+    return replace(result, record=replace(facts, contexts=replace(facts.contexts_made, forms=forms)))
+
+
+def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
+    with_metric = [program for program in plan.programs if program.case.metric]
+    without = [program for program in plan.programs if not program.case.metric]
+    results = run_cached_step(compiling(plan, new_baseline=new_baseline), without)
+    compiled = run_cached_step(compiling_for_metric(plan), with_metric)
+    results |= with_metrics(plan, with_metric, compiled)
+    for program in with_metric:
+        result, evidence = results[program.name], plan.logs / program.name
+        if result.folder and (plan.work.keep or verdict([*findings_of(program, result)]) != "pass"):
+            shutil.copytree(result.folder, empty_folder(evidence), dirs_exist_ok=True)
+    return results
+
+
+def jobs_of(programs: Sequence[OnnxProgram], baselines: Mapping[Path, Baseline]) -> dict[str, Job]:
+    """By program the job of its model, for shards, because a model is exported once."""
+    seconds: dict[str, float] = {}
+    for program in programs:
+        known = seconds.get(program.case_name, SECONDS_PREPARE)
+        seconds[program.case_name] = known + _seconds(program, baselines)
+    jobs = {name: Job(name, second, WORKER_MEMORY) for name, second in seconds.items()}
+    return {program.name: jobs[program.case_name] for program in programs}
+
+
+def model_of(program: OnnxProgram) -> str:
+    """Cases of equal names in two suites are two models."""
+    return f"{program.suite}:{program.case_name}"
+
+
+def _seconds(program: OnnxProgram, baselines: Mapping[Path, Baseline]) -> float:
+    recorded = baselines[program.suite].of(program.name)
+    return (recorded.cpu_seconds if recorded else None) or SECONDS_PROGRAM
+
 
 STAGE, COMPILED = "test_onnx", "onnx"
 

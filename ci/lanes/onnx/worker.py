@@ -23,12 +23,12 @@ from ci.explain.divergence_report import partial_of
 from ci.explain.rewriting import RewriteChoice
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, graphs, provider, steps
-from ci.lanes.onnx.comparison import Comparison
-from ci.lanes.onnx.context import read_context, require_fit
 from ci.lanes.onnx.graph import (
     NotCompilable,
     digest_without_metadata,
     load_graph,
+    read_context,
+    require_fit,
     signature_of,
     source_digest,
 )
@@ -62,6 +62,7 @@ from ci.lanes.onnx.samples import (
     ModelFiles,
     arrays_in,
 )
+from ci.lanes.onnx.steps import Comparison
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.models.arrays import save, save_one, saved
 from ci.models.inputs import checked

@@ -1,20 +1,26 @@
-"""What is accepted of each test on each chip: how it ends, why, and what it costs
-(manifests/upstream/SUITE/accepted-PROFILE.json)."""
+"""What is accepted of each test on each chip (manifests/upstream/SUITE/accepted-PROFILE.json), and how a run
+differs from it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
+from ci.artifacts.compiler_log import CRASHES
+from ci.diagnose.explain import Explanation, nearest
+from ci.lanes.upstream.suite import UpstreamVerdict, reasons_of
+from ci.outcome import tail, words_of
+from ci.trouble import MACHINE
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
+from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, parse
-from provisioning.base.findings import Metric
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.findings import Artifact, Metric, Severity
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, MANIFESTS
+from provisioning.base.stage_run import StageRun
 from provisioning.base.toml import Place
 
 DIRECTORY = MANIFESTS / "upstream"
@@ -151,3 +157,188 @@ def _unused_causes(values: Values) -> Values:
     return {
         name: None for name in values if name.startswith(CAUSE) and name.removeprefix(CAUSE) not in outcomes
     }
+
+
+GOOD_OR_NOT_RUN = ("passed", *NOT_RUN)
+
+LOGS_IN_REPORT = 25
+"""How many logs of surprises the report names; all logs are in the folder."""
+
+
+def rules_of(stage: StageRun) -> str:
+    """What the names of its rules begin with."""
+    return stage.stage.removeprefix("test_")
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What is expected of tests on one chip."""
+
+    accepted: AcceptedTests
+    logs: Path
+    of_another_release: bool = False
+    """Whether the tests are those of a tree of another release, with other costs and reasons."""
+
+    def unmeasured(self, tests: Collection[str]) -> int:
+        """How many have nothing that they could be compared with."""
+        return len(set(tests) - self.accepted.tests.keys())
+
+    def expected(self, test: str) -> str:
+        return self.accepted.of(test).outcome
+
+    def is_surprise(self, verdict: UpstreamVerdict) -> bool:
+        if self.passes_by_chance(verdict) or (self.of_another_release and verdict.outcome in GOOD_OR_NOT_RUN):
+            return False
+        return verdict.outcome != self.expected(verdict.test) or any(
+            worse for _, worse in self.changes(verdict)
+        )
+
+    def changes(self, verdict: UpstreamVerdict) -> list[tuple[str, bool]]:
+        """Reasons that were others when they were accepted, and whether that is worse. A reason that is gone
+        makes nothing worse."""
+        if self.ends_by_chance(verdict.test) or self.of_another_release:
+            return []
+        old, new = self.accepted.of(verdict.test).reasons, reasons_of(verdict)
+        before, now = set(map(words_of, old)), set(map(words_of, new))
+        if not before or not now or before == now:
+            return []
+        text = f"the reason was `{'; '.join(old)}` when it was accepted, and is `{'; '.join(new)}`"
+        return [(text, not now < before)]
+
+    def passes_by_chance(self, verdict: UpstreamVerdict) -> bool:
+        """Such a pass does not replace a failure that was accepted."""
+        return verdict.outcome == "passed" and self.ends_by_chance(verdict.test)
+
+    def ends_by_chance(self, test: str) -> bool:
+        return self.accepted.of(test).by_chance
+
+    def findings(self, stage: StageRun, verdicts: Iterable[UpstreamVerdict]) -> None:
+        """A note for every test that is accepted as it fails, an error for every surprise."""
+        rules, verdicts = rules_of(stage), sorted(verdicts, key=lambda row: row.test)
+        if verdicts and self.of_another_release and all(row.outcome in NOT_RUN for row in verdicts):
+            message = f"none of {len(verdicts)} tests ran: {verdicts[0].reason}"
+            fix = self._to_run(stage, verdicts[0])
+            stage.add(f"{rules}-not-run", Severity.ERROR, self.accepted.suite, message, fix)
+        for verdict in verdicts:
+            known = self.expected(verdict.test) != "passed"
+            changes = self.changes(verdict)
+            if self.is_surprise(verdict):
+                self._surprise(stage, verdict)
+            elif changes:
+                message = "; ".join(text for text, _ in changes)
+                again = self.again(stage, verdict.test, "--accept")
+                stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
+            elif (known or self.of_another_release) and verdict.outcome != "passed":
+                absent = verdict.outcome in NOT_RUN
+                cause = self.accepted.cause(verdict.test) if known else verdict.reason
+                rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
+                message = f"not run: {cause}" if absent else cause
+                fix = self._to_run(stage, verdict) if absent else self.again(stage, verdict.test)
+                stage.add(rule, Severity.NOTE, verdict.test, message, fix)
+
+    def _surprise(self, stage: StageRun, verdict: UpstreamVerdict) -> None:
+        expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
+        changes = [text for text, _ in self.changes(verdict)]
+        reason = "; ".join([verdict.reason.rstrip("."), *changes])
+        fix: str = self.again(stage, verdict.test)
+        kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
+        rule = f"{rules_of(stage)}-" + kinds.get(verdict.outcome, "failed")
+        if verdict.fix:
+            rule, fix = f"{rules_of(stage)}-{MACHINE}", Fix("{}; then {}", verdict.fix, fix)
+            message = f"no verdict: {reason}"
+        elif verdict.outcome == expected:
+            rule = f"{rules_of(stage)}-changed"
+            message = "; ".join(changes)
+        elif verdict.outcome == "passed":
+            message = f"passes, and is accepted as {expected}: {self.accepted.cause(verdict.test)}"
+            fix = self.again(stage, verdict.test, "--accept")
+        elif verdict.outcome in NOT_RUN:
+            message = f"was not run: {verdict.reason}"
+            fix = self._to_run(stage, verdict)
+        elif expected != "passed":
+            message = f"is {verdict.outcome} now, and is accepted as {expected}: {reason}"
+            fix = self.again(stage, verdict.test, "--accept")
+        elif known := self._explanation(verdict):
+            message, fix = f"{reason}. {known}", known.fix
+        else:
+            message = f"{_with_assertion(reason, verdict)} (nothing known matches its log)"
+            fix = Fix("read {}, or {}", log, self.again(stage, verdict.test, "--keep"))
+        stage.add(rule, Severity.ERROR, verdict.test, message, fix)
+        if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
+            stage.artifacts.append(Artifact.of("log", log))
+
+    def gone(self, tests: Collection[str]) -> list[str]:
+        """What is accepted and the suite no longer has."""
+        return [] if self.of_another_release else sorted(self.accepted.names.difference(tests))
+
+    def _to_run(self, stage: StageRun, verdict: UpstreamVerdict) -> Fix:
+        """Typed as it was, a test that did not run does not run again."""
+        first = {
+            "absent": "install what it needs into the Python that runs it",
+            "not_run": "ExecuTorch skips it by a condition of its own: meet that",
+        }[verdict.outcome]
+        return Fix("{}, then {}", first, self.again(stage, verdict.test))
+
+    def again(self, stage: StageRun, test: str, *flags: str) -> Fix:
+        return self.command(stage, "-k", test.rpartition(".")[2], *flags)
+
+    def command(self, stage: StageRun, *flags: str) -> Fix:
+        words = [] if stage.stage == "test_delegate" else [self.accepted.suite]
+        words += flags
+        if self.accepted.profile != DEFAULT_PROFILE:
+            words += ["--profile", self.accepted.profile]
+        if self.accepted.soc != DEFAULT_SOC:
+            words += ["--soc", self.accepted.soc]
+        return session(stage.stage, *words)
+
+    def _explanation(self, verdict: UpstreamVerdict) -> Explanation | None:
+        return nearest(f"{tail(self.logs / f'{verdict.test}.log')}\n{verdict.reason}\n")
+
+    def counts(self, verdicts: Iterable[UpstreamVerdict]) -> dict[str, int]:
+        """Each verdict counts once, as passed, failed, not run or expected failure."""
+        names = ("passed", "failed", "not_run", "expected_failures", "unexpected_passes", "cached")
+        total = dict.fromkeys(names, 0)
+        for verdict in verdicts:
+            total["cached"] += verdict.cached
+            surprise = self.is_surprise(verdict)
+            if verdict.outcome in NOT_RUN:
+                total["not_run"] += 1
+            elif verdict.outcome == "passed" and not (surprise and self.expected(verdict.test) == "passed"):
+                total["passed"] += 1
+                total["unexpected_passes"] += surprise
+            else:
+                total["failed" if surprise else "expected_failures"] += 1
+        return total
+
+    def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], measured: str) -> Judge:
+        """Accept these verdicts. Other tests keep what they have, and those that the suite no longer has are
+        removed."""
+        verdicts, accepted = list(verdicts), self.accepted
+        causes = {verdict.test: self._cause(verdict) for verdict in verdicts if self._needs_cause(verdict)}
+        write(accepted.suite, accepted.profile, accepted.changes(verdicts, causes, measured), tests)
+        return replace(self, accepted=load_tests(accepted.suite, accepted.profile, accepted.soc))
+
+    def _needs_cause(self, verdict: UpstreamVerdict) -> bool:
+        """A cause that is still right stays, as a person may have written it."""
+        if verdict.outcome == "passed":
+            return False
+        known = (verdict.test, verdict.outcome) in self.accepted.causes
+        return not known or bool(self.changes(verdict))
+
+    def _cause(self, verdict: UpstreamVerdict) -> str:
+        """Equal for equal failures, so that a person finds them together."""
+        if verdict.outcome == "wrong" and verdict.problems:
+            return "its outputs differ from those of the reference model"
+        if CRASHES in verdict.reason:
+            return verdict.reason
+        if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
+            return f"{verdict.reason.rstrip('.')}. {known.cause}"
+        return verdict.reason or verdict.outcome
+
+
+def _with_assertion(reason: str, verdict: UpstreamVerdict) -> str:
+    """What was asserted, where the reason is only the end of a longer error."""
+    errors = [
+        line.strip() for _, error in verdict.problems[:1] for line in error.splitlines() if line.strip()
+    ]
+    return f"{errors[0]}: {reason}" if errors and errors[0] not in reason else reason

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.verdict import Part
+from ci.lanes.upstream.suite import Part
 from ci.operators.table import EXACT
 from ci.suite.accuracy import Pair, Unusable, least_sqnr_db
 from ci.suite.lost_parts import WRONG_DB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from ci.lanes.upstream.flags import add_tests, options_of
+from ci.lanes.upstream.verb import add_tests, options_of
 
 EXAMPLES = """\
   python -m ci test_upstream --sample

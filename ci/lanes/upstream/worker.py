@@ -20,8 +20,14 @@ import pytest
 
 from ci.child import WARM, Meter, forget_torch, hidden
 from ci.lanes.upstream import adapters, shims
-from ci.lanes.upstream.suite import UpstreamSuite, upstream_suites
-from ci.lanes.upstream.verdict import Part, TestNames, TestOrder, UpstreamVerdict
+from ci.lanes.upstream.suite import (
+    Part,
+    TestNames,
+    TestOrder,
+    UpstreamSuite,
+    UpstreamVerdict,
+    upstream_suites,
+)
 from ci.plain import as_json, read
 from ci.trouble import InTrouble, of_text
 

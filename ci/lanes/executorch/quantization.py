@@ -1,0 +1,388 @@
+"""A case's model as a run has it: quantized, its operators scored, or as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
+from torch import Tensor
+from torchao.quantization.pt2e import (
+    FusedMovingAvgObsFakeQuantize,
+    MinMaxObserver,
+    disable_fake_quant,
+    enable_fake_quant,
+    move_exported_model_to_eval,
+)
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+
+from ci.child import doing
+from ci.explain.losses import Loss, Scores
+from ci.explain.torch_graph import (
+    normed,
+    outputs_of,
+    units_of,
+    worst_losses,
+)
+from ci.lanes.executorch import QUANTIZED
+from ci.lanes.executorch.export import ChipModel, Failed, figures_in_torch
+from ci.lanes.executorch.records import (
+    InTorch,
+    Quantized,
+    QuantizeRequest,
+    ScoreRequest,
+)
+from ci.lanes.executorch.suite import ExecutorchRun
+from ci.models.factory import (
+    copied,
+    explained,
+    find,
+    is_quantized,
+    refuse_halves,
+    require_float32,
+    run_copied,
+)
+from ci.models.user_model import BadFactory
+from ci.operators.partition.decisions import (
+    module_path,
+)
+from ci.suite.accuracy import Inferences, TensorFile
+
+FLOAT = "fp16"
+"""The precision of nodes that are not quantized."""
+
+TRAIN_RATE = 1e-4
+
+
+class Patterns(set[str]):
+    """A set of names with patterns: `*` matches anything. It records which patterns matched nothing."""
+
+    def __init__(self, option: str, patterns: Iterable[str]) -> None:
+        super().__init__(patterns)
+        self.option = option
+        self.used: set[str] = set()
+
+    def matching(self, name: object) -> str | None:
+        for pattern in self:
+            if isinstance(name, str) and fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                return pattern
+        return None
+
+    def __contains__(self, name: object) -> bool:
+        return self.matching(name) is not None
+
+    def require_used(self) -> None:
+        if unused := sorted(set(self) - self.used):
+            raise Failed("suite", f"{self.option} = {unused[0]!r} matches no node")
+
+
+class Discarded(set[str]):
+    """What the quantizer leaves out: the nodes of a pattern, and those of whole numbers alone, which it would
+    observe as floats."""
+
+    def __init__(self, patterns: Patterns, graph: Any) -> None:
+        super().__init__(node.name for node in graph.nodes if _is_of_whole_numbers(node))
+        self.patterns = patterns
+
+    def __contains__(self, name: object) -> bool:
+        # Asked first, as it remembers what it matched.
+        return name in self.patterns or super().__contains__(name)
+
+
+def _is_of_whole_numbers(node: Any) -> bool:
+    values = [tensor.meta.get("val") for tensor in (node, *node.all_input_nodes)]
+    return len(values) > 1 and all(
+        isinstance(value, Tensor) and not value.is_floating_point() for value in values
+    )
+
+
+class BlockSizes(Patterns):
+    def __init__(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__("block_sizes", sizes)
+        self.sizes = sizes
+
+    def get(self, name: str) -> tuple[int, ...] | None:
+        pattern = self.matching(name)
+        return self.sizes[pattern] if pattern is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedModel:
+    """What is compiled: the quantized model, or a float one as it is."""
+
+    module: Any
+    reference: Sequence[Sequence[Tensor]]
+    """Its outputs."""
+    losses: tuple[Loss, ...] = ()
+
+    @classmethod
+    def of(cls, chip_model: ChipModel) -> ComputedModel:
+        require_float32([*chip_model.sample, *chip_model.expected[0]])
+        _require_scheme(chip_model.model, chip_model.run)
+        if not chip_model.run.quantizes:
+            return cls(chip_model.model, chip_model.expected)
+        module, losses = prepared_model(chip_model).quantized()
+        with step_of("quantize"):
+            doing("run on CPU")
+            reference = [run_copied(module, sample) for sample in chip_model.compared]
+        return cls(module, reference, losses)
+
+    def in_torch(self, chip_model: ChipModel) -> InTorch:
+        figures = figures_in_torch(chip_model.expected, self.reference, chip_model.case.non_finite)
+        return InTorch(*figures)
+
+
+def quantize(chip_model: ChipModel, request: QuantizeRequest) -> Quantized:
+    """Write the quantized model into the folder of the request."""
+    computed, into = ComputedModel.of(chip_model), request.into
+    into.mkdir(parents=True, exist_ok=True)
+    with step_of("quantize"):
+        exported = torch.export.export(computed.module, copied(chip_model.sample))
+        torch.export.save(exported, into / QUANTIZED)
+    return Quantized(
+        notes=tuple(chip_model.exported.loaded.notes),
+        used=chip_model.used,
+        losses=computed.losses,
+        in_torch=computed.in_torch(chip_model),
+        inputs=save_raw(into, "input", chip_model.compared),
+    )
+
+
+def scored(chip_model: ChipModel, request: ScoreRequest) -> Scores:
+    """The groups of operators that change their precision together, with what each adds to the outputs' noise
+    at the run's precision and at the exact one, as far as the seconds go. Scored by a batch of the
+    calibration: the samples judge."""
+    precision = chip_model.run.precision
+    require_float32([*chip_model.sample])
+    _require_scheme(chip_model.model, chip_model.run)
+    # What is not quantized adds nothing that quantizing would take away.
+    schemes = [precision] if request.exact == FLOAT else [precision, request.exact]
+    # Quantizing changes what was prepared, so that the float model is one of its own.
+    floats = prepared_model(replace(chip_model, calibrating=())).module
+    models = [prepared_model(chip_model.at(scheme)).module for scheme in schemes]
+    with step_of("quantize"):
+        quantized = [convert_pt2e(model) for model in models]
+        return units_of(floats, quantized, chip_model.calibrating[0], request.seconds)
+
+
+def _require_scheme(model: Any, run: ExecutorchRun) -> None:
+    """A quantized model is taken as it is, and only that."""
+    quantized = is_quantized(model)
+    if quantized and run.precision != "qdq":
+        message = f"the model is already quantized, and {run.precision} would quantize it again"
+        raise BadFactory(message, 'precision = "qdq" takes it as it is')
+    if run.quantizes:
+        refuse_halves(model, run.precision)
+    if run.precision == "qdq" and not quantized:
+        message = "precision qdq needs a quantized model, but this one is not quantized"
+        raise BadFactory(message, 'name the precision to quantize it to, such as "8a8w"')
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model whose ranges were observed, before it is quantized by them."""
+
+    module: Any
+    floats: Mapping[str, Tensor]
+    """The outputs of the float model's nodes for the sample."""
+    folded: Mapping[str, str]
+    patterns: Sequence[Patterns]
+    sample: tuple[Tensor, ...]
+
+    def quantized(self) -> tuple[Any, tuple[Loss, ...]]:
+        with step_of("quantize"):
+            module = convert_pt2e(self.module)
+            _narrow_shared_zero_points(module)
+            losses = worst_losses(self.floats, self.folded, module, copied(self.sample))
+            for pattern in self.patterns:
+                pattern.require_used()
+            return module, losses
+
+
+def _narrow_shared_zero_points(module: Any) -> None:
+    """Of weights per channel that several calls read. ExecuTorch casts int64 in the program: a cast that two
+    partitions need is handed from one to the other, which then has an input that QNN does not know."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, str(node.target), None)
+        shared = len(node.users) > 1 and all(
+            "dequantize_per_channel" in str(user.target) for user in node.users
+        )
+        if shared and isinstance(value, Tensor) and value.dtype == torch.int64:
+            setattr(module, str(node.target), value.to(torch.int32))
+
+
+def prepared_model(chip_model: ChipModel) -> Prepared:
+    run, sample, batches = chip_model.run, chip_model.sample, chip_model.calibrating
+    kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
+    quantizer = QnnQuantizer(kinds[chip_model.backend], QcomChipset[chip_model.soc])
+    quantizer.set_default_quant_config(_dtype(run.precision), **_how(run, run.per_channel, run.precision))
+    with step_of("export"):
+        exported: Any = chip_model.exported.program(sample).module()
+        floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
+    mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
+    unquantized = Patterns("unquantized_nodes", [*run.unquantized_nodes, *mixed.pop(FLOAT, ())])
+    patterns = [unquantized, *mixed.values()]
+    quantizer.discard_nodes = Discarded(unquantized, exported.graph)
+    if run.unquantized_operators:
+        quantizer.add_discard_ops([_operator(name) for name in run.unquantized_operators])
+    if run.block_sizes:
+        sizes = BlockSizes(run.block_sizes)
+        _refuse_linear(exported.graph, sizes)
+        patterns.append(sizes)
+        quantizer.set_block_size_map(sizes)
+    quantizer.set_submodule_qconfig_list(
+        [
+            *(_nodes_scheme(scheme, names, run) for scheme, names in mixed.items()),
+            *(_module_scheme(module, run, patterns) for module in run.modules),
+        ]
+    )
+    quantizer.add_custom_quant_annotations([find(name, chip_model.search_path) for name in run.annotations])
+    with step_of("quantize"):
+        if run.qat:
+            prepared = _trained(chip_model.model, exported, quantizer, batches)
+        else:
+            prepared = prepare_pt2e(exported, quantizer)
+            for batch in batches:
+                prepared(*copied(batch))
+    return Prepared(prepared, floats, folded, patterns, sample)
+
+
+def _how(run: ExecutorchRun, per_channel: bool, scheme: str = "") -> dict[str, object]:
+    return {
+        "is_qat": run.qat,
+        "is_conv_per_channel": per_channel,
+        "is_linear_per_channel": per_channel,
+        "act_observer": MinMaxObserver if run.sees_widest(scheme) else None,
+    }
+
+
+def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any, Any]:
+    config = ModuleQConfig(_dtype(scheme), **_how(run, run.per_channel, scheme))
+    return (lambda node: node.name in names), config
+
+
+def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
+    """Block sizes of a linear layer do not reach QNN correctly: its outputs differ in every compile."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.linear.default and sizes.get(node.name):
+            raise Failed(
+                "suite",
+                f"block_sizes takes {node.name}, a linear layer, whose block scales executorch does not hand"
+                " on right: every compile computes something else; make it a convolution first, with"
+                " executorch.backends.qualcomm.utils.utils.convert_linear_to_conv2d",
+            )
+
+
+def _trained(model: Any, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]) -> Any:
+    """One training step for each batch towards the float model's outputs: enough to run every part of QAT."""
+    wanted = [run_copied(model, batch) for batch in batches]
+    with torch.enable_grad():
+        model.requires_grad_(True)
+        # Batch norms in eval mode: their statistics are settled, and one step's batch is too small for new
+        # ones.
+        prepared = move_exported_model_to_eval(prepare_qat_pt2e(exported, quantizer))
+        _settle_ranges(prepared, batches)
+        optimizer = torch.optim.SGD(prepared.parameters(), lr=TRAIN_RATE)
+        for batch, outputs in zip(batches, wanted, strict=True):
+            loss = sum(
+                torch.nn.functional.mse_loss(ours, theirs)
+                for ours, theirs in zip(
+                    torch.utils._pytree.tree_leaves(prepared(*copied(batch))), outputs, strict=True
+                )
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return prepared
+
+
+def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None:
+    """Keep the widest range of all batches: a moving average of a few steps is close to the first batch."""
+    observed: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def note(module: Any, inputs: tuple[Tensor, ...]) -> None:
+        low, high = inputs[0].aminmax()
+        least, most = observed.get(module, (low, high))
+        observed[module] = torch.minimum(least, low), torch.maximum(most, high)
+
+    fakes = [module for module in prepared.modules() if isinstance(module, FusedMovingAvgObsFakeQuantize)]
+    fakes = [fake for fake in fakes if not fake.is_per_channel]
+    handles = [fake.register_forward_pre_hook(note) for fake in fakes]
+    prepared.apply(disable_fake_quant)
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*copied(batch))
+    prepared.apply(enable_fake_quant)
+    for handle in handles:
+        handle.remove()
+    for module, (least, most) in observed.items():
+        observer = module.activation_post_process
+        observer.min_val.copy_(least)
+        observer.max_val.copy_(most)
+        observer.averaging_constant = 0.0
+        scale, zero_point = module.calculate_qparams()
+        module.scale.copy_(scale)
+        module.zero_point.copy_(zero_point)
+
+
+def _dtype(scheme: str) -> Any:
+    return QuantDtype[f"use_{scheme}"]
+
+
+def _operator(name: str) -> Any:
+    try:
+        return reduce(getattr, name.split("."), torch.ops)
+    except AttributeError as error:
+        raise Failed("suite", f"unquantized_operators = {name!r}: torch has no such operator") from error
+
+
+def _module_scheme(scheme: Any, run: ExecutorchRun, patterns: list[Patterns]) -> tuple[Any, Any]:
+    wanted = Patterns("modules", [scheme.name or scheme.type])
+    patterns.append(wanted)
+
+    def inside(node: Any) -> bool:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            kind_name = kind if isinstance(kind, str) else kind.__name__
+            label = module_path(path) if scheme.name else kind_name.rpartition(".")[2]
+            if label in wanted:
+                return True
+        return False
+
+    return inside, ModuleQConfig(_dtype(scheme.precision), **_how(run, scheme.per_channel))
+
+
+def save_raw(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> Inferences:
+    rows = []
+    for number, tensors in enumerate(inferences):
+        row = []
+        for index, tensor in enumerate(tensors):
+            path = into / f"{kind}_{number}_{index}.raw"
+            tensor.numpy().tofile(path)
+            row.append(TensorFile(path.name, kind_of(tensor.dtype), tuple(tensor.shape)))
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+@contextmanager
+def step_of(name: str) -> Any:
+    """Wrap errors with the step's name, by which the process says what it does."""
+    doing(name)
+    try:
+        yield
+    except (Failed, BadFactory):
+        raise
+    except Exception as error:
+        message, fix = explained(error)
+        raise Failed(name, message, fix) from error
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
