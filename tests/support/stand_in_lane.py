@@ -65,11 +65,13 @@ class StandInLane:
         )
         self.folder, self.gives, self.flags = folder, gives, tuple(flags)
         self.asked: list[tuple[str, ...] | None] = []
+        self.only_compiles = False
 
-    def has(self, verb: str) -> bool:
-        return True
+    @property
+    def product(self) -> StandInLane:
+        return self
 
-    def module(self, verb: str) -> StandInLane:
+    def module(self, name: str) -> StandInLane:
         return self
 
     def programs_of(self, model: OneModel, suite: Path | None = None) -> list[Any]:

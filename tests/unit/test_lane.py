@@ -73,10 +73,7 @@ def suite_row(plan: ToyPlan, results: Results) -> SuiteRow:
 
 # It ends here.
 class Toys(ModelLane):
-    def has(self, verb: str) -> bool:
-        return verb in ("product", "suite")
-
-    def module(self, verb: str) -> Any:
+    def module(self, name: str) -> Any:
         return sys.modules[__name__]
 
 
@@ -164,7 +161,7 @@ def compiled(
     **more: Any,
 ) -> None:
     selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
-    lane, work = Toys("toys", "", "", ()), WorkOptions(jobs=1)
+    lane, work = Toys("toys", "", "", (), only_compiles=True), WorkOptions(jobs=1)
     model = OneModel(selection, str(width), lane, work, output=folder / "out", **more)
     assert reported("compile", model, model.named, lambda report: compile_model(model, suite, report)) == 0
 
