@@ -89,9 +89,11 @@ def _constants(values: Sequence[Tensor], x: Tensor) -> list[Tensor]:
 def norm_folded(model: Exported, node: Node) -> NodeMatch | None:
     """QNN takes a larger epsilon for a smaller one."""
     conv, epsilon = node.args[0], float(str(node.args[7]))
-    if _stands_alone(model, node) or not isinstance(conv, Node) or epsilon < NEAR:
+    if epsilon < NEAR:
         return None
-    if "transpose" in str(conv.target):
+    if _stands_alone(model, node):
+        return model.call(node, norm_as_scale_and_shift)
+    if not isinstance(conv, Node) or "transpose" in str(conv.target):
         return None
 
     def known(place: Any) -> Any:

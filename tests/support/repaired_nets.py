@@ -61,7 +61,8 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
     "embedding-and-sum": [lambda: _bag("sum"), lambda: _bag("mean"), lambda: _bag("max")],
     "norm-as-scale-and-shift": [lambda: _of(*IMAGE, parts=(_norm(),))(lambda norm, x: norm(torch.relu(x)))],
     "norm-folded": [
-        lambda: _of(*IMAGE, parts=(nn.Conv2d(4, 4, 3), _norm(eps=1e-3)))(lambda conv, norm, x: norm(conv(x)))
+        lambda: _of(*IMAGE, parts=(nn.Conv2d(4, 4, 3), _norm(eps=1e-3)))(lambda conv, norm, x: norm(conv(x))),
+        lambda: _of(*IMAGE, parts=(_norm(eps=1e-3),))(lambda norm, x: norm(x + x.relu())),
     ],
     "bias-for-each-call": [
         lambda: _of(*ROW, parts=(nn.Linear(6, 6),))(lambda layer, x: layer(layer(x).relu()))
