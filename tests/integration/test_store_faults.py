@@ -148,7 +148,7 @@ def test_a_read_only_store_serves_what_it_has_and_says_where_else_more_can_go(si
             folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("step", ["pathlib.Path.write_text", "os.link", "os.write", "pathlib.Path.rename"])
+@pytest.mark.parametrize("step", ["pathlib.Path.write_text", "os.write", "pathlib.Path.rename"])
 def test_a_disk_that_fills_up_is_a_clear_error_and_later_all_is_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
