@@ -311,7 +311,7 @@ def _in_store(value: str, variable: str, store: Path) -> bool:
 def _users_root(
     component: str, needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[str]
 ) -> Root | None:
-    from provisioning.sources.directory import adopt
+    from provisioning.components import adopt
 
     own = users_own(component, selection.store, environ, notes)
     if own is None:
@@ -337,7 +337,7 @@ def _named_or_stored(
     `env` and `shell` set the variable together with QNN_CI_PROFILE. Then it is no choice of the user's, and
     another profile needs another tree.
     """
-    from provisioning.sources.directory import adopt
+    from provisioning.components import adopt
 
     variable = COMPONENT_VARIABLES[component]
     value = environ.get(variable)

@@ -36,8 +36,7 @@ from provisioning.base.settings import (
     store_path,
 )
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
-from provisioning.lock_files import cpu_wheel
-from provisioning.python_environments import KEPT_WHEELS, LOCKS, TORCH
+from provisioning.python_environments import KEPT_WHEELS, LOCKS, TORCH, cpu_wheel
 
 SCHEMA = 2
 """Raise it when older stores must not be reused."""

@@ -25,7 +25,7 @@ from ci.closed import declared, key_of_declared
 from ci.digests import Digests
 from ci.models.wheels import PinnedWheel
 from ci.models.wheels import variables as located_wheels
-from provisioning import lock_files, pip_settings
+from provisioning import pip_settings
 from provisioning.base.commands import captured
 from provisioning.base.errors import (
     EnvironmentLacking,
@@ -38,7 +38,7 @@ from provisioning.base.files import mutex, replace_text
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.python_environments import uv_program
+from provisioning.python_environments import CUDA_ONLY, Entry, entries_in, uv_program
 
 LOCKED = "QNN_CI_LOCKED_PACKAGES"
 """Names the locked environment's packages, which one of a suite's own also finds."""
@@ -204,7 +204,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
             _remove_unused(packages)
     os.utime(stamp)
     text = stamp.read_text(encoding="utf-8")
-    entries = lock_files.parse(text)
+    entries = entries_in(text)
     hashed = {entry.name for _, text in texts for entry in _hashed(text)}
     return OwnPackages(
         folder=home / "environment",
@@ -289,11 +289,11 @@ def _project_files(needs: Needs) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def _hashed(text: str) -> list[lock_files.Entry]:
-    return [entry for entry in lock_files.parse(text) if entry.hashes]
+def _hashed(text: str) -> list[Entry]:
+    return [entry for entry in entries_in(text) if entry.hashes]
 
 
-def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_files.Entry]:
+def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     home.mkdir(parents=True)
     # Few indexes have builds with a local version, such as torch's for the CPU.
     constraints = "".join(f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(pins.items()))
@@ -311,14 +311,14 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_fil
             )
     flags = ("-e ", "--index", "--extra")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(flags)]
-    entries = [entry for entry in lock_files.parse("\n".join(lines)) if entry.name not in pins]
+    entries = [entry for entry in entries_in("\n".join(lines)) if entry.name not in pins]
     by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
-    entries = [entry for entry in entries if not lock_files.CUDA_ONLY.fullmatch(entry.name)]
+    entries = [entry for entry in entries if not CUDA_ONLY.fullmatch(entry.name)]
     (home / ELSEWHERE).write_text("".join(_elsewhere(entries, needs, home)), encoding="utf-8")
     return [replace(row, hashes=by_author.get(row.name, row.hashes)) for row in entries]
 
 
-def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> Iterator[str]:
+def _elsewhere(entries: Sequence[Entry], needs: Needs, home: Path) -> Iterator[str]:
     """A line for each of these packages of which the best version of all indexes is another.
 
     Raises UsageError if one is not from the first of the user's indexes that has its name: whoever may
@@ -337,7 +337,7 @@ def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) ->
             f" the first index has a package of that name: {error.message.partition(': ')[2]}",
             fix=f"pin it with its hash, or set {STRATEGY}=unsafe-best-match to trust every index alike",
         ) from error
-    best = lock_files.parse(_compiled(needs, home, [], strategy="unsafe-best-match"))
+    best = entries_in(_compiled(needs, home, [], strategy="unsafe-best-match"))
     for entry in best:
         if entry.name in mine and entry.version != mine[entry.name]:
             yield f"{entry.name} {mine[entry.name]} (another has {entry.version})\n"
@@ -366,7 +366,7 @@ def _compiled(
     raise UpstreamError(message, fix="check the package index that pip or uv is set to")
 
 
-def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> None:
+def _install(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
     python = home / "environment" / "bin" / "python"
     _checked(needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home))
     asks = "import sysconfig; print(sysconfig.get_paths()['purelib'])"

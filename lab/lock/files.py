@@ -21,22 +21,23 @@ from provisioning.base.errors import CheckFailed, ManifestError, UnknownName, Up
 from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import MANIFESTS
-from provisioning.lock_files import (
+from provisioning.manifest import Component, every_component, load_profile, load_socs
+from provisioning.python_environments import (
     CPU,
     CUDA_ONLY,
+    LOCKS,
     OLDEST_PYTHON,
     PYTORCHS_INDEX,
     SUPPORTED,
+    TORCH,
     Entry,
+    entries_in,
     entries_of,
     lock_path,
     name_of,
-    parse,
     resolve,
     wheels_of,
 )
-from provisioning.manifest import Component, every_component, load_profile, load_socs
-from provisioning.python_environments import LOCKS, TORCH
 from provisioning.sources.wheel import Wheel
 from provisioning.store import Store, tree_plan
 from provisioning.store.tree_plan import Listed, Lists
@@ -116,7 +117,7 @@ def problems(path: Path, inputs: Sequence[str], megabytes: int | None = None) ->
     if not path.is_file():
         return [f"{path.name}: there is no lock file for the environment {path.stem!r}"]
     text, comments = path.read_text(encoding="utf-8"), header(inputs, megabytes)
-    entries, lines = parse(text), text.splitlines()
+    entries, lines = entries_in(text), text.splitlines()
     written = {*comments, *_text([], entries).splitlines()}
     messages = [f"lacks the line `{comment}`" for comment in comments if comment not in lines]
     messages += [f"holds the line `{line}`" for line in lines if line not in written or "://" in line]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from provisioning import lock_files
 from provisioning.base.errors import ToolkitError, UpstreamError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ANDROID_NDK
 from provisioning.download.server import mirrored
 from provisioning.download.transfer import fetch
 from provisioning.manifest import load_profile
+from provisioning.python_environments import resolve
 
 PACKAGES = ("executorch", "onnxruntime-qnn")
 NDK = "https://dl.google.com/android/repository/repository2-3.xml"
@@ -46,7 +46,7 @@ def table() -> str:
 def _newest_package(name: str) -> str:
     # onnxruntime-qnn is made for no older Python.
     newest = f"{name}; python_version >= '3.11'"
-    entries = lock_files.resolve([newest], "--no-deps")
+    entries = resolve([newest], "--no-deps")
     return max((entry.version for entry in entries), key=Version)
 
 

@@ -25,7 +25,7 @@ from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import MANIFESTS, PLACEHOLDER, ROOT, project
-from provisioning.lock_files import parse
+from provisioning.python_environments import entries_in
 
 NAME = "qnn-ci"
 SUMS = "SHA256SUMS"
@@ -130,7 +130,7 @@ def locked_packages(manifests: Path) -> list[Item]:
             continue
         # Torch's line is a comment for installers, because its build differs by index.
         text = file.read_text(encoding="utf-8").replace("# torch: ", "")
-        for entry in parse(text):
+        for entry in entries_in(text):
             hashes.setdefault((entry.name, entry.version), set()).update(entry.hashes)
     return [
         Item(

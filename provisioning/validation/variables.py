@@ -11,9 +11,8 @@ from provisioning import qnn_libraries
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
-from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, KINDS, QNN_SDK
+from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, KINDS, QNN_SDK, adopt
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.sources.directory import adopt
 from provisioning.validation import NotApplicable, Problem, rule
 from provisioning.validation.context import Context, same_path
 

@@ -200,8 +200,8 @@ def _chosen(profile: Profile, named: Sequence[str], want: FileSelection) -> dict
 
 
 def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
+    from provisioning.components import adopt
     from provisioning.environment import users_own
-    from provisioning.sources.directory import adopt
 
     notes: list[str] = []
     own = users_own(name, selection.store, environ, notes)

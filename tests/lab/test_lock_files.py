@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 
 from lab.lock import files as lock
 from lab.lock.environments import load_environments
-from provisioning import lock_files
+from provisioning.python_environments import CUDA_ONLY, entries_in, lock_path
 
 INPUTS = ("filelock", "rich>=13")
 TOOLS = "rich==15.0 \\\n    --hash=sha256:aa\nfilelock==4.1 \\\n    --hash=sha256:bb\n"
@@ -65,12 +65,12 @@ class TestCommittedLocks:
         for name, environment in load_environments().items():
             if not environment.abstract:
                 inputs = lock.inputs_of(name)
-                assert lock.problems(lock_files.lock_path(name), inputs, environment.megabytes) == []
+                assert lock.problems(lock_path(name), inputs, environment.megabytes) == []
 
     @pytest.mark.parametrize("name", lock.lockable())
     def test_nothing_of_cuda_is_in_them(self, name: str) -> None:
-        names = {entry.name for entry in lock_files.parse(lock_files.lock_path(name).read_text())}
-        assert [name for name in names if lock_files.CUDA_ONLY.fullmatch(name) or name == "torch"] == []
+        names = {entry.name for entry in entries_in(lock_path(name).read_text())}
+        assert [name for name in names if CUDA_ONLY.fullmatch(name) or name == "torch"] == []
 
     @pytest.mark.parametrize("name", lock.lockable())
     @pytest.mark.parametrize("python", ["3.10", "3.13"])
@@ -80,6 +80,6 @@ class TestCommittedLocks:
             "python_full_version": f"{python}.5",
             "implementation_name": "cpython",
         }
-        pins = [Requirement(entry.line) for entry in lock_files.parse(lock_files.lock_path(name).read_text())]
+        pins = [Requirement(entry.line) for entry in entries_in(lock_path(name).read_text())]
         taken = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(environment)]
         assert len(taken) == len(set(taken))

@@ -38,7 +38,7 @@ LATER = (
         "ci.models.other_python",
         "ci.report.html",
     ),
-    *("provisioning.sources.directory", "provisioning.validation.compiler"),
+    *("provisioning.components", "provisioning.validation.compiler"),
     *("filelock", "jinja2", "rich.console", "rich.table", "tomlkit"),
 )
 """What verbs import when they run."""

@@ -15,7 +15,7 @@ import pytest
 import tomlkit
 
 from lab.lock import environments, files, verb
-from provisioning import lock_files, manifest
+from provisioning import manifest, python_environments
 from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
@@ -38,7 +38,7 @@ def own_manifests(folder: Path) -> Iterator[Path]:
             patch.setattr(module, "MANIFESTS", folder)
         for module in (manifest, settings, verb):
             patch.setattr(module, "profile_names", profiles)
-        for module in (lock_files, files):
+        for module in (python_environments, files):
             patch.setattr(module, "LOCKS", folder / "locks")
         patch.setattr(tree_plan, "LISTS", folder / "wheels.json")
         for cache in caches:

@@ -45,7 +45,7 @@ OF_PROVISIONING = (
     {"base"},
     {"accepted_file", "archive", "components", "dist", "download", "elf", "pe", "pip_settings"},
     {"known_faults", "loader_search", "python_environments", "sources"},
-    {"lock_files", "manifest"},
+    {"manifest"},
     {"licences", "qnn_libraries"},
     {"store"},
     {"environment"},

@@ -14,8 +14,7 @@ from ci.image.contents import ImagePlan, PackageLock, plan_of
 from ci.image.verb import labels
 from lab.image_pins import newest_base, pin_base
 from provisioning.base.errors import UpstreamError
-from provisioning.lock_files import CPU
-from provisioning.python_environments import TORCH
+from provisioning.python_environments import CPU, TORCH
 
 BASE = "sha256:" + "1" * 64
 

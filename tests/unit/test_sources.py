@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
+from provisioning.components import adopt
 from provisioning.sources import Archive
-from provisioning.sources.directory import adopt
 from tests.support.http_server import FileServer, Reply
 
 AAR = b"PK\x03\x04" + bytes(range(256)) * 40

@@ -219,7 +219,7 @@ def _distinct(paths: Iterable[Path]) -> list[Path]:
 
 def version_of(component: str, root: Root) -> str:
     """The version that the store or the user's own directory states; empty if none."""
-    from provisioning.sources.directory import adopt
+    from provisioning.components import adopt
 
     return root.version or adopt(component, str(root.path), root.variable).version
 
