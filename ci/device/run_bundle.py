@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.device import session, transport
-from ci.device.bundle.manifest import NAME as MANIFEST
-from ci.device.bundle.manifest import Bundle, read_bundle
+from ci.device.bundle_manifest import NAME as MANIFEST
+from ci.device.bundle_manifest import Bundle, read_bundle
 from ci.device.transport import Device
 from ci.diagnose.explain import nearest, read
 from provisioning.base.commands import Fix

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.device.bundle.manifest import KEPT_CLEAN, LOCK, OURS, RUN, WRAPPER
+from ci.device.bundle_manifest import KEPT_CLEAN, LOCK, OURS, RUN, WRAPPER
 from ci.device.transport import SECONDS, CommandResult, Device, Lost, TimedOut, batches
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UpstreamError, UsageError

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, refusals, traffic
 from ci.inspect import verb
-from ci.signing import verification
-from ci.signing.lpai import signers
+from ci.signing import lpai_signers, verification
 from provisioning import archive
 from provisioning.base.errors import ToolkitError
 from tests.support import chains, zips
@@ -102,7 +101,7 @@ KINDS: dict[str, tuple[Callable[[Path], bytes], Callable[[Path], None]]] = {
     "library.so": (lambda _: LIBRARY.encode(), inspected),
     "QnnHtp.dll": (lambda _: dll(content=BUILD_ID.encode()), inspected),
     "libQnnHtpV75Skel.so": (
-        lambda _: signers.rehearse(Skel().encode(), chains.signer(), (0xABC,)),
+        lambda _: lpai_signers.rehearse(Skel().encode(), chains.signer(), (0xABC,)),
         of_signing,
     ),
     "libQnnHtpV73Skel.so": (lambda _: skel(73, BUILD_ID).encode(), of_signing),

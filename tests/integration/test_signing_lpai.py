@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ci.signing import signed_library, verification
-from ci.signing.lpai.signers import Consent
+from ci.signing.lpai_signers import Consent
 from provisioning import licences
 from tests.support import hexagon_sdk
 from tests.support.elfsigner_stand_in import DISCLAIMER, QUESTION

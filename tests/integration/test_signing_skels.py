@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.signing import signed_library, verification
-from ci.signing.lpai import signers
+from ci.signing import lpai_signers, signed_library, verification
 from ci.signing.verification import ExpectedSignature
 from tests.support import chains, sdk
 from tests.support.needs import program
@@ -27,7 +26,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
     for skel in sdk.skels():
         place = directory / skel.name
         with signed_library.mapped(skel) as data:
-            place.write_bytes(signers.rehearse(data, chains.signer()))
+            place.write_bytes(lpai_signers.rehearse(data, chains.signer()))
         pairs.append((skel, place))
     return pairs
 

@@ -66,15 +66,15 @@ def main() -> int:
 
 
 def sign(args: argparse.Namespace, behaviour: str) -> None:
-    from ci.signing.lpai import signers
+    from ci.signing import lpai_signers
 
-    signer = signers.new_signer()
+    signer = lpai_signers.new_signer()
     args.outdir.mkdir(parents=True, exist_ok=True)
     for path in [args.infile] if args.infile else sorted(args.directory.glob("*.so")):
         library = path.read_bytes()
         if behaviour == "other-program":
             library = library.replace(b"Qnn", b"QNN")
-        content = signers.rehearse(library, signer)
+        content = lpai_signers.rehearse(library, signer)
         if behaviour == "unsigned":
             content = library
         if behaviour == "partial":

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ci.device.bundle import manifest, verb
-from ci.signing.lpai import signers
+from ci.device import bundle_manifest, bundle_verb
+from ci.signing import lpai_signers
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from tests.support import chains, programs
@@ -63,7 +63,7 @@ class Maker:
 
     def run(self, *flags: str | Path) -> int:
         places = ("-o", self.bundle, "--reports", self.root / "reports", "--store", self.root / "store")
-        return run_here(verb, *places, *flags)
+        return run_here(bundle_verb, *places, *flags)
 
     def rules(self) -> list[str]:
         report = json.loads((self.root / "reports" / "bundle.json").read_text(encoding="utf-8"))
@@ -303,7 +303,7 @@ def overlay(maker: Maker) -> Path:
     library = maker.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so"
     signed = maker.root / "overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so"
     signed.parent.mkdir(parents=True)
-    signed.write_bytes(signers.rehearse(library.read_bytes(), chains.signer()))
+    signed.write_bytes(lpai_signers.rehearse(library.read_bytes(), chains.signer()))
     return maker.root / "overlay"
 
 
@@ -313,7 +313,7 @@ SIGNED = "dsp/libQnnLpaiSkel.so"
 def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(maker: Maker, overlay: Path) -> None:
     model = maker.model(f"{NEWER} soc_type=SM8850;arch=81 \0")
     assert maker.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
-    files = {file.path: file.kind for file in manifest.read_bundle(maker.bundle).files}
+    files = {file.path: file.kind for file in bundle_manifest.read_bundle(maker.bundle).files}
     assert files == {
         "bin/qnn_executor_runner": "runner",
         "lib/libqnn_executorch_backend.so": "library",
@@ -370,8 +370,8 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     for place in PLACES:
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(place, encoding="utf-8")
-    (folder / "run.sh").write_text(manifest.run_script(request.param), encoding="utf-8")
-    (folder / "push.sh").write_text(manifest.push_script(request.param, PLACES), encoding="utf-8")
+    (folder / "run.sh").write_text(bundle_manifest.run_script(request.param), encoding="utf-8")
+    (folder / "push.sh").write_text(bundle_manifest.push_script(request.param, PLACES), encoding="utf-8")
     return folder
 
 
@@ -387,7 +387,7 @@ def test_the_scripts_are_good_shell(written: Path) -> None:
 
 
 def test_run_sh_gives_the_runner_the_bundles_folders_first_and_its_arguments(tmp_path: Path) -> None:
-    text = manifest.run_script("aarch64-android")
+    text = bundle_manifest.run_script("aarch64-android")
     (tmp_path / "run.sh").write_text(text, encoding="utf-8")
     answer = 'echo "$LD_LIBRARY_PATH|$ADSP_LIBRARY_PATH"; printf "%s|" "$@"'
     script(tmp_path / "bin" / "qnn_executor_runner", answer).chmod(0o644)
@@ -430,7 +430,7 @@ def test_push_sh_leaves_no_skel_of_an_earlier_bundle(written: Path, tmp_path: Pa
 
 
 def test_push_sh_keeps_out_of_a_folder_that_a_run_has(written: Path, tmp_path: Path) -> None:
-    (tmp_path / "board" / manifest.LOCK).mkdir(parents=True)
+    (tmp_path / "board" / bundle_manifest.LOCK).mkdir(parents=True)
     done = push(written, tmp_path / "board", *flags_of(written))
     assert (done.returncode, files_in(tmp_path / "board")) == (3, set()), done.stderr
 
@@ -441,4 +441,4 @@ def test_a_manifest_that_cannot_be_trusted_is_refused(maker: Maker, old: str, ne
     path = maker.bundle / "manifest.json"
     path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     with pytest.raises(UsageError, match=re.escape(new.strip('"'))):
-        manifest.read_bundle(maker.bundle)
+        bundle_manifest.read_bundle(maker.bundle)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ci.device import run_bundle, session
-from ci.device.bundle.manifest import LOCK
+from ci.device.bundle_manifest import LOCK
 from ci.device.session import Holder, claimed, this_process
 from ci.device.transport import Adb, CommandResult, TimedOut
 from provisioning.base.commands import quoted

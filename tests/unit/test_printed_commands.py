@@ -49,7 +49,7 @@ PRINTING = ("provisioning", "ci", "lab")
 ELSEWHERE = {
     # Scripts that are run and not printed, and whose quoting their own tests hold.
     "ci/builds/script.py",
-    "ci/device/bundle/manifest.py",
+    "ci/device/bundle_manifest.py",
     "ci/device/session.py",
 }
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ci.signing.lpai import libraries, verb
-from ci.signing.lpai.signers import interpreter
+from ci.signing import lpai_libraries, lpai_verb
+from ci.signing.lpai_signers import interpreter
 from provisioning import qnn_libraries
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -23,7 +23,7 @@ from tests.support.skels import Skel
 from tests.support.typed import parsed
 from tests.support.wheels import STEERING
 
-CHIP = libraries.Chip("SM8850", 6, 81)
+CHIP = lpai_libraries.Chip("SM8850", 6, 81)
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,8 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def sign_lpai(*argv: object) -> int:
-    args = parsed(verb, *argv)
-    return guarded(lambda: verb.run(args), debug=False)
+    args = parsed(lpai_verb, *argv)
+    return guarded(lambda: lpai_verb.run(args), debug=False)
 
 
 def report(tmp_path: Path) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def own(path: Path, variable: str = "QNN_SDK_ROOT") -> Root:
 def test_lpai_v6_with_an_older_qnn_is_refused(tmp_path: Path) -> None:
     sdk = hexagon_sdk.qnn_sdk(tmp_path, "2.9.0")
     with pytest.raises(EnvironmentLacking, match=r"2\.39.*2\.9\.0"):
-        libraries.check_qnn(CHIP, own(sdk), [])
+        lpai_libraries.check_qnn(CHIP, own(sdk), [])
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_lpai_v6_with_an_older_qnn_is_refused(tmp_path: Path) -> None:
 )
 def test_the_hexagon_sdk_must_know_the_arch(tmp_path: Path, version: str, arch: int, good: bool) -> None:
     sdk = own(hexagon_sdk.hexagon_sdk(tmp_path, version), "HEXAGON_SDK_ROOT")
-    chip = libraries.Chip("X", 6, arch)
+    chip = lpai_libraries.Chip("X", 6, arch)
     if good:
-        assert libraries.elfsigner_script(environment(hexagon_sdk=sdk), [], chip).is_file()
+        assert lpai_libraries.elfsigner_script(environment(hexagon_sdk=sdk), [], chip).is_file()
     else:
         with pytest.raises(EnvironmentLacking, match=f"v{arch} .*{version}"):
-            libraries.elfsigner_script(environment(hexagon_sdk=sdk), [], chip)
+            lpai_libraries.elfsigner_script(environment(hexagon_sdk=sdk), [], chip)
 
 
 def direct_world(tmp_path: Path) -> Environment:
@@ -101,10 +101,10 @@ def direct_world(tmp_path: Path) -> Environment:
 
 
 def test_direct_mode_signs_all_that_the_dsp_loads(tmp_path: Path) -> None:
-    paths = libraries.to_sign(CHIP, direct_world(tmp_path), [], direct=True)
+    paths = lpai_libraries.to_sign(CHIP, direct_world(tmp_path), [], direct=True)
     assert {path.parts[-9] for path in paths if path.name == "libc++.so.1"} == {"19.0.07"}
     mine = Skel(arch=81).write(tmp_path / "mine" / "libqnn_executorch_skel.so")
-    replaced = libraries.to_sign(CHIP, direct_world(tmp_path / "again"), [mine], direct=True)
+    replaced = lpai_libraries.to_sign(CHIP, direct_world(tmp_path / "again"), [mine], direct=True)
     assert [path for path in replaced if path.name == mine.name] == [mine]
     assert sorted(path.name for path in paths) == [
         "libQnnLpai.so",
@@ -140,10 +140,10 @@ def test_a_library_of_another_chip_or_build_is_refused(
     ]
     sdk = own(hexagon_sdk.qnn_sdk(tmp_path, "2.49.40"))
     if not named:
-        libraries.require_fit(CHIP, sdk, paths)
+        lpai_libraries.require_fit(CHIP, sdk, paths)
         return
     with pytest.raises(UsageError, match=named):
-        libraries.require_fit(CHIP, sdk, paths)
+        lpai_libraries.require_fit(CHIP, sdk, paths)
 
 
 @pytest.mark.parametrize("name", ["libQnnHtp.so", "libQnnHtpV81Skel.so"])
@@ -163,13 +163,13 @@ def test_libraries_of_two_builds_are_refused_without_an_sdk(tmp_path: Path) -> N
         for number, build in enumerate((OURS, OTHER))
     ]
     with pytest.raises(UsageError, match=OTHER):
-        libraries.require_fit(CHIP, None, paths)
+        lpai_libraries.require_fit(CHIP, None, paths)
 
 
 def test_two_libraries_of_one_name_are_refused(tmp_path: Path) -> None:
     paths = [Skel().write(tmp_path / place / "lib.so") for place in ("a", "b")]
     with pytest.raises(UsageError, match=r"lib\.so"):
-        libraries.to_sign(CHIP, None, paths, direct=False)
+        lpai_libraries.to_sign(CHIP, None, paths, direct=False)
 
 
 @pytest.mark.parametrize("ending", ["signed", "failed", "interrupted"])
@@ -230,4 +230,4 @@ def test_every_lpai_has_a_first_qnn() -> None:
 
 
 def test_chips_that_load_the_same_libraries_are_one() -> None:
-    assert libraries.chip_of(["SM8850", "SAR2230P"]) == CHIP
+    assert lpai_libraries.chip_of(["SM8850", "SAR2230P"]) == CHIP

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.signing import verb
-from ci.signing.lpai import signers
+from ci.signing import lpai_signers, verb
 from provisioning.base.command_line import guarded
 from provisioning.base.findings import Outcome, Report
 from tests.support import chains
@@ -29,7 +28,7 @@ def signing(*argv: object) -> int:
 @pytest.fixture
 def signed(tmp_path: Path) -> Path:
     path = tmp_path / "libmine_skel.so"
-    path.write_bytes(signers.rehearse(Skel().encode(), chains.signer(), (0xA, 0xB)))
+    path.write_bytes(lpai_signers.rehearse(Skel().encode(), chains.signer(), (0xA, 0xB)))
     return path
 
 
@@ -77,7 +76,7 @@ def test_a_file_of_several_certificates_does_not_say_which_to_trust(
 
 def test_what_a_file_says_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signer = chains.bent(attestation={"subject": chains.name("att\x1b[2J", "unit\x07")})
-    data = bytearray(signers.rehearse(Skel().encode(), signer))
+    data = bytearray(lpai_signers.rehearse(Skel().encode(), signer))
     at = data.index(b"REHEARSAL OF SIGNING:")
     data[at : at + 2] = b"\x1b]"
     (path := tmp_path / "lib.so").write_bytes(data)

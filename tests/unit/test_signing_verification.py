@@ -14,15 +14,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.signing import certificates, mbn, signed_library, verification
-from ci.signing.lpai import signers
+from ci.signing import certificates, lpai_signers, mbn, signed_library, verification
 from ci.signing.verification import ExpectedSignature, SignedBy
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
 from tests.support.skels import Skel
 
 LIBRARY = Skel().encode()
-SIGNED = signers.rehearse(LIBRARY, chains.signer(), (0xABC,))
+SIGNED = lpai_signers.rehearse(LIBRARY, chains.signer(), (0xABC,))
 ROOT = chains.signer().root
 GOOD = ExpectedSignature(root=ROOT, software_id=4, serial=0xABC)
 
@@ -183,7 +182,7 @@ UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"\x05\x0
 )
 def test_a_bent_chain_does_not_hold(bend: dict[str, Any]) -> None:
     signer = chains.bent(**bend)
-    assert failed(signers.rehearse(LIBRARY, signer), ExpectedSignature(root=signer.root)) == {"chain"}
+    assert failed(lpai_signers.rehearse(LIBRARY, signer), ExpectedSignature(root=signer.root)) == {"chain"}
 
 
 @pytest.mark.parametrize(("limit", "parts"), [(0, {"chain"}), (1, set())])
@@ -195,7 +194,7 @@ def test_a_ca_below_its_limit_is_named(limit: int, parts: set[str]) -> None:
         chains.certificate(names[1], authority, names[0], root, ca=True),
         chains.certificate(names[0], root, names[0], root, ca=True, path_length=limit),
     )
-    signed = signers.rehearse(LIBRARY, signers.KeyAndChain(chain, key))
+    signed = lpai_signers.rehearse(LIBRARY, lpai_signers.KeyAndChain(chain, key))
     assert failed(signed, ExpectedSignature(root=chain[-1])) == parts
 
 
@@ -209,7 +208,7 @@ def test_a_chain_that_does_not_hold_says_nothing_of_its_signer() -> None:
 @pytest.mark.parametrize("ending", [1, 2, 3])
 def test_a_chain_may_leave_its_root_out_and_nothing_else(ending: int) -> None:
     signer = chains.signer()
-    signed = signers.rehearse(LIBRARY, signers.KeyAndChain(signer.chain[:ending], signer.key))
+    signed = lpai_signers.rehearse(LIBRARY, lpai_signers.KeyAndChain(signer.chain[:ending], signer.key))
     assert failed(signed, ExpectedSignature(root=signer.root)) == (set() if ending > 1 else {"chain"})
 
 

@@ -42,7 +42,7 @@ from ci.signing.headers import (
     Header,
     Layout,
 )
-from ci.signing.lpai.libraries import ElfsignerTable
+from ci.signing.lpai_libraries import ElfsignerTable
 from provisioning.base.command_line import confirmed
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import (

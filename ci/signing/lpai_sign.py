@@ -14,10 +14,9 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from ci.signing import signed_library, verification
-from ci.signing.lpai import libraries, signers
-from ci.signing.lpai.libraries import Chip
-from ci.signing.lpai.signers import Consent, Elfsigner, Unexpected, interpreter
+from ci.signing import lpai_libraries, lpai_signers, signed_library, verification
+from ci.signing.lpai_libraries import Chip
+from ci.signing.lpai_signers import Consent, Elfsigner, Unexpected, interpreter
 from ci.signing.verification import STATEMENT
 from provisioning import licences
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -55,15 +54,15 @@ class Signer:
 
 def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
     """Whatever can be refused is refused before anything is signed."""
-    chip = libraries.chip_of(selection.socs)
+    chip = lpai_libraries.chip_of(selection.socs)
     environment = _environment(options, selection)
     overlay = _overlay(options.output, environment, selection)
-    files = libraries.to_sign(chip, environment, options.library, direct=options.direct)
+    files = lpai_libraries.to_sign(chip, environment, options.library, direct=options.direct)
     roots = environment.roots if environment else {}
-    qnn = libraries.check_qnn(chip, roots.get("qnn-sdk"), files)
-    libraries.require_fit(chip, roots.get("qnn-sdk"), files)
+    qnn = lpai_libraries.check_qnn(chip, roots.get("qnn-sdk"), files)
+    lpai_libraries.require_fit(chip, roots.get("qnn-sdk"), files)
     if options.signer == "dev":
-        signer = _rehearsal(signers.new_signer())
+        signer = _rehearsal(lpai_signers.new_signer())
         sys.stdout.write(f"{STATEMENT}\n")
     else:
         assert environment is not None
@@ -151,11 +150,11 @@ def _keep(folder: Path, into: Path) -> list[Artifact]:
     return [Artifact.of("unexpected", path) for path in sorted(into.rglob("*")) if path.is_file()]
 
 
-def _rehearsal(chain: signers.KeyAndChain) -> Signer:
+def _rehearsal(chain: lpai_signers.KeyAndChain) -> Signer:
     def library(source: Path, into: Path) -> Path:
         with signed_library.mapped(source) as data:
             try:
-                signed = signers.rehearse(data, chain)
+                signed = lpai_signers.rehearse(data, chain)
             except UsageError as error:
                 raise UsageError(f"{source}: {error.message}", fix=error.fix) from error
         path = into / source.name
@@ -172,8 +171,8 @@ def _elfsigner(
     chip: Chip,
     files: Sequence[Path],
 ) -> Signer:
-    table = libraries.load_table()
-    script = libraries.elfsigner_script(environment, files, chip)
+    table = lpai_libraries.load_table()
+    script = lpai_libraries.elfsigner_script(environment, files, chip)
     python = interpreter(options.python, table.python_below)
     accepted = {
         licence.removeprefix(f"{Consent.LICENCE}-"): licences.VARIABLE
@@ -182,7 +181,7 @@ def _elfsigner(
     }
     consent = Consent(
         store=selection.store,
-        version=libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
+        version=lpai_libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
         accepted=accepted | dict.fromkeys(options.accept_disclaimer, "--accept-disclaimer"),
     )
     seconds = table.time_limit_seconds if options.time_limit is None else options.time_limit

@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.device.bundle.assemble import BundleOptions, assemble
+    from ci.device.bundle import BundleOptions, assemble
     from provisioning.base.files import disk_errors
     from provisioning.base.stage_run import StageRun
 

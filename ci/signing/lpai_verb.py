@@ -65,7 +65,7 @@ def _digest(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.signing.lpai.sign import SignOptions, sign
+    from ci.signing.lpai_sign import SignOptions, sign
     from provisioning.base.stage_run import StageRun
 
     options = SignOptions(

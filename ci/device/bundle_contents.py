@@ -12,7 +12,7 @@ from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, read_dlc, read_m
 from ci.artifacts.program import CompiledProgram, ContextStrings, DelegateOptions, first_bytes
 from ci.artifacts.program import read as read_program
 from ci.artifacts.refusals import require_recorded
-from ci.device.bundle.manifest import check_files
+from ci.device.bundle_manifest import check_files
 from provisioning import elf, qnn_libraries
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ci.artifacts.against_sdk import version
 from ci.artifacts.program import CompiledProgram
-from ci.device.bundle import contents, manifest
-from ci.device.bundle.contents import BACKEND, DIALOG, DSP, LPAI, QNN, SPEAKER, BundleItem, Model
+from ci.device import bundle_contents, bundle_manifest
+from ci.device.bundle_contents import BACKEND, DIALOG, DSP, LPAI, QNN, SPEAKER, BundleItem, Model
 from provisioning import elf, pe, qnn_libraries
 from provisioning.base.commands import Fix, captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -69,13 +69,13 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     soc = soc_named(selection.soc)
     if target == WINDOWS:  # the folder that an application with ONNX Runtime ships
         _refuse_runner(options, f"{WINDOWS}, where the application itself is the runner")
-        models = contents.windows_models(options.models)
-        draft = Draft(list(contents.windows_items(_sdk(selection), soc, models)), models)
+        models = bundle_contents.windows_models(options.models)
+        draft = Draft(list(bundle_contents.windows_items(_sdk(selection), soc, models)), models)
     elif any(path.is_dir() for path in options.models):
         draft = _dialog(options, selection, soc)
     else:
         draft = _programs(options, selection, soc)
-    items = [*draft.items, *contents.file_items(options.files)]
+    items = [*draft.items, *bundle_contents.file_items(options.files)]
     stage.findings += check(items, draft.models, target, selection.soc, soc)
     if signed := [item.path for item in items if item.kind == "signed"]:
         stage.findings += signature_findings(signed, options.root)
@@ -147,22 +147,22 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
         raise UsageError("--root is about LPAI's skel, and --lpai is missing", fix="add --lpai")
     if options.root and not options.root.is_file():
         raise UsageError(f"--root {options.root}: there is no such file", fix="name the root certificate")
-    models = contents.read_models(options.models)
+    models = bundle_contents.read_models(options.models)
     # Models may be added to a bundle later.
     needs_qnn = options.lpai or not models or any(model.for_qnn for model in models)
     if needs_qnn:  # before an hour of building what no program will run on
         _require_phone(selection, _for_phones(selection))
     dist = options.dist.absolute() if options.dist else build_of(dist_path() / selection.target)
     runner = options.runner or RUNNER.name
-    items = list(contents.built_items(dist, selection, runner))
+    items = list(bundle_contents.built_items(dist, selection, runner))
     if needs_qnn:
         sdk = _sdk(selection)
         online = any(model.online for model in models)
         gpu = any("gpu" in model.processors for model in models)
-        items += contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
+        items += bundle_contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
         if options.lpai:
             signed = options.signed.absolute() if options.signed else SIGNED
-            items += contents.lpai_items(sdk, selection, soc, signed)
+            items += bundle_contents.lpai_items(sdk, selection, soc, signed)
     items += [BundleItem("model", model.path, f"models/{model.path.name}") for model in models]
     return Draft(items, models, runner, strip=not options.symbols)
 
@@ -174,11 +174,11 @@ def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
         raise UsageError("a language model is bundled alone", fix="name one folder")
     _require_phone(selection, "name by QNN_SDK_ROOT an official SDK of the build that compiled the model")
     sdk, [folder] = _sdk(selection), options.models
-    items = list(contents.dialog_items(folder))
-    models = contents.read_models([item.path for item in items if item.kind == "context"])
-    items += contents.qnn_items(sdk, selection.target, soc)
-    items += contents.genie_items(sdk, selection.target, soc)
-    return Draft(items, models, contents.SPEAKER, f"-c {contents.DIALOG} -p 'The answer is'")
+    items = list(bundle_contents.dialog_items(folder))
+    models = bundle_contents.read_models([item.path for item in items if item.kind == "context"])
+    items += bundle_contents.qnn_items(sdk, selection.target, soc)
+    items += bundle_contents.genie_items(sdk, selection.target, soc)
+    return Draft(items, models, bundle_contents.SPEAKER, f"-c {bundle_contents.DIALOG} -p 'The answer is'")
 
 
 def _refuse_runner(options: BundleOptions, what: str) -> None:
@@ -189,16 +189,16 @@ def _refuse_runner(options: BundleOptions, what: str) -> None:
 
 def write(
     items: Sequence[BundleItem], into: Path, selection: Selection, build_id: str, draft: Draft, strip: str
-) -> manifest.Bundle:
+) -> bundle_manifest.Bundle:
     """Replace an older bundle in one step. Raises UsageError if `into` holds anything else."""
     texts = {}
     if draft.runner:
-        places = [*(item.place for item in items), manifest.RUN]
+        places = [*(item.place for item in items), bundle_manifest.RUN]
         texts = {
-            manifest.RUN: manifest.run_script(selection.target, draft.runner, draft.arguments),
-            manifest.PUSH: manifest.push_script(selection.target, places, draft.arguments),
+            bundle_manifest.RUN: bundle_manifest.run_script(selection.target, draft.runner, draft.arguments),
+            bundle_manifest.PUSH: bundle_manifest.push_script(selection.target, places, draft.arguments),
         }
-    is_bundle = all((into / name).is_file() for name in (*texts, manifest.NAME))
+    is_bundle = all((into / name).is_file() for name in (*texts, bundle_manifest.NAME))
     if into.exists() and any(into.iterdir()) and not is_bundle:
         raise UsageError(f"{into} is not empty, and no bundle", fix="name another folder with --output")
     part = into.with_name(f".{into.name}.part-{os.getpid()}")
@@ -215,12 +215,12 @@ def write(
             (part / name).write_text(text, encoding="utf-8")
             (part / name).chmod(0o755)
         files = [_file(part, item.kind, item.place) for item in items]
-        if manifest.RUN in texts:
-            files.append(_file(part, "script", manifest.RUN))
-        bundle = manifest.Bundle(
+        if bundle_manifest.RUN in texts:
+            files.append(_file(part, "script", bundle_manifest.RUN))
+        bundle = bundle_manifest.Bundle(
             selection.target, selection.soc, selection.profile, build_id, tuple(files), draft.runner
         )
-        (part / manifest.NAME).write_text(bundle.encode(), encoding="utf-8")
+        (part / bundle_manifest.NAME).write_text(bundle.encode(), encoding="utf-8")
         shutil.rmtree(into, ignore_errors=True)
         part.replace(into)
     finally:
@@ -228,9 +228,9 @@ def write(
     return bundle
 
 
-def _file(root: Path, kind: str, place: str) -> manifest.BundledFile:
+def _file(root: Path, kind: str, place: str) -> bundle_manifest.BundledFile:
     artifact = Artifact.of(kind, root / place)
-    return manifest.BundledFile(place, kind, artifact.sha256, artifact.size)
+    return bundle_manifest.BundledFile(place, kind, artifact.sha256, artifact.size)
 
 
 def signature_findings(libraries: Sequence[Path], root: Path | None) -> tuple[Finding, ...]:
