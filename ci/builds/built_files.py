@@ -85,9 +85,9 @@ def check(built: Sequence[LoadableFile], target: str, glibc: str, private: Itera
 def _demands(target: str, glibc: str) -> Demands:
     machine = elf.X86_64 if target == DEFAULT_TARGET else elf.AARCH64
     if target == "aarch64-android":
-        from provisioning.validation import tables
+        from provisioning.validation import validation_table
 
-        android = tables.validation().android
+        android = validation_table().android
         return Demands(machine, android_api=android.api, page_size=android.page_size)
     return Demands(machine, glibc=glibc)
 

@@ -29,8 +29,8 @@ from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.store import Store
 from provisioning.validation import probe
+from provisioning.validation.context import MEASURED, PASSED, STEPS, Pair, load_measured
 from provisioning.validation.probe import Answer
-from provisioning.validation.tables import MEASURED, PASSED, STEPS, Pair, load_measured
 
 PAGE = ROOT / "docs" / "upgrades.md"
 

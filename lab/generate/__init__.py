@@ -38,10 +38,10 @@ SCHEMAS = {
         "Libraries that devices' own systems provide",
     ),
     "validation": (
-        "provisioning.validation.tables:ValidationTable",
+        "provisioning.validation:ValidationTable",
         "Thresholds and names that checks compare with",
     ),
-    "checks": ("provisioning.validation.tables:RuleTexts", "The rules of validate, in words"),
+    "checks": ("provisioning.validation:RuleTexts", "The rules of validate, in words"),
     "operators": (
         "ci.operators.table:OperatorTable",
         "What each operator does on HTP in each scheme, as measured",

@@ -1,4 +1,4 @@
-"""The catalogue of rules, and what a rule is.
+"""The catalogue of rules, what a rule is, and the rules' manifests: their texts, and what they compare with.
 
 A rule is a pure function over a `Context`: everything it looks at was gathered before, so that a test
 can build a context by hand.
@@ -11,11 +11,17 @@ import fnmatch
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from types import MappingProxyType
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from provisioning.base.commands import Fix
+from provisioning.base.documents import Model, load, read
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.findings import Finding, Severity
-from provisioning.validation import tables
+from provisioning.base.settings import MANIFESTS
 from provisioning.validation.context import Context, Need
 
 CHAPTERS = {
@@ -26,6 +32,62 @@ CHAPTERS = {
     "compiler": "The compiler",
 }
 """The modules with rules, in the order of the catalogue, with their titles."""
+
+
+class HostTable(Model):
+    systems: tuple[str, ...]
+    machines: tuple[str, ...]
+    tested: tuple[str, ...]
+
+
+class AndroidTable(Model):
+    page_size: Annotated[int, Field(gt=0)]
+    page_size_severity: Literal["error", "warning", "note"]
+
+    @cached_property
+    def api(self) -> int:
+        """The level that our builds are for."""
+        options = read(MANIFESTS / "recipes" / "aarch64-android.toml")["options"]
+        return int(options["ANDROID_PLATFORM"].removeprefix("android-"))
+
+
+class RuleText(Model):
+    severity: Literal["error", "warning", "note"]
+    told_by: tuple[str, ...] = ()
+    """Rules whose error about a file tells why this one fires there too: it is left out then."""
+    summary: str
+    why: str
+    example: str
+    """A finding as a user meets it."""
+    fix: str
+    """What a finding without a fix of its own shows."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """What `{}` of it stands for."""
+
+    @property
+    def whole_fix(self) -> Fix:
+        return Fix(self.fix, *self.commands)
+
+
+class RuleTexts(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    rule: dict[str, RuleText]
+
+
+class ValidationTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    host: HostTable
+    android: AndroidTable
+
+
+@cache
+def validation_table() -> ValidationTable:
+    return load(MANIFESTS / "validation.toml", ValidationTable)
+
+
+@cache
+def rule_texts() -> dict[str, RuleText]:
+    return load(MANIFESTS / "checks.toml", RuleTexts).rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +121,7 @@ Check = Callable[[Context], Iterator[Problem]]
 class Rule:
     id: str
     severity: Severity
-    text: tables.RuleText
+    text: RuleText
     needs: frozenset[Need]
     check: Check
     module: str
@@ -103,7 +165,7 @@ def rule(id_: str, *needs: Need) -> Callable[[Check], Check]:
         if id_ in _RULES:
             raise ValueError(f"two rules are called {id_}")
         module = check.__module__.rpartition(".")[2]
-        text = tables.rule_texts()[id_]
+        text = rule_texts()[id_]
         _RULES[id_] = Rule(id_, Severity(text.severity), text, frozenset(needs), check, module)
         return check
 

@@ -14,7 +14,7 @@ from provisioning.base.rendering.text import plural
 from provisioning.components import ANDROID_NDK, ndk_name
 from provisioning.elf import HEXAGON, Demands, Elf, Wrong, complaints, highest_version
 from provisioning.qnn_libraries import Library, System
-from provisioning.validation import Check, NotApplicable, Problem, rule, tables
+from provisioning.validation import Check, NotApplicable, Problem, rule, validation_table
 from provisioning.validation.context import Context, Need
 
 
@@ -232,7 +232,7 @@ def android_page_size(context: Context) -> Iterator[Problem]:
     android = list(context.of_system("aarch64-android"))
     if not android:
         raise NotApplicable("there is no Android library")
-    table = tables.validation().android
+    table = validation_table().android
     severity = Severity(table.page_size_severity)
     for library, elf in android:
         yield from _complaints(Wrong.PAGE_SIZE, library, elf, Demands(page_size=table.page_size), severity)
@@ -243,7 +243,7 @@ def android_api(context: Context) -> Iterator[Problem]:
     noted = [pair for pair in context.of_system("aarch64-android") if pair[1].android_api is not None]
     if not noted:
         raise NotApplicable("no library holds an Android note")
-    demands = Demands(android_api=tables.validation().android.api)
+    demands = Demands(android_api=validation_table().android.api)
     for library, elf in noted:
         yield from _complaints(Wrong.ANDROID_API, library, elf, demands)
 

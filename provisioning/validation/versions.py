@@ -16,7 +16,7 @@ from provisioning.elf import version_key
 from provisioning.manifest import Requirement, refused_by
 from provisioning.qnn_libraries import Library
 from provisioning.store.trees import Trees
-from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
+from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, validation_table
 from provisioning.validation.context import ComponentTree, Context, Host, Need
 
 
@@ -333,7 +333,7 @@ def glibc_version(context: Context) -> Iterator[Problem]:
 @rule("host-os", Need.HOST)
 def host_os(context: Context) -> Iterator[Problem]:
     host = host_of(context)
-    table = tables.validation().host
+    table = validation_table().host
     if host.system not in table.systems or host.machine not in table.machines:
         yield Problem(
             "host",

@@ -72,8 +72,7 @@ def _validate(
 ) -> list[Result]:
     from provisioning.environment import consenting
     from provisioning.validation import Ignore, check, chosen, without_ignored
-    from provisioning.validation.context import Need
-    from provisioning.validation.gather import gather
+    from provisioning.validation.context import Need, gather
 
     rules = chosen(only)
     if tree is not None and not only:

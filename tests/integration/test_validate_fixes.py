@@ -16,7 +16,7 @@ from provisioning.base.selection import selection_of
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.validation import catalogue, check
-from provisioning.validation.gather import gather
+from provisioning.validation.context import gather
 from provisioning.verbs import validate
 from tests.support.rule_fixes import ROWS, Row, Site, store_with
 from tests.support.sdk import provisioned_sdk

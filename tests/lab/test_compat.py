@@ -19,8 +19,8 @@ from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
+from provisioning.validation.context import STEPS, Pair, load_measured
 from provisioning.validation.probe import Answer
-from provisioning.validation.tables import STEPS, Pair, load_measured
 
 
 def test_the_table_in_the_docs_is_of_the_committed_measurement() -> None:

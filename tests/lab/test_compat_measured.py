@@ -15,7 +15,7 @@ from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TAR
 from provisioning.components import build_ids
 from provisioning.dist import OURS, RUNNER
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.validation.tables import STEPS, load_measured
+from provisioning.validation.context import STEPS, load_measured
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
 

@@ -13,10 +13,8 @@ from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.qnn_libraries import Library as Found
 from provisioning.qnn_libraries import libraries_in, read
-from provisioning.validation.context import ComponentTree, Context, Host, Tool
-from provisioning.validation.gather import looked_at
+from provisioning.validation.context import PASSED, STEPS, ComponentTree, Context, Host, Pair, Tool, looked_at
 from provisioning.validation.probe import Answer
-from provisioning.validation.tables import PASSED, STEPS, Pair
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.scripts import script
 from tests.support.windows import dll

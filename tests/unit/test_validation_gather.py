@@ -13,8 +13,7 @@ from provisioning.base.settings import TARGETS, Selection
 from provisioning.environment import Environment, Root
 from provisioning.validation import State, check
 from provisioning.validation import chosen as chosen_rules
-from provisioning.validation.context import Context, Need
-from provisioning.validation.gather import gather
+from provisioning.validation.context import Context, Need, gather
 from tests.support.environments import ANDROID, LINUX, PROFILE, X86, write_sdk
 
 
