@@ -14,7 +14,7 @@ from pathlib import Path
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, dist_path
 
 RUNNER = Path("bin/qnn_executor_runner")

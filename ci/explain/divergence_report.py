@@ -13,7 +13,7 @@ from ci.operators.table import Inexact
 from ci.plain import as_json, read
 from ci.suite.accuracy import in_words
 from provisioning.base.files import replace_text
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.units import bound_in_decibels, in_decibels
 
 PARTIAL = "partial.json"

@@ -26,7 +26,7 @@ from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit, Place
-from provisioning.base.rendering.terminal import readable
+from provisioning.base.rendering import readable
 from provisioning.known_faults import NO_FIX, SuspectedFault, fix_at
 
 MOST = 3

@@ -24,7 +24,7 @@ from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, exit_code_of
 from provisioning.base.files import disk_errors
 from provisioning.base.findings import Metric
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.units import aligned, in_decibels
 from provisioning.known_faults import fix_at
 

@@ -17,7 +17,7 @@ from ci.explain.tune_units import (
 )
 from ci.suite.accuracy import METRIC, in_words
 from provisioning.base.findings import Metric
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.units import aligned, in_decibels
 
 ACCEPTED = (SQNR, "top1", METRIC)

@@ -30,7 +30,7 @@ from subprocess import TimeoutExpired
 from typing import IO, Any, TypeVar
 
 from provisioning.base.progress import CHANNEL, Screen, channel_value, display_for
-from provisioning.base.rendering.terminal import wants_colour
+from provisioning.base.rendering import wants_colour
 
 OURS = ("ci", "provisioning")
 

@@ -12,7 +12,7 @@ from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 
 if TYPE_CHECKING:
     import subprocess

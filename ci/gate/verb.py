@@ -38,8 +38,7 @@ from provisioning.base.command_line import Parser, repeatable, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
-from provisioning.base.rendering.terminal import terminal_width, wants_colour, write
-from provisioning.base.rendering.text import LOG, summary_of, verdict
+from provisioning.base.rendering import LOG, summary_of, terminal_width, verdict, wants_colour, write
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import RUN, StageRun

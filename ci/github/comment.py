@@ -36,7 +36,7 @@ from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, U
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 
 FILE = "comment.json"
 ARTIFACT = "qnn-ci-comment"

@@ -23,7 +23,7 @@ from provisioning.base.commands import captured
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.foreign import visible
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_SOC,

@@ -24,7 +24,7 @@ from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Outcome, Report
-from provisioning.base.rendering.text import LOG
+from provisioning.base.rendering import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import Places, StageRun
 from provisioning.verbs.env import github

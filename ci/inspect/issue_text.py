@@ -16,7 +16,7 @@ from ci.diagnose.explain import Diagnosis
 from ci.diagnose.log_text import DECORATION, tells_of_trouble
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
-from provisioning.base.rendering.text import LOG, errors_of
+from provisioning.base.rendering import LOG, errors_of
 from provisioning.base.settings import project, store_path
 from provisioning.components import QNN_SDK, build_ids
 from provisioning.download.server import redact_text

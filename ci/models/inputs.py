@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from provisioning.base.command_line import Parser
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError, exit_code_of
 from provisioning.base.findings import Finding
-from provisioning.base.rendering.terminal import readable
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural, readable
 from provisioning.base.settings import DEFAULT_SOC
 from provisioning.base.stage_run import Places
 from provisioning.base.units import EXACT_DB, in_decibels

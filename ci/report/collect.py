@@ -19,7 +19,7 @@ from provisioning.base.findings import (
     outcome_of,
 )
 from provisioning.base.foreign import mapped, visible
-from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
+from provisioning.base.rendering import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
 from provisioning.base.stage_run import RUN
 
 GATE = "gate"

@@ -24,7 +24,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report, Severity
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.rendering.text import (
+from provisioning.base.rendering import (
     LOG,
     NO_MATTER,
     by_severity,

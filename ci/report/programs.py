@@ -30,7 +30,7 @@ from ci.report.values import (
 from ci.suite.accuracy import DEFAULT_FLOORS, of_the_mean
 from ci.suite.costs import TITLES, cost_rule
 from provisioning.base.findings import Finding, Report
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.units import in_decibels, seconds, size
 
 FIGURES = {

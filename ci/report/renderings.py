@@ -18,7 +18,7 @@ from ci.report.summary import headline, models_in, worst
 from ci.report.values import Row, in_unit, mapping, number, rows_of
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.rendering.text import (
+from provisioning.base.rendering import (
     NO_MATTER,
     by_severity,
     counted,

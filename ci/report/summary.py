@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 from ci.diagnose.rules import page_of
 from provisioning.base.findings import Finding, Outcome, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.rendering.terminal import VERDICTS, artifact_rows, finding_lines, rendered, table
-from provisioning.base.rendering.text import (
+from provisioning.base.rendering import (
     EARLIER_RUN,
     NO_MATTER,
+    VERDICTS,
+    artifact_rows,
     duration,
     errors_of,
+    finding_lines,
     identity,
     notable_artifacts,
     plural,
+    rendered,
     summary_of,
+    table,
     verdict,
 )
 from provisioning.base.units import seconds

@@ -17,8 +17,7 @@ from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import SCHEMA, Outcome, Report
-from provisioning.base.rendering.terminal import console, terminal_width, wants_colour, write
-from provisioning.base.rendering.text import NO_MATTER, verdict
+from provisioning.base.rendering import NO_MATTER, console, terminal_width, verdict, wants_colour, write
 from provisioning.base.settings import reports_path
 
 EXAMPLES = """\

@@ -22,7 +22,7 @@ from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.settings import MANIFESTS
 
 

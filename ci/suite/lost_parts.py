@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.units import decibels, in_decibels
 
 WRONG_DB = 20.0

@@ -14,7 +14,7 @@ from pydantic import Field
 from ci.suite.precision import written_name
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, load
-from provisioning.base.rendering.terminal import readable
+from provisioning.base.rendering import readable
 from provisioning.base.settings import MANIFESTS
 
 Words = Mapping[str, Sequence[str]]

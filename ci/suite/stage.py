@@ -29,9 +29,9 @@ from ci.suite.options import Accept, Choice, shard_named
 from ci.suite.programs import NO_SUITE, Program, Suites, accepted_thresholds
 from ci.trouble import MACHINE
 from ci.work import ChildTask, Home, Outcome, run
+from provisioning.base import rendering
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Metric, Report, Severity
-from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
@@ -234,7 +234,7 @@ def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> i
 
     def show(report: Report) -> None:
         figures = {name: value for name, value in report.metrics.items() if name != "programs"}
-        terminal.show(replace(report, metrics=figures, artifacts=()))
+        rendering.show(replace(report, metrics=figures, artifacts=()))
 
     code = stage.close(selection.reports, show=show, lacking=lacking)
     show_offers(_first_offers(stage.metrics.get("programs")))

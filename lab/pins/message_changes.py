@@ -8,7 +8,7 @@ from ci.diagnose.tables import failure_rules
 from lab.builds import provision
 from lab.builds.table import load_builds
 from lab.messages import messages_in
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.settings import store_path
 from provisioning.components import QNN_SDK
 from provisioning.manifest import load_profile

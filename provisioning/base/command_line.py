@@ -339,7 +339,7 @@ def _drop_output() -> None:
 def show_error(error: ToolkitError) -> None:
     answer.add_error(error)
     # Late: a command that goes well shows none.
-    from provisioning.base.rendering.terminal import readable
+    from provisioning.base.rendering import readable
 
     text = f"error: {error.message}\n"
     if error.fix:

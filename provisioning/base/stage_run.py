@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from provisioning.base import answer
+from provisioning.base import answer, rendering
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import (
@@ -26,7 +26,6 @@ from provisioning.base.errors import (
 )
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Place, Report, Severity, outcome_of
-from provisioning.base.rendering import terminal
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, TARGETS, profile_flags
 from provisioning.base.toml import line_of
 from provisioning.base.units import utc_now
@@ -186,7 +185,7 @@ class StageRun:
         `lacking`: nothing is wrong but what the environment lacks."""
         report = self.finish(Outcome.ERROR if lacking else None, strict=strict)
         report.write(reports)
-        (show or terminal.show)(report)
+        (show or rendering.show)(report)
         if lacking:
             return EnvironmentLacking.exit_code
         return exit_code_of(good=report.outcome is Outcome.PASS)

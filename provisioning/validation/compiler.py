@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Severity
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.components import QNN_SDK, version_in
 from provisioning.known_faults import faults_of
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule

@@ -10,7 +10,7 @@ from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning import qnn_libraries
 from provisioning.base.findings import Severity
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.components import ANDROID_NDK, ndk_name
 from provisioning.elf import HEXAGON, Demands, Elf, Wrong, complaints, highest_version
 from provisioning.qnn_libraries import Library, System

@@ -15,7 +15,7 @@ from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.progress import for_stream
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.settings import MANIFESTS, store_path
 from provisioning.base.units import size
 from provisioning.components import KINDS

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from provisioning.base.rendering import terminal
+    from provisioning.base import rendering
     from provisioning.base.stage_run import StageRun
 
     if args.list:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     def show(report: Report) -> None:
         sys.stdout.write(_states(results))
-        terminal.show(report)
+        rendering.show(report)
 
     return stage.close(selection.reports, strict=args.strict, show=show)
 

@@ -18,7 +18,7 @@ from ci.gate import verb as gate
 from ci.gate.table import GateStage
 from provisioning.base import answer
 from provisioning.base.findings import Outcome, Report
-from provisioning.base.rendering.text import verdict
+from provisioning.base.rendering import verdict
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from tests.support.gate_stage import MODULE

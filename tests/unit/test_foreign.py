@@ -20,7 +20,7 @@ from provisioning.base.command_line import show_error
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.foreign import in_line, one_line, visible
-from provisioning.base.rendering.terminal import console
+from provisioning.base.rendering import console
 from tests.support.programs import program
 from tests.support.typed import run_here
 

@@ -19,8 +19,7 @@ from ci.report.renderings import cell, code_quality, junit, markdown, sarif
 from ci.report.summary import command, github_annotations, worst
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
-from provisioning.base.rendering.terminal import console
-from provisioning.base.rendering.text import DID_NOT_RUN
+from provisioning.base.rendering import DID_NOT_RUN, console
 from provisioning.base.stage_run import Places
 from tests.support.program_reports import report_of
 

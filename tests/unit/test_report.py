@@ -24,7 +24,7 @@ from ci.report.values import in_unit, verdict_of
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.rendering.text import verdict
+from provisioning.base.rendering import verdict
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from tests.support.pages import read_page, structure_of, text_of

@@ -81,7 +81,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitErr
 from provisioning.base.files import hash_file, replacing
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.progress import at_work
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import Places
 from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault

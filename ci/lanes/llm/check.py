@@ -33,7 +33,7 @@ from ci.suite.findings import verdict
 from provisioning.base.commands import leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.manifest import soc_named

@@ -43,7 +43,7 @@ from ci.suite.stage import Results, run_cached_step
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.base.units import seconds, size
 
 COMPILED = "llm-compile"

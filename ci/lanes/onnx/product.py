@@ -88,7 +88,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Metric, Severity
 from provisioning.base.progress import at_work
-from provisioning.base.rendering.text import plural
+from provisioning.base.rendering import plural
 from provisioning.manifest import soc_named
 
 if TYPE_CHECKING:

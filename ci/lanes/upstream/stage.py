@@ -32,11 +32,10 @@ from ci.suite.installed import find_as_workers
 from ci.suite.options import Choice, matcher, parse_shard, shard
 from ci.suite.stage import machine_failed
 from ci.work import Home, Template, asked
-from provisioning.base import units
+from provisioning.base import rendering, units
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
-from provisioning.base.rendering import terminal
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import resolve
@@ -343,7 +342,7 @@ def run_suites(
     return stage.close(
         selection.reports,
         lacking=machine_failed(stage.findings),
-        show=lambda report: terminal.show(
+        show=lambda report: rendering.show(
             replace(report, metrics={k: v for k, v in report.metrics.items() if isinstance(v, int | float)})
         ),
     )

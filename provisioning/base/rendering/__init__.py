@@ -1,1 +1,0 @@
-"""Renderings of reports: pure functions from reports to text."""
