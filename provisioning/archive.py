@@ -242,7 +242,6 @@ def _write_files(
     with ThreadPoolExecutor(workers, "unpack") as pool:
         writing = [pool.submit(_write_file, source, into, member, to) for member, to in largest_first]
         try:
-            # Only this thread advances: a progress knows a piece of work by the thread that began it.
             for written in as_completed(writing):
                 progress.advance(written.result().size)
         except BaseException:

@@ -1,8 +1,5 @@
 """Progress of long work: a bar on a terminal, plain lines elsewhere, or nothing.
 
-One object serves any number of threads. Each thread has its own piece of work, from `start` to `finish`;
-a thread that never called `start` (a worker of a pool) advances the piece that was started last.
-
 Bars are drawn on our terminal, or sent as events to the gate, which shows the output of the stages that it
 starts and draws their bars. Each event is a line of JSON: {"bar": 1, "name": …, "done": …, "total": …,
 "note": …}, {"remove": 1}, or {"log": …} for a line that belongs in the log and not on the screen.
@@ -203,46 +200,37 @@ class _Piece:
 
 
 class Progress:
-    """Shows long work: as bars with rate and time left on `display`, else as plain lines in `out`. Without
-    either it is silent."""
+    """Shows long work, one piece after another: as bars with rate and time left on `display`, else as lines
+    of text in `out`. Without either it is silent."""
 
     def __init__(self, out: TextIO | None = None, display: Display | None = None) -> None:
         self._out, self._display = out, display
-        self._pieces: dict[int, _Piece] = {}
-        self._lock = threading.RLock()
+        self._piece: _Piece | None = None
 
     def start(self, name: str, total: int | None, done: int = 0) -> None:
-        with self._lock:
-            self._ended_piece()
-            now = time.monotonic()
-            spoke = now + QUIET_FOR - EVERY
-            self._pieces[threading.get_ident()] = _Piece(name, total, done, done, began=now, spoke=spoke)
+        self._ended_piece()
+        now = time.monotonic()
+        self._piece = _Piece(name, total, done, done, began=now, spoke=now + QUIET_FOR - EVERY)
 
     def advance(self, count: int) -> None:
-        with self._lock:
-            piece = self._pieces.get(threading.get_ident())
-            if piece is None and self._pieces:
-                piece = next(reversed(self._pieces.values()))
-            if piece is not None:
-                piece.done += count
-                self._show(piece, time.monotonic())
+        if piece := self._piece:
+            piece.done += count
+            self._show(piece, time.monotonic())
 
     def note(self, text: str) -> None:
-        with self._lock:
-            if self._display:
-                self._display.print(text)
-            elif self._out:
-                self._out.write(text + "\n")
-                self._out.flush()
+        if self._display:
+            self._display.print(text)
+        elif self._out:
+            self._out.write(text + "\n")
+            self._out.flush()
 
     def finish(self) -> None:
-        with self._lock:
-            if piece := self._ended_piece():
-                self.note(_ended(piece, time.monotonic()))
+        if piece := self._ended_piece():
+            self.note(_ended(piece, time.monotonic()))
 
     def _ended_piece(self) -> _Piece | None:
-        """That of this thread, without its bar."""
-        piece = self._pieces.pop(threading.get_ident(), None)
+        """The piece that was at work, without its bar."""
+        piece, self._piece = self._piece, None
         if self._display and piece and piece.bar is not None:
             self._display.remove(piece.bar)
         return piece

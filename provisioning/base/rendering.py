@@ -1,6 +1,4 @@
-"""The words and numbers of a report, and how it looks to people at a terminal: findings by severity, artifacts,
-figures, and the verdict last.
-"""
+"""A report in words and numbers, and at a terminal: findings by severity, artifacts, the verdict last."""
 
 from __future__ import annotations
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
@@ -73,7 +72,7 @@ class Assembly:
                 f"{self.name} has nothing for {', '.join(sorted(self.want.targets)) or 'this selection'}",
                 fix="choose another --target",
             )
-        files = _in_parallel(self._unpacked, parts)
+        files = [self._unpacked(part) for part in parts]
         items = self._compose(files)
         origins = tuple(file.origin for file in files)
         try:
@@ -205,33 +204,6 @@ def _of_another_build(root: Path, component: Component) -> list[str]:
         elif own and table.names_build(library.name) and not (library.build_ids or library.build_pieces):
             wrong.append(f"{library.place}: expected build {build_id}, found no build id")
     return wrong if wrong or holders else [f"no library holds build id {build_id}"]
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def _in_parallel(work: Callable[[T], R], things: Sequence[T]) -> list[R]:
-    """Each thing in a thread of its own; daemons, so that an interrupt need not wait for a download."""
-    if len(things) == 1:
-        return [work(things[0])]
-    results: dict[int, R] = {}
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            results[number] = work(things[number])
-        except BaseException as error:  # raised again by the thread that waits
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(things))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return [results[number] for number in range(len(things))]
 
 
 def _same_version(version: str, expected: str) -> bool:
