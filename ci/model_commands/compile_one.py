@@ -16,9 +16,9 @@ from ci.one_model.output import writing_into
 from ci.one_model.product import (
     ELSEWHERE,
     Compiles,
+    History,
     Outcome,
     Product,
-    Told,
     exported_by,
     judged,
     require_fp16,
@@ -35,10 +35,12 @@ from provisioning.base.units import aligned
 from provisioning.known_faults import NO_FIX
 
 
-def compile_model(model: OneModel, suite: Path | None, report: ModelReport, told: Told | None = None) -> int:
-    """Write a program for each chip; with `suite`, write the model to that suite too. What is in `told` stays
-    unsaid."""
-    told = told or Told()
+def compile_model(
+    model: OneModel, suite: Path | None, report: ModelReport, history: History | None = None
+) -> int:
+    """Write a program for each chip; with `suite`, write the model to that suite too. What is in `history` is
+    not said again."""
+    history = history or History()
     if suite:
         require_place(suite, measured=model.gives_figures)
     lane: Compiles = model.lane.product
@@ -63,28 +65,28 @@ def compile_model(model: OneModel, suite: Path | None, report: ModelReport, told
             ]
         except ToolkitError as error:
             if error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
-                error.fix = _fix_of(error, model, plan.programs[0].soc, told)
+                error.fix = _fix_of(error, model, plan.programs[0].soc, history)
             raise
-        write_products(products, replace(model, typed=typed), new, publish, report, told)
+        write_products(products, replace(model, typed=typed), new, publish, report, history)
         if lacking := next((product.unverified for product in products if product.unverified), None):
             raise lacking
         if extension:
             row = lane.suite_row(plan, results)
             extension.write(list(row.measured.figures.values()), row.fields)
             write_accepted(model.lane.suites, plan, MeasuredValues(recorded=row.measured.recorded))
-    if _searches(model, told):
-        products = _explained(model, plan.programs, products, told)
+    if _searches(model, history):
+        products = _explained(model, plan.programs, products, history)
     return judged(products, report)
 
 
-def _searches(model: OneModel, told: Told) -> bool:
-    return model.search and not told.searched and not model.lane.only_compiles
+def _searches(model: OneModel, history: History) -> bool:
+    return model.search and not history.searched and not model.lane.only_compiles
 
 
-def _fix_of(error: ToolkitError, model: OneModel, soc: str, told: Told) -> str:
+def _fix_of(error: ToolkitError, model: OneModel, soc: str, history: History) -> str:
     """Of a program that does not compile or run."""
-    if model.verify and _searches(model, told):
-        told.searched = True
+    if model.verify and _searches(model, history):
+        history.searched = True
         tried = proofs_of(model, soc, Outcome(error.message), None)
         return tried.fix if tried.helping or error.fix == NO_FIX else error.fix
     if error.fix == NO_FIX and not model.lane.only_compiles:
@@ -93,14 +95,14 @@ def _fix_of(error: ToolkitError, model: OneModel, soc: str, told: Told) -> str:
 
 
 def _explained(
-    model: OneModel, programs: Sequence[Program], products: Sequence[Product], told: Told
+    model: OneModel, programs: Sequence[Program], products: Sequence[Product], history: History
 ) -> list[Product]:
     """The products with causes and fixes in their errors. A cause of what is no error is only said."""
     search_ends = time.monotonic() + SEARCH_SECONDS
     explained: list[Product] = []
     for program, product in zip(programs, products, strict=True):
         outcome, cause = outcome_with_cause(model, program, product.outcome, product.suspects, search_ends)
-        told.searched |= bool(outcome.wrong or cause)
+        history.searched |= bool(outcome.wrong or cause)
         explained.append(replace(product, outcome=outcome))
         if cause and not outcome.wrong:
             sys.stdout.write(f"{cause.in_words()}\n")
@@ -120,12 +122,12 @@ def compile_precisions(model: OneModel, precisions: Sequence[str], suite: Path |
         lane.programs_of(replace(model, precision=precision))
     rows: list[Mapping[str, str]] = []
     errors: list[str] = []
-    told, code = Told(), 0
+    history, code = History(), 0
     for precision in precisions:
         at = replace(model, precision=precision)
 
         def work(report: ModelReport, at: OneModel = at, named: str = precision) -> int:
-            done = compile_model(at, suite, report, told)
+            done = compile_model(at, suite, report, history)
             rows.extend({"precision": named, **cells} for cells in report.cells)
             return done
 
@@ -152,5 +154,5 @@ def quantize_model(
         exported = exported_by(model.python, model, new, publish) if model.python else model
         report.model = exported
         products = quantized(exported)
-        write_products(products, model, new, publish, report, Told())
+        write_products(products, model, new, publish, report, History())
     return judged(products, report)

@@ -35,9 +35,7 @@ from provisioning.base.errors import (
     UsageError,
 )
 from provisioning.base.files import mutex, replace_text
-from provisioning.base.findings import Artifact, Metric, Severity
-from provisioning.base.settings import Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.findings import Metric
 from provisioning.python_environments import CUDA_ONLY, Entry, entries_in, uv_program
 
 LOCKED = "QNN_CI_LOCKED_PACKAGES"
@@ -117,32 +115,6 @@ class OwnPackages:
 
 
 NO_PACKAGES = OwnPackages()
-
-
-def record(stage: StageRun, suites: Mapping[Needs, Path], selection: Selection) -> None:
-    """Put the packages of each suite into the report, and into a bill of materials beside it."""
-    from ci.bill_of_materials import Item, document, package_url
-
-    recorded: dict[str, Metric] = {}
-    for needs, suite in suites.items():
-        own = installed(needs, selection.store)
-        recorded[str(suite)] = dict(own.versions)
-        if own.without_hash:
-            message = f"without a hash, so another machine may get others: {', '.join(own.without_hash)}"
-            fix = "uv pip compile --generate-hashes requirements.in -o requirements.txt"
-            stage.add("packages-without-hash", Severity.NOTE, str(suite), message, fix)
-        if own.elsewhere:
-            message = f"taken from the first of your indexes that has them: {', '.join(own.elsewhere)}"
-            fix = "pin what you want with its hash; UV_INDEX_STRATEGY=unsafe-best-match asks every index"
-            stage.add("packages-elsewhere", Severity.NOTE, str(suite), message, fix)
-        pins = {**locked_versions(), **own.versions}.items()
-        items = [Item(name, pin, purl=package_url("pypi", name, pin)) for name, pin in pins]
-        file = selection.reports.absolute() / stage.stage / f"packages-{suite.stem}.cdx.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(file, document(Item(suite.stem, kind="application"), items))
-        stage.artifacts.append(Artifact.of("sbom", file))
-    if recorded:
-        stage.metrics["packages"] = recorded
 
 
 def needs_of(

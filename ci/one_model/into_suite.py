@@ -113,13 +113,13 @@ def suite_with(
     if number == len(of_lane):
         runs.append(tomlkit.table())
         of_lane.append(runs[-1])
-    mine = of_lane[number]
-    chips = tuple(dict.fromkeys([*mine.get("socs", ()), *socs]))
+    row = of_lane[number]
+    chips = tuple(dict.fromkeys([*row.get("socs", ()), *socs]))
     for key, value in {"lane": lane, **run, "socs": list(chips)}.items():
         if value in (None, [], ()):
-            mine.pop(key, None)
+            row.pop(key, None)
         else:
-            mine[key] = value
+            row[key] = value
     return tomlkit.dumps(document), number
 
 

@@ -290,8 +290,8 @@ def exported_by(python: Path, model: OneModel, scratch: Path, publish: Publish) 
 
 
 @dataclass(slots=True)
-class Told:
-    """What a command has said of its model, at any precision."""
+class History:
+    """What a command has said of its model and done for it, at any precision."""
 
     words: set[str] = field(default_factory=set)
     searched: bool = False
@@ -304,7 +304,7 @@ def write_products(
     scratch: Path,
     publish: Publish,
     report: ModelReport,
-    told: Told,
+    history: History,
 ) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
     origin, and no other model's file is overwritten."""
@@ -328,9 +328,9 @@ def write_products(
             report.cells.append({"chip": product.chips, **cells_of(product.outcome)})
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
-        new = [warning for warning in product.warnings if warning not in told.words]
+        new = [warning for warning in product.warnings if warning not in history.words]
         sys.stderr.write(readable("".join(f"warning: {warning}\n" for warning in new), sys.stderr))
-        told.words.update(new)
+        history.words.update(new)
         mark = f"{'✗' if product.outcome.wrong else '✓'} " if product.outcome.figures else ""
         files = [path for path in written if path.name in product.files]
         lines = [

@@ -304,13 +304,13 @@ def thresholds_of(
     for program in programs:
         runs.setdefault(program.run_name, []).append(program)
     wanted, kept = {}, []
-    for name, mine in runs.items():
-        first, of_run = mine[0], measured.get(name, [])
+    for name, programs_of_run in runs.items():
+        first, of_run = programs_of_run[0], measured.get(name, [])
         if first.thresholds is None or not of_run:
             continue
         title = f"{name} keeps its thresholds"
         held = derived(accepted_figures(first, of_run), of_run, margin_db)
-        if missing := [program.soc for program in mine if program.name not in figures]:
+        if missing := [program.soc for program in programs_of_run if program.name not in figures]:
             verb = "was" if len(missing) == 1 else "were"
             kept.append((f"{title}: {', '.join(missing)} {verb} not measured", again(first)))
         elif absent := ", ".join(figure for figure, value in held.items() if math.isnan(value)):

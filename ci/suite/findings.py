@@ -175,8 +175,10 @@ def accuracy_message(
     if all(miss.figure == SLICE for miss in misses):
         # An operator's output as a whole says nothing of it.
         return message
-    differs = "the program computes something else than the quantized model"
-    parts = [accuracy.with_samples(message, each_db), differs * chip_differs(misses, figures), causes.beyond]
+    parts = [accuracy.with_samples(message, each_db)]
+    if chip_differs(misses, figures):
+        parts.append("the program computes something else than the quantized model")
+    parts.append(causes.beyond)
     return "; ".join([*filter(None, parts), *causes.suspected(misses, figures)])
 
 
@@ -216,23 +218,28 @@ def _naming(
 
 
 def accuracy_of_one_model(
-    subject: str, figures: Mapping[str, float], divergence: str, where: str, causes: Causes, judged: HowJudged
+    subject: str,
+    figures: Mapping[str, float],
+    divergence: str,
+    where: str,
+    causes: Causes,
+    evidence: Evidence,
 ) -> list[Finding]:
     """As a suite's program without thresholds of its own is judged. Without `divergence`, a command, it
     is the quantized model itself."""
     if not divergence:
         figures = {**figures, "reference_sqnr_db": math.inf}
-    low, severity = accuracy.missed(Thresholds(), figures, judged.kind), Severity.ERROR
-    if not (misses := low or below_usual(judged.kind, figures)):
+    low, severity = accuracy.missed(Thresholds(), figures, evidence.kind), Severity.ERROR
+    if not (misses := low or below_usual(evidence.kind, figures)):
         return []
-    if judged.suspected and chip_differs(misses, figures):
+    if evidence.suspected and chip_differs(misses, figures):
         # With 8 bits right programs may be as far from the quantized model: not those with a fault.
         low = misses
     message = accuracy_message(misses, figures, causes)
     fix = accuracy_fix(misses, figures, divergence, where, causes=causes)
     if not low:
         severity = Severity.WARNING
-    elif judged.provisional(figures):
+    elif evidence.provisional(figures):
         severity, message, fix = Severity.WARNING, PROVISIONAL + message, REAL_SAMPLES
     return [Finding("compile-accuracy", severity, subject, message, fix, causes.place)]
 
@@ -244,10 +251,10 @@ def verdict_of_one_model(
     divergence: str,
     where: str,
     causes: Causes,
-    judged: HowJudged,
+    evidence: Evidence,
 ) -> tuple[list[Finding], list[str]]:
     """The errors, and warnings of all else that its figures tell."""
-    found = accuracy_of_one_model(subject, figures, divergence, where, causes, judged)
+    found = accuracy_of_one_model(subject, figures, divergence, where, causes, evidence)
     errors = [finding for finding in found if finding.severity is Severity.ERROR]
     constant = nearly_constant(figures, slices)
     low = (f"{finding.message}; {finding.fix}" for finding in found if finding not in errors)
@@ -259,7 +266,7 @@ REAL_SAMPLES = "--calibrate DIR, a folder with a file for each real input (.npy,
 
 
 @dataclass(frozen=True, slots=True)
-class HowJudged:
+class Evidence:
     """By what a program was measured."""
 
     kind: str

@@ -214,14 +214,14 @@ def _matches(word: str, name: str, *, whole: bool) -> bool:
 def shard(jobs: Iterable[Job], index: int, count: int) -> list[Job]:
     """Shard `index` (from 1) of `count`: the same jobs always give the same shards of about equal length."""
     loads = [0.0] * count
-    mine: list[Job] = []
+    part: list[Job] = []
     for job in longest_first(jobs):
         lightest = min(range(count), key=lambda shard: (loads[shard], shard))
         # Give a job without an expected length a small one; otherwise all such jobs would be in one shard.
         loads[lightest] += max(job.seconds, 1e-3)
         if lightest == index - 1:
-            mine.append(job)
-    return mine
+            part.append(job)
+    return part
 
 
 def parse_shard(text: str, flag: str = "--shard") -> tuple[int, int]:
@@ -236,10 +236,10 @@ def parse_shard(text: str, flag: str = "--shard") -> tuple[int, int]:
 def shard_named(jobs: Sequence[Job], text: str) -> list[Job]:
     """The jobs of the shard that `--shard` names. Raises UsageError for an empty shard: running nothing must
     not pass."""
-    mine = shard(jobs, *parse_shard(text))
-    if not mine:
+    part = shard(jobs, *parse_shard(text))
+    if not part:
         raise UsageError(
             f"--shard {text}: of {len(jobs)} in all, none is left for this part",
             fix=Fix("{}, which makes no empty parts", ("matrix",)),
         )
-    return mine
+    return part

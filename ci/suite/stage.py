@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.jobs import Job
-from ci.models.own_packages import NO_PACKAGES, OwnPackages, installed, record
+from ci.models.own_packages import NO_PACKAGES, Needs, OwnPackages, installed, locked_versions
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
 from ci.progress import Line, failed
@@ -31,7 +31,8 @@ from ci.trouble import MACHINE
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.base import rendering
 from provisioning.base.commands import Fix
-from provisioning.base.findings import Finding, Metric, Report, Severity
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Finding, Metric, Report, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
@@ -95,8 +96,8 @@ def chosen(
     )
     if choice.shard:
         jobs = jobs_of(programs)
-        mine = shard_named(list({job.name: job for job in jobs.values()}.values()), choice.shard)
-        programs = [program for program in programs if jobs[program.name] in mine]
+        part = shard_named(list({job.name: job for job in jobs.values()}.values()), choice.shard)
+        programs = [program for program in programs if jobs[program.name] in part]
     return programs
 
 
@@ -122,11 +123,11 @@ def write_accepted(suites: Suites[Any], plan: Plan, measured: MeasuredValues, st
 
     margin_db = load_tolerances().sqnr_margin_db
     for suite, baseline in list(plan.baselines.items()):
-        every = suites.programs_of(suite, profile=plan.selection.profile)
+        all_programs = suites.programs_of(suite, profile=plan.selection.profile)
         figures = _of_suite(suite, plan.programs, measured.figures)
-        runs = {program.run_name for program in every}
+        runs = {program.run_name for program in all_programs}
         recorded = _of_suite(suite, plan.programs, measured.recorded)
-        thresholds = thresholds_of(every, figures, margin_db, again)
+        thresholds = thresholds_of(all_programs, figures, margin_db, again)
         plan.baselines[suite] = baseline.rewritten(recorded, thresholds, runs)
 
 
@@ -192,7 +193,33 @@ def report(
     *_, last = results.values()
     stage.metrics |= counts(rows, last.values())
     stage.metrics |= {"selected": len(plan.programs), **source_of_executorch()}
-    record(stage, {row.needs: row.suite for row in plan.programs if row.needs}, plan.selection)
+    record_packages(stage, {row.needs: row.suite for row in plan.programs if row.needs}, plan.selection)
+
+
+def record_packages(stage: StageRun, suites: Mapping[Needs, Path], selection: Selection) -> None:
+    """Put the packages of each suite into the report, and into a bill of materials beside it."""
+    from ci.bill_of_materials import Item, document, package_url
+
+    recorded: dict[str, Metric] = {}
+    for needs, suite in suites.items():
+        own = installed(needs, selection.store)
+        recorded[str(suite)] = dict(own.versions)
+        if own.without_hash:
+            message = f"without a hash, so another machine may get others: {', '.join(own.without_hash)}"
+            fix = "uv pip compile --generate-hashes requirements.in -o requirements.txt"
+            stage.add("packages-without-hash", Severity.NOTE, str(suite), message, fix)
+        if own.elsewhere:
+            message = f"taken from the first of your indexes that has them: {', '.join(own.elsewhere)}"
+            fix = "pin what you want with its hash; UV_INDEX_STRATEGY=unsafe-best-match asks every index"
+            stage.add("packages-elsewhere", Severity.NOTE, str(suite), message, fix)
+        pins = {**locked_versions(), **own.versions}.items()
+        items = [Item(name, pin, purl=package_url("pypi", name, pin)) for name, pin in pins]
+        file = selection.reports.absolute() / stage.stage / f"packages-{suite.stem}.cdx.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, document(Item(suite.stem, kind="application"), items))
+        stage.artifacts.append(Artifact.of("sbom", file))
+    if recorded:
+        stage.metrics["packages"] = recorded
 
 
 def row_of(program: Program, findings: Sequence[Finding], command: Fix, stage: str) -> dict[str, Metric]:
@@ -297,7 +324,7 @@ def scores_of(
 
     `function` is MODULE:FUNCTION; `request` says what it gets beside the metric and the folder."""
     results: dict[str, MetricFigures | Failure] = {}
-    for own, mine in by_packages(programs, plan.selection.store):
+    for own, alike in by_packages(programs, plan.selection.store):
         tasks = [
             ChildTask(
                 program.name,
@@ -312,7 +339,7 @@ def scores_of(
                 },
                 plan.work.timeout,
             )
-            for program in mine
+            for program in alike
         ]
         ended = run(tasks, home(own), "metrics of tasks", _line, plan.work.jobs)
         results |= {name: _result(outcome, _log(plan, name)) for name, outcome in ended.items()}

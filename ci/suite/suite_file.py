@@ -194,9 +194,9 @@ def parse_suite(document: dict[str, Any], path: Path, *forms: LaneForm) -> Suite
                 for key, value in case.items()
                 if key != "run" and (key in own[lane] or key not in elsewhere)
             }
-            mine = raw.setdefault(lane, {}).setdefault(name, {**fields, "run": []})
+            own_case = raw.setdefault(lane, {}).setdefault(name, {**fields, "run": []})
             own_run = {key: value for key, value in run.items() if key != "lane"}
-            mine["run"].append(with_file(own_run, path.parent, lane))
+            own_case["run"].append(with_file(own_run, path.parent, lane))
             places.setdefault((lane, name), []).append(number)
     present = {form.lane: form for form in forms if form.lane in raw}
     cases = {

@@ -31,7 +31,7 @@ from ci.suite.accuracy import (
 )
 from ci.suite.findings import (
     Causes,
-    HowJudged,
+    Evidence,
     accuracy_message,
     accuracy_of_one_model,
     chip_differs,
@@ -265,7 +265,7 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
     assert ("quantizing loses" in accuracy_message(misses, figures, Causes("quantizing loses most"))) != chip
 
 
-QUANTIZED = HowJudged("8a8w", InputsUsed(2, 32))
+QUANTIZED = Evidence("8a8w", InputsUsed(2, 32))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_chip_that_differs_is_no_rounding_where_a_known_fault_can_be_met(
 def test_floats_are_held_to_more_than_what_is_quantized(
     kind: str, sqnr_db: float, severity: Severity | None
 ) -> None:
-    judged = HowJudged(kind, InputsUsed(2, 0))
+    judged = Evidence(kind, InputsUsed(2, 0))
     found = accuracy_of_one_model("net", {"sqnr_db": sqnr_db}, "divergence", "where", Causes(), judged)
     assert [row.severity for row in found] == ([severity] if severity else [])
     assert not found or "divergence" in found[0].fix
@@ -311,7 +311,7 @@ def test_floats_are_held_to_more_than_what_is_quantized(
 def test_noise_alone_makes_no_model_red_unless_the_chip_computes_something_else(
     figures: dict[str, float], severity: Severity
 ) -> None:
-    noise = HowJudged("8a8w", InputsUsed(0, 8, noise=True))
+    noise = Evidence("8a8w", InputsUsed(0, 8, noise=True))
     (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), noise)
     assert found.severity is severity and found.fix.startswith("--calibrate") == (
         severity is Severity.WARNING
@@ -548,7 +548,7 @@ JUDGED_ONE = Causes(known=["pad by a negative end"])
 def test_a_chip_that_is_not_the_quantized_model_is_told_whatever_the_float_figure_is(
     kind: str, figures: dict[str, float], severity: Severity | None
 ) -> None:
-    judged = HowJudged(kind, InputsUsed(2, 32))
+    judged = Evidence(kind, InputsUsed(2, 32))
     found = accuracy_of_one_model("net", figures, "divergence net.py:make", "where", JUDGED_ONE, judged)
     assert [finding.severity for finding in found] == [severity] * (severity is not None)
     for finding in found:
@@ -558,7 +558,7 @@ def test_a_chip_that_is_not_the_quantized_model_is_told_whatever_the_float_figur
 
 
 def test_random_inputs_excuse_no_chip_that_computes_something_else() -> None:
-    judged = HowJudged("16a8w", InputsUsed(1, 1, noise=True))
+    judged = Evidence("16a8w", InputsUsed(1, 1, noise=True))
     figures = {"sqnr_db": 26.8, "reference_sqnr_db": 26.8}
     (finding,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), judged)
     assert finding.severity is Severity.ERROR

@@ -68,7 +68,7 @@ from ci.outcome import Failure, Result
 from ci.plain import as_json
 from ci.runner import Runner, call_runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
-from ci.suite.findings import BEYOND_FIX, HowJudged, not_passed, verdict_of_one_model
+from ci.suite.findings import BEYOND_FIX, Evidence, not_passed, verdict_of_one_model
 from ci.suite.installed import ready_environment
 from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.programs import NO_SUITE
@@ -130,9 +130,9 @@ def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
 
 
 def product_of(
-    model: OneModel, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mapping[str, Result]
+    model: OneModel, plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Product:
-    compiled, run = _compiled(program, plan, mine), mine.get(RAN)
+    compiled, run = _compiled(program, plan, results), results.get(RAN)
     assert compiled.folder is not None
     unverified: EnvironmentLacking | None = None
     if run and run.failure and run.failure.kind == NO_RUNNER:
@@ -185,8 +185,8 @@ def product_of(
         # What is likely is said where nothing is measured.
         causes = replace(causes, losses="", known=())
     where = model.command("quantize", program.soc, "--where")
-    judged = HowJudged(program.run.kind, facts.used, bool(suspects))
-    wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
+    evidence = Evidence(program.run.kind, facts.used, bool(suspects))
+    wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, evidence)
     scheme, soc = program.run.precision, program.soc
     shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.build_id)
     warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
@@ -254,9 +254,9 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
     )
 
 
-def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mapping[str, Result]) -> Result:
+def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping[str, Result]) -> Result:
     """Raises the error of what is no program, or none that runs."""
-    result = require_done(program, plan, {program.name: mine[COMPILED]} if COMPILED in mine else {})
+    result = require_done(program, plan, {program.name: results[COMPILED]} if COMPILED in results else {})
     if isinstance(result.record, Lacking):
         before = findings_before_compile(program, result.record.lpai)
         findings = {finding.rule: finding for finding in before}
@@ -419,8 +419,8 @@ def quantized(model: OneModel) -> Sequence[Product]:
             model.command("quantize", program.soc, "--where"),
             causes_of(program, facts, slices, {}),
         )
-        judged = HowJudged(program.run.kind, facts.used)
-        wrong, low = verdict_of_one_model(stem, figures, slices, "", where, causes, judged)
+        evidence = Evidence(program.run.kind, facts.used)
+        wrong, low = verdict_of_one_model(stem, figures, slices, "", where, causes, evidence)
         warnings = [*notes_of(facts), *low]
         lines = [words, *(f"  {line}" for line in slices)]
         products.append(Product(files_of(path, stem, record), lines, (), warnings, Outcome(wrong=wrong)))

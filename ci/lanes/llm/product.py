@@ -169,8 +169,8 @@ def _checkpoint(plan: LlmPlan) -> Checkpoint:
     return program
 
 
-def product_of(model: OneModel, plan: LlmPlan, program: Checkpoint, mine: Mapping[str, Result]) -> Product:
-    result, order, output = mine[COMPILED], program.compiled, model.output
+def product_of(model: OneModel, plan: LlmPlan, program: Checkpoint, results: Mapping[str, Result]) -> Product:
+    result, order, output = results[COMPILED], program.compiled, model.output
     assert result.folder is not None
     store, written = model.selection.store, read(Written, result.facts)
     files = {path.name: path for path in sorted(result.folder.iterdir())}

@@ -22,7 +22,7 @@ from ci.suite.costs import cost_rule
 from ci.suite.findings import (
     PROVISIONAL,
     Causes,
-    HowJudged,
+    Evidence,
     accepting,
     accuracy_fix,
     accuracy_message,
@@ -268,7 +268,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         fixes = [cure, accepting(program, misses, every)]
         message = accuracy_message(misses, near, causes, context.each_db)
         agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
-        if not agreed and HowJudged(program.run.kind, used).provisional(near):
+        if not agreed and Evidence(program.run.kind, used).provisional(near):
             words = PROVISIONAL + message
             yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
         else:

@@ -76,7 +76,7 @@ from ci.plain import as_json, read
 from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import against_in_words, in_words
-from ci.suite.findings import HowJudged, not_in_fp16, verdict_of_one_model
+from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results, run_cached_step
@@ -347,8 +347,10 @@ def results_of(model: OneModel, plan: OnnxPlan) -> Results:
     return {COMPILED: with_metrics(plan, with_metric, results)}
 
 
-def product_of(model: OneModel, plan: OnnxPlan, program: OnnxProgram, mine: Mapping[str, Result]) -> Product:
-    result = require_done(mine[COMPILED])
+def product_of(
+    model: OneModel, plan: OnnxPlan, program: OnnxProgram, results: Mapping[str, Result]
+) -> Product:
+    result = require_done(results[COMPILED])
     assert result.folder is not None
     facts, files = facts_in(result), written(plan, model, program, result.folder)
     if not (contexts := facts.contexts):
@@ -375,8 +377,8 @@ def product_of(model: OneModel, plan: OnnxPlan, program: OnnxProgram, mine: Mapp
         more += [f"{ddr.read:,} bytes read from DDR in a run, {ddr.written:,} written"]
     commands = (model.command("divergence", program.soc), model.command("quantize", program.soc, "--where"))
     kind, name, causes = program.run.kind, model.typed, causes_of(near, context.choices)
-    judged = HowJudged(kind, used)
-    wrong, low = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, judged)
+    evidence = Evidence(kind, used)
+    wrong, low = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, evidence)
     warnings = [*drawn_to_calibrate(program), *constant_inputs(facts.prepared.constant), *low]
     if kind == "fp16" and context.half_floats is False:
         warnings += [not_in_fp16(chips[0])]
@@ -454,8 +456,8 @@ def quantized(model: OneModel) -> Sequence[Product]:
     words = f"{program.run.name}: {in_words(near.figures)} against float {facts.used}"
     words += ", both by ONNX Runtime on the CPU"
     outputs = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
-    where, judged = model.command("quantize", program.soc, "--where"), HowJudged(kind, facts.used)
-    wrong, low = verdict_of_one_model(stem, near.figures, near.slices, "", where, causes_of(near), judged)
+    where, evidence = model.command("quantize", program.soc, "--where"), Evidence(kind, facts.used)
+    wrong, low = verdict_of_one_model(stem, near.figures, near.slices, "", where, causes_of(near), evidence)
     warnings = [*drawn_to_calibrate(program), *constant_inputs(prepared.constant), *low]
     lines = [words, *(f"  {line}" for line in near.slices)]
     return [Product(outputs, lines, (), warnings, Outcome(wrong=wrong))]
