@@ -17,10 +17,11 @@ from ci.explain.lane import explainer, measured, only, programs_of
 from ci.explain.repair import of_rewritten
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.one_model.model import OneModel
-from ci.one_model.product import Outcome
+from ci.one_model.product import History, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
 from ci.suite.offers import MORE_EXACT
 from ci.suite.precision import written_name
+from ci.suite.programs import Program
 from ci.suite.proved import Proved, remember
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
@@ -307,3 +308,35 @@ def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:
     if change.source:
         return change.source == cause.line
     return change.node in cause.nodes
+
+
+def _searches(model: OneModel, history: History) -> bool:
+    return model.search and not history.searched and not model.lane.only_compiles
+
+
+def fix_of(error: ToolkitError, model: OneModel, soc: str, history: History) -> str:
+    """Of a program that does not compile or run."""
+    if model.verify and _searches(model, history):
+        history.searched = True
+        tried = proofs_of(model, soc, Outcome(error.message), None)
+        return tried.fix if tried.helping or error.fix == NO_FIX else error.fix
+    if error.fix == NO_FIX and not model.lane.only_compiles:
+        return Fix("{} tries fixes", model.command("compile", soc, "-o", "out"))
+    return error.fix
+
+
+def explained(
+    model: OneModel, programs: Sequence[Program], products: Sequence[Product], history: History
+) -> list[Product]:
+    """The products with causes and fixes in their errors. A cause of what is no error is only said."""
+    if not _searches(model, history):
+        return [*products]
+    search_ends = time.monotonic() + SECONDS
+    found: list[Product] = []
+    for program, product in zip(programs, products, strict=True):
+        outcome, cause = outcome_with_cause(model, program, product.outcome, product.suspects, search_ends)
+        history.searched |= bool(outcome.wrong or cause)
+        found.append(replace(product, outcome=outcome))
+        if cause and not outcome.wrong:
+            sys.stdout.write(f"{cause.in_words()}\n")
+    return found

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.explain.cause import SECONDS as SEARCH_SECONDS
-from ci.explain.proofs import outcome_with_cause, proofs_of
+from ci.explain.proofs import explained, fix_of
 from ci.one_model.into_suite import extension_of, require_place
 from ci.one_model.model import CHECKPOINT, OneModel
 from ci.one_model.output import writing_into
@@ -17,7 +14,6 @@ from ci.one_model.product import (
     ELSEWHERE,
     Compiles,
     History,
-    Outcome,
     Product,
     exported_by,
     judged,
@@ -25,14 +21,11 @@ from ci.one_model.product import (
     write_products,
 )
 from ci.one_model.report import ModelReport, reported
-from ci.suite.programs import Program
 from ci.suite.stage import MeasuredValues, of_program, write_accepted
 from provisioning.base.command_line import show_error
-from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import disk_errors
 from provisioning.base.units import aligned
-from provisioning.known_faults import NO_FIX
 
 
 def compile_model(
@@ -65,7 +58,7 @@ def compile_model(
             ]
         except ToolkitError as error:
             if error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
-                error.fix = _fix_of(error, model, plan.programs[0].soc, history)
+                error.fix = fix_of(error, model, plan.programs[0].soc, history)
             raise
         write_products(products, replace(model, typed=typed), new, publish, report, history)
         if lacking := next((product.unverified for product in products if product.unverified), None):
@@ -74,39 +67,7 @@ def compile_model(
             row = lane.suite_row(plan, results)
             extension.write(list(row.measured.figures.values()), row.fields)
             write_accepted(model.lane.suites, plan, MeasuredValues(recorded=row.measured.recorded))
-    if _searches(model, history):
-        products = _explained(model, plan.programs, products, history)
-    return judged(products, report)
-
-
-def _searches(model: OneModel, history: History) -> bool:
-    return model.search and not history.searched and not model.lane.only_compiles
-
-
-def _fix_of(error: ToolkitError, model: OneModel, soc: str, history: History) -> str:
-    """Of a program that does not compile or run."""
-    if model.verify and _searches(model, history):
-        history.searched = True
-        tried = proofs_of(model, soc, Outcome(error.message), None)
-        return tried.fix if tried.helping or error.fix == NO_FIX else error.fix
-    if error.fix == NO_FIX and not model.lane.only_compiles:
-        return Fix("{} tries fixes", model.command("compile", soc, "-o", "out"))
-    return error.fix
-
-
-def _explained(
-    model: OneModel, programs: Sequence[Program], products: Sequence[Product], history: History
-) -> list[Product]:
-    """The products with causes and fixes in their errors. A cause of what is no error is only said."""
-    search_ends = time.monotonic() + SEARCH_SECONDS
-    explained: list[Product] = []
-    for program, product in zip(programs, products, strict=True):
-        outcome, cause = outcome_with_cause(model, program, product.outcome, product.suspects, search_ends)
-        history.searched |= bool(outcome.wrong or cause)
-        explained.append(replace(product, outcome=outcome))
-        if cause and not outcome.wrong:
-            sys.stdout.write(f"{cause.in_words()}\n")
-    return explained
+    return judged(explained(model, plan.programs, products, history), report)
 
 
 def compile_precisions(model: OneModel, precisions: Sequence[str], suite: Path | None) -> int:
