@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from ci.diagnose.explain import Diagnosis
-from ci.diagnose.log_text import DECORATION, tells_of_trouble
+from ci.diagnose.explain import DECORATION, Diagnosis, tells_of_trouble
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
 from provisioning.base.rendering import LOG, errors_of

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ci.diagnose.log_text import Readable
+from ci.diagnose.explain import Readable
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import for_stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ci.diagnose.log_text import plain_text
+from ci.diagnose.explain import plain_text
 from ci.diagnose.tables import QNN, RULES, FailureRule, failure_rules, table
 from lab.messages import key
 from provisioning.base import toml
