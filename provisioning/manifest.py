@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints, model_validator
 from provisioning.base.commands import add_flags
 from provisioning.base.documents import Model, Name, Regex, distinct, load
 from provisioning.base.errors import ManifestError, UnknownName, UsageError
-from provisioning.base.selection import chip_named, simple
+from provisioning.base.selection import chip_named
 from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.components import ComponentName
 from provisioning.sources import Archive, Https, Version
@@ -79,19 +79,6 @@ class Requirement(Model):
     floor: Version
     recommended: Version | None = None
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Requirement:
-        from packaging.version import InvalidVersion
-        from packaging.version import Version as Ordered
-
-        try:
-            ordered = self.recommended is None or Ordered(self.recommended) >= Ordered(self.floor)
-        except InvalidVersion as error:
-            raise ValueError(f"versions that can be compared ({error})") from None
-        if not ordered:
-            raise ValueError(f"`recommended` not below `floor`, {self.floor}")
-        return self
-
 
 class Profile(Model):
     schema_: Literal[1] = Field(alias="schema")
@@ -116,12 +103,6 @@ class Profile(Model):
 
     def why_lacking(self, target: str) -> str:
         return next((why for name, why in self.lacks.items() if name == target), "")
-
-    @model_validator(mode="after")
-    def _optional_ones_exist(self) -> Profile:
-        if strangers := [name for name in self.optional if name not in self.components]:
-            raise ValueError(f"`optional` to name components of this profile, not {', '.join(strangers)}")
-        return self
 
 
 SocName = Annotated[str, StringConstraints(pattern=r"^[A-Z0-9]+$")]
@@ -164,25 +145,6 @@ class SocTable(Model):
     devices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The chips of well-known devices, which may be another maker's where a model has several."""
     refused: tuple[Refused, ...] = ()
-
-    @model_validator(mode="after")
-    def _is_unambiguous(self) -> SocTable:
-        owners: dict[str, str] = {}
-        for name, soc in self.socs.items():
-            for word in (
-                name,
-                *soc.sold_as,
-                f"id {soc.id}",
-                *(f"kernel id {number}" for number in soc.kernel_ids),
-                *map(simple, soc.called),
-            ):
-                if word in owners:
-                    raise ValueError(f"{word} for one chip, not for both {owners[word]} and {name}")
-                owners[word] = name
-        for device, chips in self.devices.items():
-            if not set(chips) & set(self.socs):
-                raise ValueError(f"{device}: none of {', '.join(chips)} is a chip of this table")
-        return self
 
 
 @cache

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from packaging.version import Version
 
+from provisioning.base import toml
 from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError, UsageError
-from provisioning.base.selection import chip_named
-from provisioning.base.settings import TARGETS
+from provisioning.base.selection import chip_named, simple
+from provisioning.base.settings import MANIFESTS, TARGETS, profile_names
 from provisioning.manifest import (
     Profile,
-    SocTable,
     Target,
     load_profile,
+    load_socs,
     soc_named,
 )
 
@@ -59,7 +62,6 @@ def loading(tmp_path: Path, text: str) -> ManifestError:
         ('to = "{file}"', 'to = "{fiel}"', "components.qnn-sdk.parts.0.place.0", "groups of `match`"),
         ('["x86_64-linux"]', '["x86-linux"]', "components.qnn-sdk.parts.0.place.0.targets.0", "x86_64-linux"),
         ('to = "{file}"', 'to = "../{file}"', "components.qnn-sdk.parts.0.place.0", "relative to the tree"),
-        ('floor = "3.10"', 'floor = "3.10", recommended = "3.9"', "host.python", "not below `floor`, 3.10"),
         ("2.37.0", "v2", "components.qnn-sdk.version", "[0-9A-Za-z.+-]"),
     ],
 )
@@ -87,24 +89,31 @@ class TestCommittedManifests:
     def test_the_targets_of_the_code_are_those_of_the_manifests(self) -> None:
         assert get_args(Target) == TARGETS
 
+    def test_no_two_chips_share_a_number_or_a_name(self) -> None:
+        socs = load_socs()
+        ids = [soc.id for soc in socs.values()]
+        kernel_ids = [number for soc in socs.values() for number in soc.kernel_ids]
+        names = [*socs, *(name for soc in socs.values() for name in soc.sold_as)]
+        called = [simple(name) for soc in socs.values() for name in soc.called]
+        assert [Counter(words).most_common(1)[0][1] for words in (ids, kernel_ids, names, called)] == [1] * 4
+
+    def test_every_device_has_a_chip_of_the_table(self) -> None:
+        devices = toml.loads((MANIFESTS / "socs.toml").read_text(encoding="utf-8"))["devices"]
+        assert [name for name, chips in devices.items() if not load_socs().keys() & {*chips}] == []
+
+    @pytest.mark.parametrize("name", profile_names())
+    def test_a_profile_recommends_what_it_allows_and_leaves_out_what_it_has(self, name: str) -> None:
+        profile = load_profile(name)
+        assert set(profile.optional) <= profile.components.keys()
+        for wanted in profile.host.values():
+            assert Version(wanted.recommended or wanted.floor) >= Version(wanted.floor)
+
 
 @pytest.mark.parametrize("name", ["639", "69"])
 def test_a_number_of_a_chip_is_answered_with_the_one_to_type(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         soc_named(name)
     assert caught.value.fix == "--soc SM8750"
-
-
-def test_no_two_chips_share_a_number_or_a_name(tmp_path: Path) -> None:
-    twice = tmp_path / "socs.toml"
-    for extra in ("id = 57", "id = 1\nkernel_ids = [557]", 'id = 1\nsold_as = ["SM8650"]'):
-        twice.write_text(
-            "schema = 1\n[socs]\nSM8650 = { id = 57, arch = 75, vtcm_mb = 8, kernel_ids = [557] }\n"
-            f"[socs.SM1]\narch = 75\nvtcm_mb = 8\n{extra}\n",
-            encoding="utf-8",
-        )
-        with pytest.raises(ManifestError, match=r"SM8650.*SM1"):
-            load(twice, SocTable)
 
 
 @pytest.mark.parametrize(
