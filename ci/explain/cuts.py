@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from ci.explain.graph import Arrays, Graph, Trial
+from ci.explain.graph import FLOAT_MODEL, Arrays, Graph, Trial
 from ci.explain.losses import Loss
 from ci.models.arrays import Array
 from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, least_sqnr_db
@@ -22,6 +22,8 @@ LEAST_HALF = 2.0**-14
 """The smallest number that fp16 holds with all its digits."""
 FEW_STEPS = 16 * 2.0**-24
 """Of fp16 below LEAST_HALF."""
+HALF_ROUNDS, HALF_STEP = 2.0**-11, 2.0**-25
+"""By how much fp16 rounds a value, as a share of it, and by how much the smallest."""
 STANDS_OUT = 1 / 3
 """An operator that adds a smaller share of the whole program's error is one of many that round."""
 MOST_SHOWN = 2**25
@@ -49,7 +51,7 @@ class Cuts:
         self.faint: dict[str, float] = {}
         """The largest value, where all are too small for fp16 and it errs by a few of its smallest steps."""
         self.rounds: set[str] = set()
-        """The nodes at which the chip is right but for a step of the quantizer."""
+        """The nodes at which the chip is right but for a step of the quantizer, or of fp16."""
         self.worst: dict[str, int] = {}
         """The sample with the least SQNR."""
         self.errors: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
@@ -81,8 +83,13 @@ class Cuts:
         largest = max(_largest(pair.expected) for pair in pairs)
         if 0 < largest < LEAST_HALF and _within(FEW_STEPS, pairs):
             self.faint[name] = largest
-        if (step := self.graph.step(name) if name else 0.0) and _within(ROUNDS * step, pairs):
+        if name and self._only_rounds(name, pairs):
             self.rounds.add(name)
+
+    def _only_rounds(self, name: str, pairs: Sequence[Pair]) -> bool:
+        if step := self.graph.step(name):
+            return _within(ROUNDS * step, pairs)
+        return self.graph.reference == FLOAT_MODEL and all(map(_rounds_to_half, pairs))
 
     @property
     def _is_large(self) -> bool:
@@ -229,6 +236,11 @@ def _sqnr_db(pairs: Sequence[Pair]) -> float:
 
 def _within(most: float, pairs: Sequence[Pair]) -> bool:
     return all(_largest(pair.found - pair.expected) <= most for pair in pairs)
+
+
+def _rounds_to_half(pair: Pair) -> bool:
+    apart, size = abs(pair.found - pair.expected), abs(pair.expected)
+    return bool((apart <= ROUNDS * (HALF_ROUNDS * size + HALF_STEP)).all())
 
 
 def _largest(values: Any) -> float:

@@ -14,7 +14,7 @@ import pytest
 from ci.explain.divergence import Divergence, worst_drop
 from ci.explain.divergence_report import as_text, keep_partial, partial_of
 from ci.explain.divergence_result import DivergenceResult, DivergentOperator
-from ci.explain.graph import INPUT, NOTHING, Arrays, Graph, Node
+from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.arrays import Array
 from ci.models.model_lines import OperatorAt
 
@@ -294,6 +294,28 @@ class Choosing(Shows):
 @pytest.mark.parametrize(("off", "rounds"), [(0.01, True), (0.03, False)])
 def test_a_step_of_rounding_that_decides_a_choice_is_followed_to_it(off: float, rounds: bool) -> None:
     first = first_in(Choosing(), lambda name: numpy.array([1.0 + off, 2.0]), 30.0)
+    assert first.node == "norm" and first.rounds is rounds
+    assert (first.grows.node if first.grows else "") == ("choice" if rounds else "")
+
+
+class Halves(Choosing):
+    """The same in fp16."""
+
+    reference = FLOAT_MODEL
+
+    def step(self, name: str) -> float:
+        return 0.0
+
+    def ending_at(self, name: str) -> Halves:
+        return Halves(name)
+
+    def showing(self, names: Sequence[str]) -> Halves:
+        return Halves(self.end, names)
+
+
+@pytest.mark.parametrize(("off", "rounds"), [(2.0**-11, True), (2.0**-10, False)])
+def test_so_is_the_rounding_of_halves(off: float, rounds: bool) -> None:
+    first = first_in(Halves(), lambda name: numpy.array([1.0 + off, 2.0]), 30.0)
     assert first.node == "norm" and first.rounds is rounds
     assert (first.grows.node if first.grows else "") == ("choice" if rounds else "")
 
