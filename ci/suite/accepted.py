@@ -74,8 +74,6 @@ class Tolerances(Model):
     costs: dict[CostName, Tolerance]
     sqnr_margin_db: Annotated[float, Field(gt=0)]
     """Thresholds are the measured figures less this margin."""
-    cross_check_db: Annotated[float, Field(gt=0)]
-    """How much the SQNR of the same model may differ between the lanes."""
 
 
 Failed = Literal["", "bad_test", "wrong", "dies", "crash"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,15 @@ import pytest
 from ci.artifacts.compiler_log import QnnEstimate, Traffic
 from ci.forecast import ModelSize, QnnEstimates
 from ci.lanes.onnx.findings import (
-    CrossChecked,
-    LaneFigures,
     build_id_of,
     changed,
     cost,
-    counterpart,
-    executorch_lane,
     findings_of,
-    lane_of,
-    verdicts,
 )
 from ci.lanes.onnx.records import Accuracy, Contexts, ProgramFacts
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.suite.accepted import Baseline, Recorded, load_tolerances
-from provisioning.base.findings import Metric, Outcome, Severity
-from provisioning.base.stage_run import RUN, StageRun
+from provisioning.base.findings import Severity
 from tests.support.onnx_suites import (
     CONTEXT,
     QUANTIZED,
@@ -214,102 +206,3 @@ class TestCost:
         (finding,) = cost(program, slower, baseline, self.tolerances)
         assert finding.rule == "cost-estimate-us"
         assert "+1 Gather 1x8, -1 Slice 1x8" in finding.message and "Conv" not in finding.message
-
-
-BOTH = (
-    SUITE
-    + """\
-[[case.net.run]]
-lane = "executorch"
-precision = "16a8w"
-socs = ["SM8650"]
-[[case.net.run]]
-lane = "executorch"
-precision = "8a8w"
-qat = true
-socs = ["SM8650"]
-"""
-)
-NAME = "net/16a8w/SM8650"
-
-
-class TestCrossCheck:
-    """Two runs of one case."""
-
-    @pytest.fixture(autouse=True)
-    def _run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(RUN, "this")
-
-    @pytest.fixture
-    def program(self, tmp_path: Path) -> OnnxProgram:
-        return programs_of(write_suite(tmp_path, BOTH))[0]
-
-    def report(self, folder: Path, stage: str, rows: Mapping[str, Any], profile: str = "wheels") -> None:
-        run = StageRun(stage, profile, "x86_64-linux", "nox")
-        suite = {"suite": str(folder / "onnx.toml")}
-        programs: dict[str, Metric] = {name: {**suite, **row} for name, row in rows.items()}
-        run.metrics |= {"programs": programs, "build_id": "v2.49"}
-        run.finish(Outcome.PASS).write(folder)
-
-    def lane(self, reports: Path, program: OnnxProgram, run: str = "this") -> LaneFigures | None:
-        lanes = executorch_lane([program], reports, "wheels", run)
-        return lanes.get((program.suite, counterpart(program)))
-
-    def test_figures_are_those_of_the_other_lanes_reports(self, tmp_path: Path, program: OnnxProgram) -> None:
-        self.report(tmp_path, "test_lowering", {NAME: {"costs": {"pte_bytes": 5.0, "ddr_read": 7.0}}})
-        self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}})
-        assert self.lane(tmp_path, program) == LaneFigures(None, 40.5, 5, 7, None, "v2.49")
-
-    @pytest.mark.parametrize(
-        ("old", "new"),
-        [
-            ('precision = "16a8w"\nsocs = ["SM8650"]\n', 'precision = "16a8w"\nsocs = ["SM8750"]\n'),
-            ('precision = "16a8w"\nsocs = ["SM8650"]\n', 'precision = "8a8w"\nsocs = ["SM8650"]\n'),
-            ('lane = "onnx"\n', 'lane = "onnx"\nlabel = "other"\n'),
-            (
-                'lane = "executorch"\nprecision = "16a8w"',
-                'lane = "executorch"\nlabel = "x"\nprecision = "16a8w"',
-            ),
-        ],
-    )
-    def test_another_chip_precision_or_setting_is_not_compared(
-        self, tmp_path: Path, old: str, new: str
-    ) -> None:
-        assert old in BOTH
-        self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}})
-        program = programs_of(write_suite(tmp_path, BOTH.replace(old, new)))[0]
-        assert self.lane(tmp_path, program) is None
-
-    @pytest.mark.parametrize(
-        ("profile", "run", "counts"),
-        [
-            ("wheels", "this", True),
-            ("qnn-2.48", "this", False),
-            ("wheels", "last", False),
-            ("wheels", "", False),
-        ],
-    )
-    def test_only_reports_of_this_profile_and_run_count(
-        self, tmp_path: Path, program: OnnxProgram, profile: str, run: str, counts: bool
-    ) -> None:
-        self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}}, profile)
-        assert (self.lane(tmp_path, program, run) is not None) is counts
-
-    @pytest.mark.parametrize(
-        ("theirs", "agreed", "severities"),
-        [
-            (37.9, False, []),
-            (38.1, False, [Severity.ERROR]),
-            (21.9, False, [Severity.ERROR]),
-            (38.1, True, [Severity.NOTE, Severity.WARNING]),
-            (37.9, True, [Severity.NOTE]),
-            (None, False, []),
-        ],
-    )
-    def test_lanes_that_differ_by_more_than_the_tolerance_have_a_verdict(
-        self, theirs: float | None, agreed: bool, severities: list[Severity]
-    ) -> None:
-        ours = lane_of(compiled())
-        pair = CrossChecked("net", ours, replace(ours, sqnr_db=theirs, agreed=agreed))
-        findings = list(verdicts([pair], 8.0, "test_onnx"))
-        assert [finding.severity for finding in findings] == severities

@@ -18,20 +18,14 @@ from ci.closed import closed
 from ci.forecast import load_forecasts
 from ci.jobs import Job, WorkOptions
 from ci.lanes.onnx.findings import (
-    CrossChecked,
-    LaneFigures,
     build_id_of,
     changed,
     cost,
     costs_of,
-    executorch_lane,
     findings_of,
     identity_of,
-    lane_of,
     outcome_of,
-    pairs_of,
     row,
-    verdicts,
     was_compiled,
 )
 from ci.lanes.onnx.options import files_of
@@ -70,7 +64,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
-from provisioning.base.stage_run import RUN, StageRun
+from provisioning.base.stage_run import StageRun
 from provisioning.manifest import soc_named
 
 if TYPE_CHECKING:
@@ -123,7 +117,6 @@ def versions() -> dict[str, Metric]:
 @dataclass(frozen=True, slots=True)
 class OnnxPlan(Plan):
     programs: tuple[OnnxProgram, ...]
-    pairs: tuple[CrossChecked, ...] = ()
     """Programs beside those that ExecuTorch made of the same models."""
 
 
@@ -349,8 +342,6 @@ def run(options: StageOptions) -> int:
         plan = plan_of(chosen_programs(options.choice, selection), selection, options.work)
         results = compile_programs(plan, new_baseline=accept.values)
         plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
-        others = executorch_lane(plan.programs, selection.reports, selection.profile, os.environ.get(RUN, ""))
-        plan = replace(plan, pairs=tuple(pairs_of(plan.programs, lanes_of(results), others)))
         verdicts = {
             program.name: verdict_of(plan, program, results[program.name]) for program in plan.programs
         }
@@ -382,9 +373,7 @@ def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues
 
 
 def verdict_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Verdict:
-    others = {pair.name: pair.executorch for pair in plan.pairs}
-    shown = row(program, result, plan.baseline(program), others.get(program.name))
-    return Verdict(_findings_of(plan, program, result), shown)
+    return Verdict(_findings_of(plan, program, result), row(program, result, plan.baseline(program)))
 
 
 def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterator[Finding]:
@@ -393,30 +382,18 @@ def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterat
     yield from explained(findings_of(program, result), plan.selection.store, name)
     yield from cost(program, result, baseline, tolerances)
     yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
-    yield from (check for check in cross_checks(plan) if check.subject == program.name)
 
 
 def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result]) -> None:
     """What is to be said of all programs together."""
-    stage.findings += [check for check in cross_checks(plan) if check.subject == STAGE]
-    build_ids = sorted({lane.build_id for lane in lanes_of(results).values()})
+    build_ids = sorted({build_id_of(result) for result in results.values() if was_compiled(result)})
     for build_id in build_ids:
         stage.findings += known_faults(stage.findings, build_id, "onnx")
     stage.metrics |= {
         "socs": len({program.soc for program in plan.programs}),
         "build_id": ", ".join(build_ids) or "unknown",
         "versions": versions(),
-        "cross_checked": len(plan.pairs),
     }
-
-
-def cross_checks(plan: OnnxPlan) -> Iterator[Finding]:
-    if any(program.case.factory for program in plan.programs):
-        yield from verdicts(plan.pairs, load_tolerances().cross_check_db, STAGE)
-
-
-def lanes_of(results: Mapping[str, Result]) -> dict[str, LaneFigures]:
-    return {name: lane_of(result) for name, result in results.items() if was_compiled(result)}
 
 
 def accuracy_of(result: Result) -> dict[str, float] | None:
