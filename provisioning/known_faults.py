@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
-from provisioning.base.documents import Model, Regex, distinct, load
+from provisioning.base.documents import Model, load
 from provisioning.base.findings import Edit
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import version_in
@@ -31,11 +31,11 @@ class KnownFix(Model):
     """Whether they stay on the CPU, or end the backend's builder."""
     lane: Literal["executorch", "onnx", "any"] = "any"
     """Of a fix that is of no known fault."""
-    code: Regex = ""
+    code: str = ""
     """What the model's source line must match."""
-    reason: Regex = ""
+    reason: str = ""
     """What the backend says of it must match."""
-    find: Regex = ""
+    find: str = ""
     """What of the source line to replace, and by what; both mean the same."""
     write: str = ""
     proof: str = ""
@@ -53,12 +53,6 @@ class KnownFix(Model):
     bound: float = 1e-5
     """The largest difference that the proof allows, as a share of the largest value."""
     changes_interface: bool = False
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> KnownFix:
-        if bool(self.rewrite) == bool(self.none):
-            raise ValueError("either rewrite or none")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ class Suggestion:
 
 class Fixes(Model):
     schema_: Literal[1] = Field(alias="schema")
-    fix: Annotated[tuple[KnownFix, ...], Field(min_length=1), distinct("rule")]
+    fix: tuple[KnownFix, ...] = Field(min_length=1)
 
 
 @cache
@@ -224,7 +218,7 @@ class SuspectedFault:
 
 class Faults(Model):
     schema_: Literal[1] = Field(alias="schema")
-    fault: Annotated[tuple[Fault, ...], distinct("id")]
+    fault: tuple[Fault, ...]
 
 
 @cache

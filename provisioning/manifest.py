@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from provisioning.base.commands import add_flags
-from provisioning.base.documents import Model, Name, Regex, distinct, load
+from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.selection import chip_named
 from provisioning.base.settings import MANIFESTS, profile_names
@@ -26,7 +26,7 @@ Source = Annotated[Archive | Wheel | Git, Field(discriminator="type")]
 class Placement(Model):
     """Which files of a part go where. The first rule of a part whose `match` fits decides."""
 
-    match: Regex
+    match: str
     """The whole (stripped) member path must match it."""
     to: str = ""
     """Template of the destination, with the groups of `match`; empty keeps the path."""
@@ -65,7 +65,7 @@ class Component(Model):
     build_id: str | None = None
     """QNN's id inside every library, `v2.49.40.260810104044`."""
     licence: Licence | None = None
-    parts: Annotated[tuple[Part, ...], Field(min_length=1), distinct("name")]
+    parts: tuple[Part, ...] = Field(min_length=1)
 
     @property
     def pinned(self) -> bool:

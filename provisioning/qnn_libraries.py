@@ -19,7 +19,7 @@ from pydantic import Field, StringConstraints
 
 from provisioning import elf as elves
 from provisioning.base.commands import quoted
-from provisioning.base.documents import Model, Regex, load
+from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import build_ids, build_pieces, is_piece_of
 from provisioning.elf import HEXAGON, LINKER_SCRIPT, X86_64, Elf, NotElf
@@ -52,7 +52,7 @@ class LpaiLibraries(Model):
 
 
 class Directory(Model):
-    match: Regex
+    match: str
     """Fits a directory under lib/. A group named `arch` is the Hexagon arch of the files in it."""
     bits: Literal[32, 64]
     machine: str
@@ -61,7 +61,7 @@ class Directory(Model):
 
 class LibraryTable(Model):
     schema_: Literal[1] = Field(alias="schema")
-    own: Regex
+    own: str
     """Fits the names of QNN's own libraries."""
     own_names: dict[LibraryName, LibraryName]
     """What QNN's libraries call themselves, where that is not the file's name."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from provisioning.base import toml
 from provisioning.base.errors import ManifestError
@@ -22,34 +20,7 @@ class Model(BaseModel):
 
 
 M = TypeVar("M", bound=BaseModel)
-T = TypeVar("T")
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-
-
-def _compiles(value: str) -> str:
-    try:
-        with warnings.catch_warnings():
-            # A later Python may read such a pattern differently.
-            warnings.simplefilter("error")
-            re.compile(value)
-    except (re.error, FutureWarning) as error:
-        raise ValueError(f"a regular expression ({error})") from None
-    return value
-
-
-Regex = Annotated[str, AfterValidator(_compiles)]
-
-
-def distinct(field: str) -> AfterValidator:
-    """For a tuple of models: each has a value of its own in this field."""
-
-    def check(items: tuple[T, ...]) -> tuple[T, ...]:
-        values = [getattr(item, field) for item in items]
-        if twice := sorted({value for value in values if values.count(value) > 1}):
-            raise ValueError(f"each {field} once (twice: {', '.join(twice)})")
-        return items
-
-    return AfterValidator(check)
 
 
 def load(path: Path, model: type[M]) -> M:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ci.inspect import verb
 from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, shown_by_inputs
 from ci.plain import read
-from provisioning.known_faults import Product, faults_of, faults_of_build, load_faults
+from provisioning.known_faults import Product, faults_of, faults_of_build, load_faults, load_fixes
 from tests.support.programs import context
 from tests.support.typed import run_here
 
@@ -28,6 +29,13 @@ def test_a_fault_is_named_for_its_versions_alone(version: str, named: bool) -> N
         "reciprocal-below-one",
         "trace-of-a-quantized-gru",
     }
+
+
+def test_each_fault_and_each_fix_stands_once_and_has_a_rewrite_or_the_reason_for_none() -> None:
+    faults, fixes = [fault.id for fault in load_faults()], [fix.rule for fix in load_fixes()]
+    assert (len(faults), len(fixes)) == (len({*faults}), len({*fixes}))
+    assert [fix.rule for fix in load_fixes() if bool(fix.rewrite) == bool(fix.none)] == []
+    assert all(re.compile(pattern) for fix in load_fixes() for pattern in (fix.code, fix.reason, fix.find))
 
 
 def test_a_fault_without_a_command_of_its_own_is_shown_by_its_script_wherever_one_stands() -> None:

@@ -101,10 +101,17 @@ class TestCommittedManifests:
         devices = toml.loads((MANIFESTS / "socs.toml").read_text(encoding="utf-8"))["devices"]
         assert [name for name, chips in devices.items() if not load_socs().keys() & {*chips}] == []
 
+    def test_no_two_suites_of_executorch_share_a_name(self) -> None:
+        table = toml.loads((MANIFESTS / "upstream" / "suites.toml").read_text(encoding="utf-8"))
+        names = [suite["name"] for suite in table["suite"]]
+        assert len(names) == len({*names})
+
     @pytest.mark.parametrize("name", profile_names())
     def test_a_profile_recommends_what_it_allows_and_leaves_out_what_it_has(self, name: str) -> None:
         profile = load_profile(name)
         assert set(profile.optional) <= profile.components.keys()
+        for component in profile.components.values():
+            assert len({part.name for part in component.parts}) == len(component.parts)
         for wanted in profile.host.values():
             assert Version(wanted.recommended or wanted.floor) >= Version(wanted.floor)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from ci.artifacts.compiler_log import CRASHES
 from ci.jobs import default_slots
 from ci.outcome import first_line
 from provisioning.base.commands import Fix
-from provisioning.base.documents import Model, distinct, load
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
 
@@ -96,7 +96,7 @@ class UpstreamSuite(Model):
 
 class SuiteTable(Model):
     schema_: Literal[1] = Field(alias="schema")
-    suite: Annotated[tuple[UpstreamSuite, ...], distinct("name")]
+    suite: tuple[UpstreamSuite, ...]
 
 
 @cache
