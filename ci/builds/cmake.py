@@ -33,7 +33,7 @@ from provisioning.base.progress import display_for, new_bar
 
 LOG = "build.log"
 RECORD = "made-by.json"
-FORMAT = 5
+FORMAT = 6
 
 STEERING = (
     "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
@@ -84,8 +84,6 @@ class FolderState:
 
     reasons: tuple[str, ...] = ()
     """Why the folder must be emptied first; empty if it can be used."""
-    changes: tuple[str, ...] = ()
-    """Differences from the last build that are built incrementally."""
     configured: Mapping[str, str] = field(default_factory=dict)
     """What each project was configured with."""
     finished: bool = False
@@ -103,8 +101,6 @@ class Build:
     jobs: int
     identity: Mapping[str, str] = field(default_factory=dict)
     """What everything in the folder was built from. Another value empties the folder."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings whose changes CMake and Ninja notice themselves."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of the commands, beside the user's own environment without STEERING."""
     owned: tuple[str, ...] = ("build",)
@@ -190,14 +186,11 @@ class Build:
             record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(record["format"])
-            identity, settings = record["identity"], record["settings"]
-            configured, finished = record["configured"], record["finished"]
+            identity, configured, finished = record["identity"], record["configured"], record["finished"]
         except (OSError, ValueError, KeyError, TypeError):
             return FolderState(("its inputs are not known",))
         reasons = _differences(identity, self._identity())
-        if reasons:
-            return FolderState(reasons, _differences(settings, self.settings))
-        return FolderState((), _differences(settings, self.settings), configured, finished)
+        return FolderState(reasons) if reasons else FolderState((), configured, finished)
 
     def empty(self) -> None:
         """Remove what builds put there and nothing else."""
@@ -227,7 +220,6 @@ class Build:
         record = {
             "format": FORMAT,
             "identity": self._identity(),
-            "settings": dict(self.settings),
             "configured": dict(configured),
             "finished": finished,
         }

@@ -93,7 +93,6 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
     state = plan.cmake_build().run(clean=clean, prepare=prepare)
     stage.metrics |= {
         "rebuilt_because": list(state.reasons),
-        "changed": list(state.changes),
         "build_seconds": round(time.monotonic() - begun, 2),
     }
     if state.worked and (written := changed_since(plan.tree.root, now, (plan.root, plan.dist))):

@@ -174,11 +174,6 @@ class SourcePlan:
                 "launcher": str(self.launcher or ""),
                 "tree": f"{self.tree.root}, as {self.source}",
             },
-            settings={
-                "commit": self.tree.commit,
-                "build type": self.build_type,
-                "arguments": " ".join(self.extra),
-            },
             variables=self.variables(),
             owned=("build", LINKS),
             # CMake looks for files when it configures, and only then.

@@ -48,7 +48,6 @@ PRINTING = ("provisioning", "ci", "lab")
 
 ELSEWHERE = {
     # Scripts that are run and not printed, and whose quoting their own tests hold.
-    "ci/builds/script.py",
     "ci/device/bundle_manifest.py",
     "ci/device/session.py",
 }
