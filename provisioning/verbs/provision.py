@@ -7,8 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from provisioning import licences
@@ -20,10 +19,9 @@ from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Report, Severity
 from provisioning.base.progress import for_stream
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection
+from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import aligned, columns
-from provisioning.components import QNN_SDK
 
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
@@ -161,8 +159,6 @@ def provision(
         )
         rows[name] = _row(name, component, tree, "new")
         stage.artifacts.append(_artifact(tree))
-    if not named:
-        _warn_without_libraries(profile, selection, rows.get(QNN_SDK), stage, progress)
     stage.metrics["bytes"] = fetched
     stage.metrics["cached"] = len(chosen) - len(missing)
     return [rows[name] for name in chosen]
@@ -254,31 +250,6 @@ def _warn_unlocked(name: str, tree: Tree, stage: StageRun, progress: Progress) -
             fix = Fix("compare it with another download; then, in a clone, {} pins it", pins)
             progress.note(f"warning: {message}\n  try: {fix}")
             stage.add("unlocked-component", Severity.WARNING, name, message, fix)
-
-
-def _warn_without_libraries(
-    profile: Profile, selection: Selection, sdk: Row | None, stage: StageRun, progress: Progress
-) -> None:
-    """Warn where the profile has a target's skels, but not the libraries that load them."""
-    from provisioning import qnn_libraries
-    from provisioning.environment import provision_flags
-
-    if sdk is not None and sdk.state == "yours":
-        return
-
-    for target, expected in qnn_libraries.table().targets.items():
-        if target not in (selection.named_targets or (DEFAULT_TARGET,)):
-            continue
-        directories = [f"lib/{name}" for name in expected.directories]
-        if sdk is not None and any(Path(sdk.where, directory).is_dir() for directory in directories):
-            continue
-        message = f"profile {profile.name} has no QNN libraries of {target} ({' or '.join(directories)})"
-        if why := profile.why_lacking(target):
-            message += f": {why}"
-        flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE, target=target), os.environ)
-        fix = session("provision", *flags)
-        progress.note(f"warning: {message}\n  try: {fix}")
-        stage.add("target-libraries", Severity.WARNING, QNN_SDK, message, fix)
 
 
 def _row(name: str, component: Component, tree: Tree, state: str) -> Row:
