@@ -1,4 +1,5 @@
-"""The kinds of component: a name, and one row each with all that is peculiar to it.
+"""The kinds of component: a name, and one row each with all that is peculiar to it; the build id of QNN's files;
+and the user's own installation, which is read, never copied or changed.
 
 Which version a profile takes, and from where, is in the profile's `[components.NAME]`.
 """
@@ -189,7 +190,6 @@ def _distinct(pattern: re.Pattern[bytes], path: Path) -> tuple[str, ...]:
         return tuple(sorted({match.decode() for match in matches}))
 
 
-ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".7z", ".bin", ".run")
 SEARCH_DEPTH = 3
 
 
@@ -228,35 +228,20 @@ def is_root(component: str, path: Path) -> bool:
 
 def _check(component: str, path: Path, where: str, variable: str) -> None:
     if not path.exists():
-        near = next((parent for parent in path.parents if parent.is_dir()), None)
-        if near == Path("/"):
-            near = None
-        raise EnvironmentLacking(
-            f"{where}: there is no such folder" + (f" (there is {near})" if near else ""),
-            fix=_export(variable, _nearby(component, near) if near else None),
+        found = "there is no such folder"
+    elif path.is_file():
+        found = "is a file, expected a folder; if it is an archive, unpack it"
+    else:
+        names = sorted(entry.name for entry in path.iterdir())
+        if is_root(component, path):
+            return
+        listing = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
+        found = (
+            f"is not the root of {component}: expected {_landmark_words(component)} in it, found {listing}"
         )
-    if path.is_file():
-        if path.name.lower().endswith(ARCHIVES):
-            raise EnvironmentLacking(
-                f"{where}: is an archive that is not unpacked",
-                fix=f"unpack it, and set {variable} to the folder that holds {_landmark_words(component)}",
-            )
-        raise EnvironmentLacking(
-            f"{where}: is a file, expected a folder",
-            fix=_export(variable, _nearby(component, path.parent)),
-        )
-    names = sorted(entry.name for entry in path.iterdir())
-    if is_root(component, path):
-        return
-    archive = next((name for name in names if name.lower().endswith(ARCHIVES[:2])), None)
-    right = _nearby(component, path)
-    listing = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
-    hint = f"; {archive} in it is not unpacked" if archive and right is None else ""
-    raise EnvironmentLacking(
-        f"{where}: is not the root of {component}: expected {_landmark_words(component)} in it, "
-        f"found {listing}{hint}",
-        fix=_export(variable, right),
-    )
+    near = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+    right = _nearby(component, near) if near != Path("/") else None
+    raise EnvironmentLacking(f"{where}: {found}", fix=_export(variable, right))
 
 
 def _landmark_words(component: str) -> str:
