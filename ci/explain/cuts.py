@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 from ci.explain.graph import FLOAT_MODEL, Arrays, Graph, Trial
@@ -29,9 +28,7 @@ STANDS_OUT = 1 / 3
 MOST_SHOWN = 2**25
 """Values, of all samples, that one program returns."""
 ROUNDS = 1.5
-"""Steps of a quantizer by which two right programs differ, with the rounding of floats."""
-MOST_READERS = 3
-"""Of integers, beside the one that adds most: each takes a program."""
+"""Steps of a quantizer, or of fp16, by which two right programs differ, with the rounding of floats."""
 EVERY = "all operators"
 """In place of a node, the program that shows all."""
 Worst = tuple[str, float]
@@ -89,7 +86,8 @@ class Cuts:
     def _only_rounds(self, name: str, pairs: Sequence[Pair]) -> bool:
         if step := self.graph.step(name):
             return _within(ROUNDS * step, pairs)
-        return self.graph.reference == FLOAT_MODEL and all(map(_rounds_to_half, pairs))
+        of_half = self.graph.reference == FLOAT_MODEL and name not in self.faint
+        return of_half and all(map(_rounds_to_half, pairs))
 
     @property
     def _is_large(self) -> bool:
@@ -148,29 +146,24 @@ class Cuts:
         return self.errors[key]
 
     def of_integers(self, name: str) -> Worst | None:
-        """The source of wrong integers that an operator reads, and what it adds by all that read them."""
-        graph, most = self.graph, STANDS_OUT * self.own(name)
-        if not (integers := graph.integers_of(name)):
+        """The source of the integers that an operator reads, and what it adds by all that read them: where
+        the operator is right with the integers that the chip has, which floats do not explain."""
+        graph = self.graph
+        integers = [row for row in graph.integers_of(name) if not math.isnan(self.sqnr_of(row))]
+        if not integers:
             return None
-        source = graph.source_of(integers[0])
-        behind = [row for row in graph.behind_integers(source) if row in self.chips]
-        # A cast that is right alone may be wrong with what reads it: the compiler makes one of them.
-        others = islice((row for row in behind if row != name and self.own(row) > most), MOST_READERS)
-        if not any(map(self._has_wrong_integers, (name, *others))):
-            return None
-        operands = dict.fromkeys(operand for row in behind for operand in graph.operands_of(row))
-        self.sqnr[source] = min(self.sqnr_of(row) for row in behind)
-        return source, self._passed(behind, [row for row in operands if row not in behind]) or 0.0
-
-    def _has_wrong_integers(self, name: str) -> bool:
-        """Whether an operator is right with the integers that the chip has, which floats do not explain."""
-        integers = [row for row in self.graph.integers_of(name) if not math.isnan(self.sqnr_of(row))]
         try:
-            left = self._passed([name], [*self.graph.operands_of(name), *integers]) or 0.0
+            left = self._passed([name], [*graph.operands_of(name), *integers]) or 0.0
         except Exception:
             # The CPU does not compute with an index that is beyond all values.
             left = 0.0
-        return bool(integers) and left < STANDS_OUT * self.own(name)
+        if left > STANDS_OUT * self.own(name):
+            return None
+        source = graph.source_of(integers[0])
+        behind = [row for row in graph.behind_integers(source) if row in self.chips]
+        operands = dict.fromkeys(operand for row in behind for operand in graph.operands_of(row))
+        self.sqnr[source] = min(self.sqnr_of(row) for row in behind)
+        return source, self._passed(behind, [row for row in operands if row not in behind]) or 0.0
 
     def growth(self, name: str) -> Loss | None:
         """The operator that makes most of the chip's error at a node, where the CPU computes the rest. None
@@ -239,6 +232,8 @@ def _within(most: float, pairs: Sequence[Pair]) -> bool:
 
 
 def _rounds_to_half(pair: Pair) -> bool:
+    if pair.expected.dtype.kind != "f":
+        return False
     apart, size = abs(pair.found - pair.expected), abs(pair.expected)
     return bool((apart <= ROUNDS * (HALF_ROUNDS * size + HALF_STEP)).all())
 

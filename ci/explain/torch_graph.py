@@ -132,6 +132,11 @@ class TorchGraph(Graph):
         # An operator that works in place is never dead code: behind the end, it would change the output.
         while (last := output.prev) is not end:
             whole.graph.erase_node(last)
+        if name not in self.operators and end.meta["val"].dtype != torch.bool:
+            # As another operator reads it: a cast that comes last is right, and else may not be.
+            with whole.graph.inserting_before(output):
+                more = whole.graph.call_function(torch.ops.aten.add.Tensor, (end, 1))
+                output.args = ((whole.graph.call_function(torch.ops.aten.sub.Tensor, (more, 1)),),)
         return self._settled(whole)
 
     def showing(self, names: Sequence[str]) -> TorchGraph:

@@ -285,15 +285,25 @@ class Choosing(Shows):
         return 0.01
 
     def ending_at(self, name: str) -> Choosing:
-        return Choosing(name)
+        return type(self)(name)
 
     def showing(self, names: Sequence[str]) -> Choosing:
-        return Choosing(self.end, names)
+        return type(self)(self.end, names)
 
 
-@pytest.mark.parametrize(("off", "rounds"), [(0.01, True), (0.03, False)])
-def test_a_step_of_rounding_that_decides_a_choice_is_followed_to_it(off: float, rounds: bool) -> None:
-    first = first_in(Choosing(), lambda name: numpy.array([1.0 + off, 2.0]), 30.0)
+@pytest.mark.parametrize(
+    ("model", "off", "rounds"),
+    [
+        (Choosing(), 0.01, True),
+        (Choosing(), 0.03, False),
+        (ChoosingInHalf(), 2**-11, True),
+        (ChoosingInHalf(), 2**-9, False),
+    ],
+)
+def test_a_step_of_rounding_that_decides_a_choice_is_followed_to_it(
+    model: Choosing, off: float, rounds: bool
+) -> None:
+    first = first_in(model, lambda name: numpy.array([1.0 + off, 2.0]), 30.0)
     assert first.node == "norm" and first.rounds is rounds
     assert (first.grows.node if first.grows else "") == ("choice" if rounds else "")
 
@@ -315,7 +325,7 @@ class Halves(Choosing):
 
 @pytest.mark.parametrize(("off", "rounds"), [(2.0**-11, True), (2.0**-10, False)])
 def test_so_is_the_rounding_of_halves(off: float, rounds: bool) -> None:
-    first = first_in(Halves(), lambda name: numpy.array([1.0 + off, 2.0]), 30.0)
+    first = first_in(Halves(), norm_off_by(off), 30.0)
     assert first.node == "norm" and first.rounds is rounds
     assert (first.grows.node if first.grows else "") == ("choice" if rounds else "")
 
