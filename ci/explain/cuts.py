@@ -172,13 +172,14 @@ class Cuts:
             after = {} if self._is_large else self._after(name)
         except Exception:
             return None
-        if not after:
+        behind = [row for row in after if row != name]
+        if not behind:
             return None
 
         def before(row: str) -> float:
             return min((after[operand] for operand in self.graph.operands_of(row)), default=after[row])
 
-        most = max(after, key=lambda row: before(row) - after[row])
+        most = max(behind, key=lambda row: before(row) - after[row])
         place = asdict(self.graph.operator_at(most))
         return Loss(**place, node=most, before_db=before(most), after_db=after[most])
 
