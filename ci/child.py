@@ -27,7 +27,9 @@ _SET_NAME, _LONGEST_NAME = 15, 15
 DOING = "qnn:"
 """Begins the name of a process that says what it does."""
 
-Answer = Callable[[dict[str, Any]], dict[str, object]]
+Order = dict[str, Any]
+"""What a process is asked, as it comes through a pipe."""
+Answer = Callable[[Order], dict[str, object]]
 """Gives the reply to a request, both as JSON."""
 
 WARM = "QNN_CI_WORKER_WARM"
@@ -70,7 +72,7 @@ def threads(default: int = 1) -> int:
     return int(hidden.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
 
 
-def logged(answer: Answer, order: dict[str, Any]) -> dict[str, object]:
+def logged(answer: Answer, order: Order) -> dict[str, object]:
     log = order.get("log")
     try:
         with output_to(Path(log)) if log else contextlib.nullcontext():
@@ -112,11 +114,11 @@ UNFORESEEN = "unforeseen"
 """The kind of an error of our own."""
 
 
-def reporting(work: Answer, error_of: Callable[[Exception, dict[str, Any]], dict[str, Any]]) -> Answer:
+def reporting(work: Answer, error_of: Callable[[Exception, Order], dict[str, Any]]) -> Answer:
     """Work whose reply has what it took, or as `error` why it did not succeed: `error_of` gives kind,
     message, fix and exit_code of what was raised. Raises InTrouble."""
 
-    def answer(order: dict[str, Any]) -> dict[str, object]:
+    def answer(order: Order) -> dict[str, object]:
         meter = Meter()
         try:
             reply = work(order)

@@ -51,8 +51,8 @@ class FittedModel(Model):
     size: int = 224
     tokens: int = 0
     backbone: str = ""
-    config: dict[str, Any] = Field(default_factory=dict)
-    dino: dict[str, Any] = Field(default_factory=dict)
+    config: dict[str, object] = Field(default_factory=dict)
+    dino: dict[str, object] = Field(default_factory=dict)
     in_float: tuple[str, ...] = ()
     """The nodes that AI Hub's quantizing leaves in float: patterns of their names."""
 

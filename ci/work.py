@@ -583,7 +583,7 @@ def _send(control: socket.socket, message: Mapping[str, object], *descriptors: i
         os.close(text)
 
 
-def _received(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _received(control: socket.socket) -> tuple[child.Order, list[int]] | None:
     """The next message, with its descriptors; None if whoever sends has gone."""
     message, descriptors, _, _ = socket.recv_fds(control, 16, _DESCRIPTORS)
     if not message:
@@ -678,7 +678,7 @@ def _function(name: str) -> Callable[..., Any]:
     return found
 
 
-def _guard(order: Mapping[str, Any], channel: socket.socket, orders: socket.socket | None = None) -> None:
+def _guard(order: child.Order, channel: socket.socket, orders: socket.socket | None = None) -> None:
     """The whole life of the process above a task's. With `orders`, that one stays to be forked."""
     try:
         os.setsid()
@@ -759,12 +759,13 @@ def _result_of(
     return text, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def _work(order: Mapping[str, Any], send: int, orders: socket.socket | None) -> None:
+def _work(order: child.Order, send: int, orders: socket.socket | None) -> None:
     """The whole life of a task's process."""
     try:
         _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        os.environ |= dict.fromkeys(TEMPORARY, order["temporary"])
-        tempfile.tempdir = order["temporary"]
+        temporary: str = order["temporary"]
+        os.environ |= dict.fromkeys(TEMPORARY, temporary)
+        tempfile.tempdir = temporary
         os.umask(UMASK)
         # Python takes bytecode for that of a source of the same size and second.
         sys.dont_write_bytecode = True
@@ -818,7 +819,7 @@ def in_fork(part: child.Answer, request: Mapping[str, object]) -> Outcome:
     return Refused(reply["error"]) if "error" in reply else reply
 
 
-def _work_part(part: child.Answer, request: dict[str, Any], send: int) -> None:
+def _work_part(part: child.Answer, request: child.Order, send: int) -> None:
     try:
         _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         reply = child.logged(part, request)

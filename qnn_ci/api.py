@@ -27,12 +27,14 @@ COMMAND = Path(__file__).with_name("command.py")
 EXPORTED = "exported"
 """The folder, in that of a program, of what this process exports."""
 UNUSED_SECONDS = 7 * 24 * 3600
+Document = Mapping[str, Any]
+"""An object of JSON that a command wrote."""
 
 
 class Failed(Exception):
     """The command failed. `answer` is all that it says."""
 
-    def __init__(self, message: str, fix: str, answer: Mapping[str, Any]) -> None:
+    def __init__(self, message: str, fix: str, answer: Document) -> None:
         super().__init__(f"{message}\n  try: {fix}" if fix else message)
         self.message, self.fix, self.answer = message, fix, answer
 
@@ -41,7 +43,7 @@ class Failed(Exception):
 class Answer:
     """What a command answered."""
 
-    answer: Mapping[str, Any]
+    answer: Document
     """Its document: manifests/schema/answer.json."""
     folder: Path
     """Where its files lie: one that we made until this process ends, longer only if the command failed."""
@@ -52,7 +54,7 @@ class Answer:
         return str(self.answer["python"])
 
     @property
-    def findings(self) -> Sequence[Mapping[str, Any]]:
+    def findings(self) -> Sequence[Document]:
         return list(self.answer["findings"])
 
 
@@ -60,7 +62,7 @@ class Answer:
 class Compiled(Answer):
     """A program for one chip."""
 
-    record: Mapping[str, Any]
+    record: Document
     """As it lies beside the program."""
 
     @property
@@ -91,11 +93,11 @@ class Compiled(Answer):
 @dataclass(frozen=True)
 class Audited(Answer):
     @property
-    def precisions(self) -> Mapping[str, Mapping[str, Any]]:
+    def precisions(self) -> Mapping[str, Document]:
         """By precision: what HTP takes of the model, what stays on the CPU, why and at what cost."""
         return dict(self.answer["precisions"])
 
-    def on_cpu(self, precision: str) -> Sequence[Mapping[str, Any]]:
+    def on_cpu(self, precision: str) -> Sequence[Document]:
         return list(self.precisions[precision]["cpu"])
 
 
@@ -190,7 +192,7 @@ class _Request:
         known = self.files.get(path)
         return known or (path.read_bytes() if path.is_file() else self.words[0].encode())
 
-    def answered(self, needs: str = "") -> Mapping[str, Any]:
+    def answered(self, needs: str = "") -> Document:
         """Its answer, if it passed, or has this field."""
         __tracebackhide__ = True
         file = self.scratch / "answer.json"
@@ -219,7 +221,7 @@ class _Request:
         if not file.is_file():
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise Failed(f"{self.verb} ended without an answer: {last}", "", {})
-        answer: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        answer: Document = json.loads(file.read_text(encoding="utf-8"))
         if done.returncode and not (needs and needs in answer):
             errors = [row for row in answer["findings"] if row["severity"] == "error"]
             message = "; ".join(row["message"] for row in errors) or f"exit code {done.returncode}"

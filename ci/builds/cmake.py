@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TextIO, cast, get_args
+from typing import Any, Literal, TextIO, get_args
 
 from ci.builds.toolchain import BuildTool
 from ci.diagnose.explain import nearest
@@ -473,5 +473,5 @@ def _target(found: Mapping[str, Any], source: Path, build: Path) -> CMakeTarget:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -122,7 +122,7 @@ def describe(
     (part / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def identity(plan: SourcePlan, profile: str) -> dict[str, Any]:
+def identity(plan: SourcePlan, profile: str) -> dict[str, object]:
     """The manifest without its files."""
     return {
         "schema": SCHEMA,

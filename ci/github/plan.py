@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ci.__main__ import VERBS
 from ci.gate import GATE_TABLE
@@ -25,6 +24,7 @@ from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import STARTED_IN
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Metric
 from provisioning.base.foreign import in_line, visible
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
@@ -90,14 +90,14 @@ MOST_MINUTES = 6 * 60
 READABLE = 60
 """At most so many characters of a call's name are for people."""
 
-Matrix = Callable[[int, Sequence[str], Caller], list[dict[str, Any]]]
+Matrix = Callable[[int, Sequence[str], Caller], list[dict[str, str]]]
 """`nox -s matrix`: at most so many shards, its other flags and who calls give its entries."""
 
-Shards = Callable[[int], Sequence[Mapping[str, Any]]]
+Shards = Callable[[int], Sequence[Mapping[str, str]]]
 """The entries of the suite, in at most so many shards and in as few as are worth a job."""
 
 
-def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[dict[str, Any]]:
+def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[dict[str, str]]:
     typed = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
     # In the environment, as in the jobs: as flags they would get into the jobs' arguments. The requirements
     # are named from the calling repository's root here, and nothing is installed.
@@ -112,7 +112,7 @@ def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[di
         message, _, fix = error.strip().partition("\n  try: ")
         raise UsageError(message.split("\n")[0], fix=fix or session("matrix", *typed[4:]))
     sys.stderr.write(visible(done.stderr))
-    entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
+    entries: list[dict[str, str]] = json.loads(done.stdout)["include"]
     return entries
 
 
@@ -307,7 +307,7 @@ def merge(chosen: dict[str, CiJob], reasons: dict[str, str], shards: Shards) -> 
 
 def jobs_of(
     name: str, row: CiJob, occasion: str, caller: Caller, flags: Sequence[str], shards: Shards
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Metric]]:
     """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
     parts = [("", row.arguments)]
     if row.replaces:
@@ -352,13 +352,13 @@ def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
     return [(f" {shard}", f"{arguments} --shard {shard}".strip()) for shard in names]
 
 
-def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
+def shared_targets(jobs: Sequence[Mapping[str, Metric]], profile: str) -> str:
     """The targets that two jobs share, to provision once into the cache for the jobs that follow.
 
     None if a licence keeps components out of the cache."""
     if not may_be_cached(SetupInputs(profile, (), (), ())):
         return ""
-    needed = Counter(job["targets"] for job in jobs if job["provision"])
+    needed = Counter(str(job["targets"]) for job in jobs if job["provision"])
     return next((target for target, count in needed.most_common(1) if count > 1), "")
 
 

@@ -52,7 +52,7 @@ class ContainerCommand:
 class Engine:
     def __init__(self, client: docker.DockerClient) -> None:
         self._client = client
-        info: dict[str, Any] = client.info()
+        info = dict(client.info())
         client.api.timeout = PATIENCE
         self.rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
 

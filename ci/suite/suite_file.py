@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, St
 from ci.models.wheels import PinnedWheel
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
-from provisioning.base.documents import Model, load, parse, read
+from provisioning.base.documents import Document, Model, load, parse, read
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.toml import Place
@@ -155,7 +155,7 @@ class LaneForm:
 class SuiteFile:
     path: Path
     head: SuiteHead
-    raw: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    raw: Mapping[str, Mapping[str, Document]]
     """By lane and name, the cases that have runs in it, with these runs alone; only names are checked."""
     cases: Mapping[str, Mapping[str, Any]]
     """The same as their lanes' own objects, for lanes whose form was given."""
@@ -165,10 +165,10 @@ def read_suite(path: Path, *forms: LaneForm) -> SuiteFile:
     return parse_suite(read(path), path, *forms)
 
 
-def parse_suite(document: dict[str, Any], path: Path, *forms: LaneForm) -> SuiteFile:
+def parse_suite(document: Document, path: Path, *forms: LaneForm) -> SuiteFile:
     file = parse(document, _File, path)
     known = {**lanes(), **{form.lane: form.fields for form in forms}}
-    raw: dict[str, dict[str, dict[str, Any]]] = {}
+    raw: dict[str, dict[str, Document]] = {}
     places: dict[tuple[str, str], list[int]] = {}
     for name, case in document["case"].items():
         where = f"case.{name}"
@@ -260,8 +260,7 @@ def _place(places: Mapping[tuple[str, str], list[int]], lane: str, place: Place)
 
 
 def _cases(
-    form: LaneForm, cases: Mapping[str, Any], path: Path, place: Callable[[Place], Place]
+    form: LaneForm, cases: Mapping[str, Document], path: Path, place: Callable[[Place], Place]
 ) -> dict[str, Any]:
     model = create_model("Cases", __base__=Model, case=(dict[str, form.case], ...))  # type: ignore[name-defined]
-    parsed: dict[str, Any] = dict(parse({"case": dict(cases)}, model, path, place))["case"]
-    return parsed
+    return dict(dict(parse({"case": dict(cases)}, model, path, place))["case"])

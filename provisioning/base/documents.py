@@ -20,6 +20,8 @@ class Model(BaseModel):
 
 
 M = TypeVar("M", bound=BaseModel)
+Document = dict[str, Any]
+"""A table of TOML, not checked yet."""
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 
@@ -28,10 +30,10 @@ def load(path: Path, model: type[M]) -> M:
     return parse(read(path), model, path)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Document:
     """The document, not checked yet."""
     try:
-        document: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        document: Document = toml.loads(path.read_text(encoding="utf-8"))
     except toml.TOMLDecodeError as error:
         raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
     except UnicodeDecodeError as error:
@@ -42,7 +44,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(
-    data: dict[str, Any], model: type[M], path: Path, place: Callable[[Place], Place] = lambda place: place
+    data: Document, model: type[M], path: Path, place: Callable[[Place], Place] = lambda place: place
 ) -> M:
     """The document as `model`. All errors are listed at once; `path` only names the file. `place` says where
     in the file a part of the data is, if it is not where the data have it."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from provisioning.base.units import roughly, seconds, size
 
@@ -82,7 +82,7 @@ class Events:
     def log(self, text: str) -> None:
         self._send({"log": text})
 
-    def _send(self, event: Mapping[str, Any]) -> None:
+    def _send(self, event: Mapping[str, object]) -> None:
         line = memoryview(f"{json.dumps(event)}\n".encode())
         with self._lock:
             try:

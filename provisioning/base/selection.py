@@ -52,8 +52,7 @@ class Named:
 
 @cache
 def _table() -> dict[str, Any]:
-    table: dict[str, Any] = toml.loads((MANIFESTS / "socs.toml").read_text(encoding="utf-8"))
-    return table
+    return dict(toml.loads((MANIFESTS / "socs.toml").read_text(encoding="utf-8")))
 
 
 def known_chips() -> list[str]:

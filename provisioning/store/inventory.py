@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from provisioning.base.files import hash_file
 
@@ -52,7 +52,7 @@ class Inventory:
     arches: tuple[int, ...]
     selection: Mapping[str, tuple[str, ...]]
     """The rules of each part (and arches of a rule) by which it was unpacked."""
-    manifest: Mapping[str, Any]
+    manifest: Mapping[str, object]
     """The component's definition itself, so that a tree can be repaired without the profile it came from."""
     origins: tuple[Origin, ...]
     items: tuple[Item, ...]

@@ -47,7 +47,7 @@ def _without_models() -> Iterator[None]:
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def _is_of_transformers_5(settings: Mapping[str, Any]) -> bool:
+def _is_of_transformers_5(settings: Mapping[str, object]) -> bool:
     """transformers 4 knows neither its class of tokenizers nor its list of extra tokens; tokenizer.json has
     them all."""
     named = (settings.get("tokenizer_class"), settings.get("backend"))

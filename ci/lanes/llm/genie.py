@@ -134,10 +134,10 @@ def config_of(
     return {EXTENSION: {"devices": [device]}, CONFIG: {"dialog": dialog}}
 
 
-def _rope(shape: Architecture, prefix: str) -> dict[str, Any]:
+def _rope(shape: Architecture, prefix: str) -> dict[str, object]:
     base = shape.rope_local_base_freq if prefix else shape.rope_theta
     theta = int(base) if base == int(base) else base
-    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.rotary_dim // 2, "rope-theta": theta}
+    rope: dict[str, object] = {"type": "rope", "rope-dim": shape.rotary_dim // 2, "rope-theta": theta}
     if prefix:
         # Begins the names of its inputs.
         return {**rope, "prefix": prefix}
@@ -255,7 +255,7 @@ def _replies(
     *,
     texts: Sequence[str] = (),
     prompts: Sequence[Sequence[int]] = (),
-    forced: Sequence[Mapping[str, Any]] = (),
+    forced: Sequence[Mapping[str, object]] = (),
 ) -> list[dict[str, Any]]:
     """One reply to each; of all that are forced one, if this Genie cannot be forced."""
     _require_head_size(config)

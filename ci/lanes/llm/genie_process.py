@@ -51,7 +51,7 @@ class ForcedChoice:
 
 
 class Dialog:
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, object]) -> None:
         self._genie = load_genie()
         handle, self._dialog = ctypes.c_void_p(), ctypes.c_void_p()
         text = json.dumps(config).encode()
@@ -71,7 +71,7 @@ class Dialog:
         self._call("GenieTokenizer_encode", tokenizer, text.encode(), ALLOCATE(allocate), *into)
         return [int(numbers[index]) for index in range(count.value)]
 
-    def answer(self, prompt: list[int]) -> dict[str, Any]:
+    def answer(self, prompt: list[int]) -> dict[str, object]:
         tokens: list[int] = []
 
         def take(values: Any, count: int, _code: int, _: Any) -> None:

@@ -296,7 +296,7 @@ def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) ->
     return encodings
 
 
-def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[str, Any]]:
+def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[str, object]]:
     """A cache's output, its inputs through operators that only move data, and their concatenation have the
     encoding of the cache's input. What computes the output has activations, which are converted."""
     from onnxruntime.quantization import QuantType
@@ -314,7 +314,7 @@ def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[
     return overrides
 
 
-def _override_of(encoding: Encoding) -> dict[str, Any]:
+def _override_of(encoding: Encoding) -> dict[str, object]:
     from onnxruntime.quantization import QuantType
 
     return {

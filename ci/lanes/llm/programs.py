@@ -172,7 +172,7 @@ def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
 
 def metadata(
     shape: Architecture, context: int, count: int, encodings: Mapping[str, Encoding]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What upstream's qnn_llama_runner asks a program for."""
     logits = encodings.get("logits")
     quantization = {"get_logits_scale": logits.scale, "get_logits_zero_point": logits.zero} if logits else {}
@@ -199,7 +199,7 @@ def metadata(
 def lower(
     modules: Mapping[str, Any],
     inputs: Mapping[str, tuple[Tensor, ...]],
-    constants: Mapping[str, Any],
+    constants: Mapping[str, object],
     soc: str,
     path: Path,
     integers: str = "",

@@ -287,7 +287,7 @@ def rounded_model(
     return RoundedModel(reference, rounding, exact, again, row, kept)
 
 
-def _hooked(reference: Any, rounding: Rounding) -> dict[str, Any]:
+def _hooked(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
     """Its linear modules by name; all that it computes goes through `rounding` from now on."""
     from transformers import AttentionInterface
     from transformers.activations import SiLUActivation
@@ -311,7 +311,7 @@ def _hooked(reference: Any, rounding: Rounding) -> dict[str, Any]:
         hidden = rounding.kept[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", first)
         return (hidden, *others) if isinstance(output, tuple) else hidden
 
-    linear: dict[str, Any] = {}
+    linear: dict[str, nn.Linear] = {}
     for name, module in reference.named_modules():
         if isinstance(module, nn.Linear):
             linear[name] = module

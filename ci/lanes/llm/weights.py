@@ -175,7 +175,7 @@ def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[t
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MERGE = "merge first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)"
-ONLY: Mapping[str, Any] = {
+ONLY: Mapping[str, object] = {
     "peft_type": "LORA",
     "bias": "none",
     "use_dora": False,
