@@ -27,11 +27,11 @@ from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
 from ci.child import new_text, size_of, text_since
 from ci.explain.torch_graph import (
-    beyond_half,
     operator_at,
     outputs_of,
 )
 from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch.beyond_half import beyond_half
 from ci.lanes.executorch.export import ChipModel, Failed
 from ci.lanes.executorch.quantization import ComputedModel, Patterns, kind_of, save_raw, step_of
 from ci.lanes.executorch.records import (
