@@ -19,7 +19,6 @@ from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import load_profile
 from provisioning.qnn_libraries import libraries_in
 from provisioning.sources.wheel import Wheel
-from tests.support.rule_fixes import link_or_copy
 from tests.support.sdk import provisioned_sdk
 from tests.support.typed import typed
 
@@ -29,6 +28,13 @@ PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 @pytest.fixture(scope="module")
 def sdk() -> Path:
     return provisioned_sdk()
+
+
+def link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, dict[str, Any]]:

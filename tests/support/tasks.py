@@ -30,10 +30,6 @@ def import_late(request: dict[str, Any]) -> dict[str, Any]:
     return echo(request)
 
 
-def prepare_for_long() -> None:
-    time.sleep(60)
-
-
 def fail_to_prepare() -> None:
     raise ImportError("there is no such library")
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from ci.__main__ import VERBS as CI
-from ci.artifacts.compiler_log import in_plain_words
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.answer import taken
 from provisioning.base.command_line import Verb, main
@@ -229,19 +228,3 @@ def test_a_line_is_rewritten_only_where_it_means_the_same(operator: str, code: s
     edit = fix.edit
     assert fix and (edit.new if edit else "") == new
     assert edit is None or ((edit.file, edit.line) == ("net.py", 7) and edit.old in code)
-
-
-def test_what_ends_the_builder_has_its_fix_by_the_error() -> None:
-    convolution = "aten.convolution.default"
-    assert "* given" in str(
-        fix_for(convolution, "", where="builder", reason="Expect aten_mul_tensor to be parameter")
-    )
-    assert not fix_for(convolution, "", where="builder", reason="KeyError: 'scale'")
-    assert not fix_for(convolution, "", reason="Expect aten_mul_tensor to be parameter")
-
-
-def test_a_permutation_of_six_dimensions_has_a_fix_and_one_of_five_none() -> None:
-    permutation = "aten.permute_copy.default"
-    refused = {rank: in_plain_words(f"[4294967295] has incorrect Rank {rank}.") for rank in (0, 6)}
-    assert "reshape" in str(fix_for(permutation, "x.transpose(2, 3)", reason=refused[6]))
-    assert not fix_for(permutation, "x.transpose(2, 3)", reason=refused[0])

@@ -73,24 +73,6 @@ def test_an_audit_tells_what_stays_on_the_cpu_although_a_precision_gives_no_prog
     assert "net.onnx --soc SM8750" in typed
 
 
-def test_an_audit_that_knows_nothing_fails_with_the_fix(answers: Callable[..., Words]) -> None:
-    answers(1)
-    with pytest.raises(qnn_ci.Failed) as caught:
-        qnn_ci.audit("net.onnx")
-    assert (caught.value.message, caught.value.fix) == ("it is bad", "write another")
-
-
-def test_an_input_without_numpy_fails_with_what_installs_it(
-    answers: Callable[..., Words], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyTorch does without, as `pip install torch` has it."""
-    answers()
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(qnn_ci.Failed) as caught:
-        qnn_ci.run(tmp_path / "net.pte", [1.0])
-    assert caught.value.fix.endswith("pip install numpy")
-
-
 def test_a_run_takes_arrays_and_files_and_gives_the_outputs_files(
     answers: Callable[..., Words], tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from ci.device import bundle_manifest, bundle_verb
 from ci.signing import lpai_signers
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
-from tests.support import chains, programs
+from tests.support import chains
 from tests.support.elves import AARCH64, HEXAGON, Library, skel
 from tests.support.needs import program
 from tests.support.scripts import script
@@ -113,13 +113,6 @@ def add_libraries(maker: Maker) -> None:
     Library(machine=AARCH64, soname=backend, needed=["libllama.so", "libc.so.6"]).write(lib / backend)
     for name in ("libllama.so", "libother.so"):
         Library(machine=AARCH64, soname=name, needed=["libc.so.6"], content=b".symtab").write(lib / name)
-
-
-def test_a_bundle_has_those_libraries_of_the_build_that_its_runner_needs(maker: Maker) -> None:
-    add_libraries(maker)
-    assert maker.make(maker.model()) == 0
-    names = {path.name for path in (maker.bundle / "lib").iterdir() if "Qnn" not in path.name}
-    assert names == {"libqnn_executorch_backend.so", "libllama.so"}
 
 
 def test_what_was_built_goes_without_its_symbols_unless_they_are_wanted(
@@ -352,15 +345,6 @@ def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(maker: Mak
     shutil.copy(maker.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so", signed)
     assert signing_rules(maker, overlay) == (1, ["signing-unsigned"])
     assert not maker.bundle.exists()
-
-
-def test_a_program_for_the_lpai_of_another_chip_makes_no_bundle(maker: Maker, overlay: Path) -> None:
-    """Only the HTP's compiler writes the chip into its graph: of an LPAI program its options tell."""
-    model = maker.root / "for.pte"
-    spec = programs.options(soc_id=95, arch=81, vtcm_mb=4, backend_type=4)
-    model.write_bytes(programs.program(data=f"{NEWER}\0".encode().ljust(256, b"\0"), spec=spec))
-    code = maker.make("--lpai", "--signed", overlay, model, soc="SM8850")
-    assert (code, "bundle-model-soc" in maker.rules(), maker.bundle.exists()) == (1, True, False)
 
 
 @pytest.fixture(params=["aarch64-android", "aarch64-linux"])

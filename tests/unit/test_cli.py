@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb, count, duration, main
 from provisioning.base.settings import ROOT
-from tests.support.typed import actions
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
 
@@ -75,15 +73,6 @@ def test_a_crash_of_ours_ends_with_70_and_shows_its_traceback(
     assert _main(verbs, "verb", "bug") == 70
     shown = capsys.readouterr().err
     assert "Traceback" in shown and "RuntimeError: not foreseen" in shown.splitlines()[-2]
-
-
-def test_a_verb_whose_packages_are_missing_names_the_session_that_installs_them() -> None:
-    """`-S` leaves the interpreter without site-packages, as in a fresh clone where only nox is installed."""
-    command = [sys.executable, "-S", "-m", "ci", "matrix", "--shards", "4"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert ran.returncode == 3
-    assert "has no package pydantic" in ran.stderr and "Traceback" not in ran.stderr
-    assert "  try: nox -s matrix -- --shards 4" in ran.stderr
 
 
 def test_an_interrupt_ends_with_130_and_no_traceback(
@@ -158,13 +147,6 @@ def test_help_of_no_verb_loads_a_package_or_a_heavy_module() -> None:
     assert ran.stdout == ""
 
 
-MAY_BE_NOTHING = {
-    *("--wait", "--anti-rollback", "--passphrase-fd", "--least"),
-    *("--perplexity-ratio", "--divergence", "--divergence-99"),
-}
-"""Numbers for which 0 has a meaning."""
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -175,11 +157,3 @@ MAY_BE_NOTHING = {
 def test_what_is_no_count_and_no_duration_is_refused(kind: Callable[[str], object], text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
         kind(text)
-
-
-def test_a_number_that_may_not_be_nothing_is_asked_for_as_such() -> None:
-    for name in MODULES:
-        parser = argparse.ArgumentParser()
-        importlib.import_module(name).configure(parser)
-        numbers = [action for action in actions(parser) if action.type in (int, float)]
-        assert {flag for action in numbers for flag in action.option_strings} <= MAY_BE_NOTHING, name

@@ -140,14 +140,6 @@ def test_the_cache_and_the_default_directories_are_searched(tmp_path: Path) -> N
     assert search(write(tmp_path, "liba.so", needed=("libb.so", "libc.so")), system=system) == []
 
 
-def test_a_name_that_is_loaded_already_is_not_looked_for(tmp_path: Path) -> None:
-    a = write(tmp_path, "liba.so", needed=("libb.so", "libc.so"), runpath="$ORIGIN")
-    b = write(tmp_path, "libb.so", needed=("libc.so",))
-    c = write(tmp_path, "libc.so")
-    # On its own libb.so would not find libc.so; opened through liba.so it waits in the queue behind it.
-    assert search(a, b, c) == []
-
-
 def test_the_loaders_cache_has_the_files_of_a_name() -> None:
     assert any(file.is_file() for file in read_cache()["libc.so.6"])
 

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from ci.gate.table import gate_table
 from provisioning.base.settings import ROOT
 from tests.support.journeys import Row, differences, journeys, promised
 from tests.support.sources import parsed
@@ -51,15 +50,6 @@ def test_each_command_of_ours_beside_that_of_another_tool_has_a_row() -> None:
 def test_each_row_is_there_once_and_its_page_prints_its_command() -> None:
     assert len(ROWS) == len(TABLE.row)
     assert not [row.name for row in TABLE.row if row.command not in _text(row.page)]
-
-
-def test_a_row_that_leans_on_another_leans_on_one_with_a_proof_of_its_own() -> None:
-    leaning = [row for row in TABLE.row if row.same]
-    assert not [row.name for row in leaning if row.same not in ROWS or ROWS[row.same].same]
-
-
-def test_each_job_that_a_row_names_is_one_of_the_gates() -> None:
-    assert {row.job for row in TABLE.row if row.job} <= gate_table().row.keys()
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE.row if row.test], ids=lambda row: row.name)

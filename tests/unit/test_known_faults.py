@@ -38,12 +38,6 @@ def test_each_fault_and_each_fix_stands_once_and_has_a_rewrite_or_the_reason_for
     assert all(re.compile(pattern) for fix in load_fixes() for pattern in (fix.code, fix.reason, fix.find))
 
 
-def test_a_fault_without_a_command_of_its_own_is_shown_by_its_script_wherever_one_stands() -> None:
-    shown = [fault.shown_by.command for fault in load_faults() if not fault.show]
-    assert shown and {words[:2] for words in shown} == {("shell", "python")}
-    assert [words for words in shown if not (Path(words[2]).is_absolute() and Path(words[2]).is_file())] == []
-
-
 def test_a_program_has_the_faults_of_its_build_and_lane() -> None:
     onnx, executorch = (
         {fault.id for fault in faults_of_build(FAULTY, lane)} for lane in ("onnx", "executorch")
@@ -63,16 +57,6 @@ def test_inspect_names_the_faults_of_the_build_that_compiled(
     for flags in (["--json"], []):
         run_here(verb, binary, *flags)
         assert ("llama-decode-u16u8" in capsys.readouterr().out) is named
-
-
-@pytest.mark.parametrize(("arch", "named"), [(68, True), (75, False)])
-def test_inspect_names_a_fault_of_one_hexagon_version_for_that_one_alone(
-    arch: int, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    binary = tmp_path / "context.bin"
-    binary.write_bytes(context("SM8350" if named else "SM8650", arch, build_id=GOOD))
-    run_here(verb, binary)
-    assert ("fp16-on-v68" in capsys.readouterr().out) is named
 
 
 ALONG_ROWS = {"input": [1, 4, 8], "output": [1, 4, 8], "arguments": {"dim": 1}}

@@ -73,18 +73,6 @@ def test_an_error_names_its_key_and_what_was_expected(
     assert words in error.message
 
 
-def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:
-    error = loading(tmp_path, VALID.replace("size = 12", "size = 0").replace("schema = 1", "schema = 2"))
-    assert "schema: expected 1" in error.message and "greater than 0" in error.message
-
-
-@pytest.mark.parametrize("name", ["nothing", "../wheels", "Wheels", ""])
-def test_an_unknown_profile_is_a_usage_error_that_names_one(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load_profile(name)
-    assert "wheels" in caught.value.fix
-
-
 class TestCommittedManifests:
     def test_the_targets_of_the_code_are_those_of_the_manifests(self) -> None:
         assert get_args(Target) == TARGETS

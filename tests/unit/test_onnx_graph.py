@@ -11,8 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.explain.graph import groups_of
-from ci.explain.onnx_graph import OnnxGraph
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
     external_files,
@@ -261,12 +259,6 @@ class TestExternalData:
         with pytest.raises(CheckFailed):
             external_files(load_graph(path), tmp_path)
 
-    def test_inside_a_branch_is_looked_at_too(self, tmp_path: Path) -> None:
-        inner = load_graph(with_external_data(tmp_path / "in" / "model.onnx", "../out.bin")).graph
-        node = helper.make_node("If", ["x"], ["y"], name="flow", then_branch=inner, else_branch=inner)
-        with pytest.raises(CheckFailed):
-            external_files(model_of([node]), tmp_path / "in")
-
 
 @pytest.mark.parametrize(
     ("kind", "zero", "scale", "wrong"),
@@ -340,25 +332,3 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     found = diverge(order, ModelFiles(tmp_path, path, path, tmp_path), limits)
     assert found.first and (found.first.node, found.first.share) == ("add", 1.0)
     assert found.sqnr_db < found.cuts["add"]
-
-
-def test_each_part_of_an_operators_result_is_a_node_and_has_the_operators_name_in_a_precision_file(
-    tmp_path: Path,
-) -> None:
-    nodes = [
-        helper.make_node("Split", ["x"], ["left", "right"], name="left", axis=1),
-        helper.make_node("Relu", ["right"], ["r"], name="relu"),
-        helper.make_node("Add", ["left", "r"], ["y"], name="add"),
-    ]
-    model = model_of(nodes, shape=(1, 4), output=(1, 2))
-    sample = {"x": np.array([[1, 2, 3, 4]], "f4")}
-    graph = OnnxGraph(model, [sample], tmp_path, provider)
-    assert [*graph.operators] == ["left:0", "left:1", "relu", "add"]
-    assert graph.operands_of("add") == ["left:0", "relu"] and graph.ends == ["add"]
-    ((part,),) = graph.ending_at("left:1").outputs()
-    ((changed,),) = graph.outputs({"left:1": [np.zeros((1, 2), "f4")]})
-    assert part.tolist() == [[3, 4]] and changed.tolist() == [[1, 2]]
-    groups = [graph.named([node.name for node in members]) for members in groups_of(graph)]
-    assert groups == [["left", "relu"], ["add"]]
-    (disturbed,) = graph.disturbed([{"relu": np.full((1, 2), 10, "f4")}])
-    assert disturbed[0].tolist() == [[14, 16]]

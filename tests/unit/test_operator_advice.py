@@ -49,18 +49,6 @@ def only(operator: str, scheme: str, soc: str = "SM8650") -> Inexact:
     return found
 
 
-def test_what_quantizing_loses_is_a_message_of_its_own(given: Any) -> None:
-    lost = {"shape 7": {"result": "lost", "db": 3.1}}
-    given("stack", SM8650={"8a8w": {**WHOLE, "others": {**LOW, **lost}}, "fp16": WHOLE})
-    accuracy, quantizing = inexact(["aten.stack.default"], "8a8w")
-    assert "shape 7" not in accuracy.message
-    assert quantizing.message == (
-        "stack at 8a8w is below 20 dB of float once it is quantized, as seen for SM8650 "
-        "with inputs shape 7 (3 dB to float): keep it at fp16"
-    )
-    assert quantizing.compiles
-
-
 @pytest.mark.parametrize(
     ("scheme", "good", "better"),
     [
@@ -148,19 +136,6 @@ def test_another_chip_is_named(given: Any) -> None:
     )
     found = only("log", "16a4w", "SM8550")
     assert "of SM8650 (SM8550 was not measured) with inputs across [0.5, 2.5] (-6 dB), plain" in found.message
-
-
-def test_the_scheme_to_keep_is_good_on_the_chip_that_is_asked_for(given: Any) -> None:
-    given(
-        SM8650={"16a4w": {**WHOLE, "others": LOW}, "16a8w": WHOLE, "8a8w": WHOLE},
-        SM8350={"16a8w": {"result": "dies"}},
-    )
-    assert only("log", "16a4w", "SM8350").message.endswith(": keep it at 8a8w")
-
-
-def test_an_operator_is_found_by_what_it_is_exported_as(given: Any) -> None:
-    given("layer_norm", SM8650={"8a8w": {"result": "dies"}})
-    assert only("aten.native_layer_norm.default", "8a8w").message.startswith("layer_norm at 8a8w")
 
 
 def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:

@@ -42,12 +42,6 @@ def test_folders_of_this_machine_stay_out_of_lock_files_unless_there_is_no_index
     assert (pip_settings.uv_flags(links), pip_settings.uv_flags(alone)) == ([], ["--no-index"])
 
 
-def test_what_is_set_for_uv_alone_reaches_pip() -> None:
-    uv = {**NO_FILES, "UV_INDEX_URL": "https://a", "UV_FIND_LINKS": "/srv/a,/srv/b"}
-    assert pip_settings.pip_variables(uv) == {"PIP_INDEX_URL": "https://a", "PIP_FIND_LINKS": "/srv/a /srv/b"}
-    assert pip_settings.pip_variables({**uv, "PIP_INDEX_URL": "https://b"}) == {}
-
-
 @pytest.mark.parametrize(
     ("files", "named", "expected"),
     [

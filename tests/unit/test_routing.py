@@ -15,7 +15,6 @@ from ci.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.commands import OF_CLONE
 from provisioning.base.settings import ROOT
-from provisioning.python_environments import LOCKS
 from qnn_ci.command import MAP, program_of
 from qnn_ci.command import VERBS as ALL
 from tests.support.onnx_models import conv_model, write
@@ -93,12 +92,6 @@ def test_wrong_words_are_refused_with_no_package_at_hand(folder: Path) -> None:
     )
     ran = subprocess.run([*command, *RIGHT], cwd=folder, capture_output=True, text=True, check=True)
     assert ran.stderr.split() == ["0"] * len(RIGHT)
-
-
-@pytest.mark.parametrize("words", ["--help", "", "--json x.json --help"])
-def test_help_without_a_model_runs_in_an_environment_that_there_is(words: str) -> None:
-    environments = {verb: program_of(verb, words.split(), Path.cwd())[1] for verb in ALL}
-    assert [item for item in environments.items() if not (LOCKS / f"{item[1]}.txt").is_file()] == []
 
 
 @pytest.mark.parametrize(

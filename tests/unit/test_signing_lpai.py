@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -36,11 +34,6 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def sign_lpai(*argv: object) -> int:
     args = parsed(lpai_verb, *argv)
     return guarded(lambda: lpai_verb.run(args), debug=False)
-
-
-def report(tmp_path: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((tmp_path / "reports" / "sign_lpai.json").read_text(encoding="utf-8"))
-    return loaded
 
 
 def environment(**roots: Root) -> Environment:
@@ -166,12 +159,6 @@ def test_libraries_of_two_builds_are_refused_without_an_sdk(tmp_path: Path) -> N
         lpai_libraries.require_fit(CHIP, None, paths)
 
 
-def test_two_libraries_of_one_name_are_refused(tmp_path: Path) -> None:
-    paths = [Skel().write(tmp_path / place / "lib.so") for place in ("a", "b")]
-    with pytest.raises(UsageError, match=r"lib\.so"):
-        lpai_libraries.to_sign(CHIP, None, paths, direct=False)
-
-
 @pytest.mark.parametrize("ending", ["signed", "failed", "interrupted"])
 def test_the_keys_of_a_rehearsal_are_in_nothing_that_it_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ending: str
@@ -227,7 +214,3 @@ def test_the_python_for_elfsigner_is_an_older_one(tmp_path: Path, monkeypatch: p
 def test_every_lpai_has_a_first_qnn() -> None:
     versions = {str(soc.lpai) for soc in load_socs().values() if soc.lpai is not None}
     assert versions <= qnn_libraries.table().lpai.keys()
-
-
-def test_chips_that_load_the_same_libraries_are_one() -> None:
-    assert lpai_libraries.chip_of(["SM8850", "SAR2230P"]) == CHIP

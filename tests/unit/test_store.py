@@ -25,7 +25,6 @@ from tests.support.http_server import FileServer
 from tests.support.sdk_archives import component, sdk_zip, write_zip
 
 HOST = FileSelection(frozenset({"x86_64-linux"}))
-SKEL_75 = "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
 HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
 
 
@@ -85,11 +84,6 @@ def test_a_selection_by_target_takes_only_that_targets_files(house: House) -> No
         HTP,
         "lib/x86_64-linux-clang/libLatest.so",
     }
-
-
-def test_a_narrower_tree_does_not_serve_a_wider_want(house: House) -> None:
-    house.store.provision("qnn-sdk", house.sdk, android(75))
-    assert house.store.find("qnn-sdk", house.sdk, android(75, 73)) is None
 
 
 def test_without_its_licence_accepted_nothing_is_fetched(house: House) -> None:
@@ -304,12 +298,3 @@ def test_a_failed_download_leaves_a_store_that_works_later(house: House) -> None
     with pytest.raises(UpstreamError):
         house.store.provision("qnn-sdk", Component.model_validate(wrong, strict=False))
     assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
-
-
-def test_trees_of_two_definitions_stand_side_by_side(house: House) -> None:
-    wide = house.store.provision("qnn-sdk", house.sdk)
-    data = house.sdk.model_dump()
-    data["parts"][0]["place"] = [{"match": "include/.+"}]
-    other = house.store.provision("qnn-sdk", Component.model_validate(data, strict=False), HOST)
-    assert wide.root != other.root and paths(other.root) == {"include/QNN/QnnTypes.h", "sdk.yaml"}
-    assert house.store.gc(lambda tree: True) == []

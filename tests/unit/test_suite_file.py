@@ -109,13 +109,6 @@ class TestOneFile:
             LLM.programs_of(path)
         assert caught.value.exit_code == 2 and "test_onnx" in caught.value.message
 
-    def test_variables_that_no_model_can_read_are_refused(self, tmp_path: Path) -> None:
-        words = THREE.partition("[case.tiny]")[2]
-        path = written(tmp_path, f'schema = 2\nvariables = ["WIDTH"]\n[case.tiny]{words}')
-        with pytest.raises(ManifestError) as caught:
-            LLM.programs_of(path)
-        assert caught.value.key == "variables"
-
     def test_programs_with_one_name_have_each_their_lanes_accepted_values(self, tmp_path: Path) -> None:
         path = written(tmp_path)
         for suites, size in ((EXECUTORCH, 1), (ONNX, 2)):

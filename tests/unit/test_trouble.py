@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.trouble import InTrouble, Trouble, of_ending, of_error, of_places, of_text, of_time
+from ci.trouble import InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 
@@ -56,11 +56,6 @@ def test_the_machine_is_to_blame_for_what_no_model_causes(
     assert trouble is not None and trouble.kind == kind and words in trouble.message and trouble.fix
 
 
-def test_what_to_free_is_the_file_system_that_the_path_is_on() -> None:
-    trouble = of_error(numbered(errno.ENOSPC, "/proc/sys/none"))
-    assert trouble is not None and trouble.fix.startswith("free some space at /proc")
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -101,19 +96,6 @@ def test_what_a_model_causes_is_its_own(error: BaseException, tmp_path: Path) ->
 def test_a_signal_from_outside_is_not_the_works_own(code: int, kind: str | None) -> None:
     trouble = of_ending("process", code)
     assert (trouble and trouble.kind) == kind
-
-
-def test_last_words_tell_what_an_exit_code_does_not() -> None:
-    words = "terminate called after throwing an instance of 'std::bad_alloc'"
-    trouble = of_ending("runner", -signal.SIGABRT, words)
-    assert trouble is not None and trouble.kind == "memory"
-    assert of_ending("runner", 0, words) is None
-
-
-def test_only_the_line_that_tells_it_is_shown() -> None:
-    trouble = of_text("first\n  OSError: No space left on device: 'a'\nlast")
-    assert trouble is not None
-    assert trouble.message == "a file cannot be written: OSError: No space left on device: 'a'"
 
 
 @pytest.mark.parametrize(("used", "blamed"), [(0.0, True), (29.0, True), (30.0, False), (110.0, False)])

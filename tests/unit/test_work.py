@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -18,10 +17,9 @@ import pytest
 
 from ci import child, trouble
 from ci.jobs import Job
-from ci.outcome import Refused, WorkerDied
+from ci.outcome import WorkerDied
 from ci.progress import Line
 from ci.work import ChildTask, Exports, Home, Outcome, run
-from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -240,11 +238,6 @@ def test_an_export_is_made_once_and_each_task_is_a_fork_of_it(tmp_path: Path) ->
     assert not any(map(is_there, processes))
 
 
-def test_a_task_that_dies_leaves_its_export_to_the_others(tmp_path: Path) -> None:
-    outcomes = exported(tmp_path, "half", jobs=1)
-    assert "exit code 4" in str(death(outcomes["half0"])) and reply(outcomes["half1"])["value"] == "half"
-
-
 def test_an_export_that_dies_is_made_once_and_each_of_its_tasks_says_so(tmp_path: Path) -> None:
     outcomes = exported(tmp_path, "bad", "good")
     assert all("exit code 3" in str(death(outcomes[f"bad{number}"])) for number in range(2))
@@ -268,21 +261,6 @@ def test_a_run_that_is_to_stop_starts_nothing_more(tmp_path: Path) -> None:
         tasks, home_in(tmp_path), "toys", lambda *_: Line(""), 1, stop_after=lambda name, _: name == "first"
     )
     assert [*outcomes] == ["first"] and not (tmp_path / "second").exists()
-
-
-def test_imports_of_an_interrupted_command_are_not_waited_for(tmp_path: Path) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    began = time.monotonic()
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1)
-        with pytest.raises(KeyboardInterrupt):
-            done(tmp_path, "echo", {}, home=home_in(tmp_path, "prepare_for_long"))
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began < 20
 
 
 def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Path) -> None:
@@ -324,19 +302,6 @@ def test_a_log_holds_what_c_and_children_print(tmp_path: Path) -> None:
         os.write(2, b"an error\n")
         subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
     assert sorted(log.read_text(encoding="utf-8").splitlines()) == ["an error", "from C", "from a child"]
-
-
-def test_the_command_of_a_fix_reaches_the_one_that_asked() -> None:
-    def refuse(order: dict[str, Any]) -> dict[str, Any]:
-        raise UsageError("it is so", fix=Fix("read {}, or type {}", "{log}", ("diagnose", "a log")))
-
-    def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
-        assert isinstance(error, UsageError)
-        return {"kind": "refused", "message": error.message, "fix": error.fix, "exit_code": error.exit_code}
-
-    reply = json.loads(json.dumps(child.reporting(refuse, error_of)({})))
-    fix = Refused(reply["error"]).fix
-    assert isinstance(fix, Fix) and fix.command == ("diagnose", "a log") and "{log}" in fix
 
 
 def test_what_a_task_imports_after_its_home_is_said(tmp_path: Path) -> None:
