@@ -3,9 +3,10 @@ reported."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,12 +14,16 @@ from typing import Any
 
 import pytest
 
+from ci.cached_steps import require_done
 from ci.jobs import WorkOptions
 from ci.model_commands.compile_one import compile_model
 from ci.one_model.model import ModelLane, OneModel
+from ci.one_model.product import Product, SuiteRow
 from ci.one_model.report import reported
+from ci.outcome import Result
 from ci.suite.options import Accept, Choice, StageOptions
 from ci.suite.programs import NO_SUITE
+from ci.suite.stage import Results, run_cached_step
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import Selection
@@ -26,18 +31,44 @@ from tests.support import toy_lane
 from tests.support.toy_lane import (
     SUITES,
     ToyCase,
+    ToyPlan,
     ToyProgram,
     ToyRun,
+    compiling,
+    measured_of,
+    plan_of,
     run,
 )
 
 # What `compile` of one model asks of it begins here.
+FIELDS = ("width",)
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[ToyProgram]:
     run = ToyRun(width=int(model.typed), socs=model.selection.socs)
     suite, case = suite or Path(NO_SUITE).absolute(), ToyCase(run=(run,))
     return [ToyProgram(suite, "net", case, run, soc) for soc in run.socs]
+
+
+def planned(model: OneModel, programs: Sequence[ToyProgram]) -> ToyPlan:
+    return plan_of(programs, model.selection, model.work)
+
+
+def results_of(model: OneModel, plan: ToyPlan) -> Results:
+    return {"toy": run_cached_step(compiling(plan), plan.programs)}
+
+
+def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
+    folder = require_done(results["toy"]).folder
+    assert folder
+    files: dict[str, Path | str] = {f"net-{program.soc}": folder / "program"}
+    if model.verbose:
+        files["net.json"] = json.dumps({"schema": 1})
+    return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"])
+
+
+def suite_row(plan: ToyPlan, results: Results) -> SuiteRow:
+    return SuiteRow(measured_of(plan, results["toy"]))
 
 
 # It ends here.
@@ -112,6 +143,14 @@ def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureF
     assert shards[0] | shards[1] == {"net2", "net3", "net4", "net99"} and not shards[0] & shards[1]
     capsys.readouterr()
     assert toys(tmp_path, listed=True)[0] == 0 and capsys.readouterr().out.count("SM8650") == 4
+
+
+def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
+    both = Accept(values=True)
+    assert toys(tmp_path, both, words=("net2 or net3",))[0] == 0
+    programs = SUITES.programs_of(tmp_path / "toy.toml")
+    assert [program.accepted.sqnr_db for program in programs] == [19.0, 29.0, None, None]
+    assert (tmp_path / "toy.toml").read_text() == SUITE
 
 
 def compiled(
@@ -194,6 +233,10 @@ def test_programs_that_are_the_same_twice_pass_a_recheck(
     assert all(row["cached"] for row in toys(tmp_path, words=GOOD)[1].values())
 
 
+def test_a_share_of_few_programs_is_one_of_them(tmp_path: Path) -> None:
+    assert len(rechecked(tmp_path, share=0.1)[2]) == 1
+
+
 def test_a_program_that_is_another_each_time_is_named_with_both(tmp_path: Path) -> None:
     code, findings, _ = rechecked(tmp_path, "another each time")
     finding = findings["recheck-differs"]
@@ -201,6 +244,11 @@ def test_a_program_that_is_another_each_time_is_named_with_both(tmp_path: Path) 
     both = tmp_path / "reports/toy/differs/toy" / finding.subject
     texts = [(both / name / "program").read_text() for name in ("first", "second")]
     assert abs(len(texts[0]) - len(texts[1])) == 1 and str(both) in finding.message
+
+
+def test_what_memory_held_by_chance_is_no_difference(tmp_path: Path) -> None:
+    """As QNN writes it between a constant's values: it is the same twice where fresh memory is filled."""
+    assert rechecked(tmp_path, "memory")[:2] == (0, {})
 
 
 def test_a_program_that_compiles_only_once_differs(tmp_path: Path) -> None:
