@@ -67,6 +67,13 @@ def test_a_foreseeable_error_is_a_message_a_fix_and_its_code(
     assert capsys.readouterr().err == "error: it is so\n  try: do that\n"
 
 
+def test_with_debug_a_foreseeable_error_shows_where_it_was_raised(
+    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(verbs, "verb", "UsageError", "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_a_crash_of_ours_ends_with_70_and_shows_its_traceback(
     verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
 ) -> None:

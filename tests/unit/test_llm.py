@@ -24,7 +24,7 @@ from ci.child import reporting
 from ci.lanes.llm import check_verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.architecture import beginning_warning, read_architecture
-from ci.lanes.llm.beginning import load_tokenizer
+from ci.lanes.llm.beginning import encoder_of, load_tokenizer
 from ci.lanes.llm.check import read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
 from ci.lanes.llm.genie import (
@@ -36,6 +36,7 @@ from ci.lanes.llm.genie import (
     setting,
     write_config,
 )
+from ci.lanes.llm.graphs import shared_encodings
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -767,6 +768,27 @@ def test_a_tokenizer_with_words_that_the_model_lacks_is_refused(
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckFailed, match="tokenizer"):
         require_tokenizer(tmp_path, shape)
+
+
+def test_a_tokenizer_without_settings_reads_a_whole_text_though_its_file_cuts_them_off(
+    tmp_path: Path,
+) -> None:
+    """As transformers reads it."""
+    save_tokenizer(tmp_path, {"a": 0, "b": 1})
+    file = tmp_path / "tokenizer.json"
+    cut = {"max_length": 3, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncation": cut}))
+    assert encoder_of(tmp_path)("a a b a b", False) == ([0, 0, 1, 0, 1], [0] * 5)
+
+
+def test_zero_is_exact_in_a_cache_and_all_that_float_puts_there_has_an_integer() -> None:
+    seen = np.array([-3.0, 1.0], np.float32)
+    cache = shared_encodings([{"past_key_0_out": seen}])["past_key_0_in"]
+    zero, *others = cache.integers(np.array([0.0, *seen], np.float32)).astype(int)
+    assert zero == cache.zero == 128
+    assert [(integer - cache.zero) * cache.scale for integer in others] == pytest.approx(
+        seen, abs=cache.scale
+    )
 
 
 @pytest.mark.parametrize(

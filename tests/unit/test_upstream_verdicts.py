@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -264,3 +265,12 @@ def test_a_test_that_ends_by_chance_is_a_note_when_it_fails(tmp_path: Path) -> N
     judge = Judge(accepted({"t": AcceptedTest(outcome="wrong", by_chance=True)}), tmp_path)
     assert findings_of(judge, UpstreamVerdict("t", "passed")) == {}
     assert findings_of(judge, UpstreamVerdict("t", "wrong")) == {"upstream-known-failure": Severity.NOTE}
+
+
+def test_a_known_failure_has_the_cause_that_was_accepted_and_a_new_one_its_own(tmp_path: Path) -> None:
+    known = replace(accepted({"t": AcceptedTest(outcome="wrong")}), causes={("t", "wrong"): "QNN rounds"})
+    judge = Judge(known, tmp_path, of_another_release=True)
+    for test, cause in (("t", "QNN rounds"), ("new", "numbers differ")):
+        stage = StageRun.as_typed("test_upstream", "wheels", "x86_64-linux")
+        judge.findings(stage, [UpstreamVerdict(test, "wrong", "numbers differ")])
+        assert [cause in finding.message for finding in stage.findings] == [True]
