@@ -1,5 +1,5 @@
-"""The kinds of component: a name, and one row each with all that is peculiar to it; the build id of QNN's files;
-and the user's own installation, which is read, never copied or changed.
+"""The kinds of component: a name, and one row each with all that is peculiar to it; the build id of QNN's
+files; and the user's own installation, which is read, never copied or changed.
 
 Which version a profile takes, and from where, is in the profile's `[components.NAME]`.
 """
