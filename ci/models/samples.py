@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ci.models.factory import Inputs, Samples, described
-from ci.models.inputs import Input
+from ci.models.inputs import Input, read_array, read_arrays
 from ci.models.mistakes import no_samples, other_names
 from ci.models.user_model import SAMPLE_FILES, BadFactory
+from provisioning.base.errors import CheckFailed
 
 
 def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> Inputs | Samples | None:
@@ -52,9 +52,11 @@ def _sample(path: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
         tensors = _read(path, names)
     except BadFactory:
         raise
+    except CheckFailed as error:
+        raise BadFactory(error.message, error.fix) from error
     except Exception as error:
         message = f"{path} cannot be read: {described(error)}"
-        raise BadFactory(message, "save it again: numpy.save(path, array)") from error
+        raise BadFactory(message, "save it again: torch.save(tensor, path)") from error
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             message = f"{path}: expected tensors, found a {type(tensor).__name__}"
@@ -69,9 +71,9 @@ def _read(path: Path, names: Sequence[str]) -> Sequence[Any]:
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
         return loaded if isinstance(loaded, tuple | list) else [loaded]
     if path.suffix == ".npy":
-        return [torch.from_numpy(np.load(path))]
-    with np.load(path) as arrays:
-        return [torch.from_numpy(arrays[name]) for name in _in_order(path, arrays.files, names)]
+        return [torch.from_numpy(read_array(path))]
+    arrays = read_arrays(path)
+    return [torch.from_numpy(arrays[name]) for name in _in_order(path, [*arrays], names)]
 
 
 def _in_order(path: Path, files: Sequence[str], names: Sequence[str]) -> Sequence[str]:
