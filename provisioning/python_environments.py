@@ -38,7 +38,12 @@ KEPT_WHEELS = "QNN_CI_WHEELS"
 """A folder with wheels that an earlier run downloaded, for each environment in one of its name. Whoever wrote
 them: only those whose hashes the lock file has are installed."""
 
-ACCEPT = session("lock", "--torch")
+ACCEPT = (
+    Fix("if you trust your index, record its builds and start again: {}", ("lock", "--torch"))
+    if CLONE
+    else "name an index that has a build on record: PIP_EXTRA_INDEX_URL=URL before the same command"
+)
+"""What to do where the index has another build of torch: only a clone has records of its own."""
 
 SELDOM_IMPORTED = (
     "/site-packages/(.*/)?(tests?|models|pandas|sklearn|scipy|networkx|pip|setuptools|coremltools)/"
@@ -214,13 +219,13 @@ class PythonEnvironments:
         cpu, index = self.torch / "cpu.txt", self.torch / "index.txt"
         for recorded in (cpu, index):
             if not re.search(rf"^{re.escape(requirement)}(\+cpu)? ", _text(recorded), re.MULTILINE):
-                message = f"{recorded} has no {requirement}; record the builds of your index"
+                message = f"{recorded} has no {requirement}"
                 raise EnvironmentLacking(message, fix=ACCEPT)
         python = home / "bin" / "python"
         output = ""
         for recorded, pytorchs in ((cpu, False), (cpu, True), (index, False)):
             if recorded == index:
-                why = f"not on record: {ACCEPT}" if _differs(output) else "not to be had"
+                why = "not on record" if _differs(output) else "not to be had"
                 self.log(f"a CPU build of torch is {why}; trying the index's own, of several GB")
                 _require_room(home, TORCH_OF_INDEX_MB)
             command = _installer(python, uv)
@@ -236,7 +241,7 @@ class PythonEnvironments:
         if _differs(output):
             raise EnvironmentLacking(
                 f"your index has {requirement} in a build that is not on record in {self.torch}, so it was "
-                "not installed; if you trust your index, record it and start again",
+                "not installed",
                 fix=ACCEPT,
             )
         raise EnvironmentLacking(f"{requirement} could not be installed:\n{output}")
