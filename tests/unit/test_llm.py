@@ -781,6 +781,13 @@ def test_a_tokenizer_without_settings_reads_a_whole_text_though_its_file_cuts_th
     assert encoder_of(tmp_path)("a a b a b", False) == ([0, 0, 1, 0, 1], [0] * 5)
 
 
+@pytest.mark.parametrize("text", ["{}", "[", '{"order": 3}'])
+def test_a_record_of_another_release_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / RECORD).write_text(text)
+    with pytest.raises(UsageError):
+        record_of(tmp_path)
+
+
 def test_zero_is_exact_in_a_cache_and_all_that_float_puts_there_has_an_integer() -> None:
     seen = np.array([-3.0, 1.0], np.float32)
     cache = shared_encodings([{"past_key_0_out": seen}])["past_key_0_in"]

@@ -14,6 +14,7 @@ from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.suite.programs import Suites
 from ci.suite.stage import baselines_of
+from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.errors import ManifestError, UsageError
 
 THREE = """\
@@ -143,3 +144,9 @@ class TestGate:
         with pytest.raises(UsageError, match="test_onnx") as caught:
             self.stages(written(tmp_path, ONNX_ALONE), "test_lowering")
         assert caught.value.exit_code == 2
+
+
+def test_of_a_suite_that_cannot_be_read_one_lane_is_left_to_say_what_is_wrong(tmp_path: Path) -> None:
+    assert lanes_of(written(tmp_path)) == ("executorch", "onnx", "llm")
+    (lane,) = lanes_of(written(tmp_path, "schema = ["))
+    assert lane in lanes()
