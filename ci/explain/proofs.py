@@ -19,10 +19,9 @@ from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
-from ci.suite.offers import MORE_EXACT
+from ci.suite.offers import MORE_EXACT, Proved, remember
 from ci.suite.precision import written_name
 from ci.suite.programs import Program
-from ci.suite.proved import Proved, remember
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of

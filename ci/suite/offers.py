@@ -1,19 +1,25 @@
-"""The commands that repair, tune, explain or silence a finding: manifests/offers.toml."""
+"""What is offered for a program that is wrong: commands that repair, tune, explain or silence a finding
+(manifests/offers.toml), and the cause and fix that were proved of it."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Literal, TextIO
 
 from pydantic import Field
 
 from ci.suite.precision import written_name
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import Fix, joined, session
 from provisioning.base.documents import Model, load
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Finding, Place
 from provisioning.base.rendering import readable
 from provisioning.base.settings import MANIFESTS
 
@@ -78,3 +84,50 @@ def show(offers: Mapping[str, str], stream: TextIO | None = None) -> None:
             f"  {number}. {does:<9} {command}\n" for number, (does, command) in enumerate(offers.items(), 1)
         )
         stream.write(readable("".join(["what to type next\n", *rows]), stream))
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """Its cause, and a fix with its figure."""
+
+    cause: str
+    source: str
+    """The line of the model, if it is known."""
+    fix: str
+    """Empty where none helped."""
+
+
+def _kept(store: Path, program: str) -> Path:
+    return store / "cache" / "results" / "proofs" / f"{program}.json"
+
+
+def remember(store: Path, program: str, proved: Proved) -> None:
+    """`program` is the digest of its bytes; one without is not remembered."""
+    if program:
+        kept = _kept(store, program)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        document = {**asdict(proved), "fix": joined([proved.fix]).parts}
+        replace_text(kept, json.dumps(document) + "\n")
+
+
+def explained(findings: Iterable[Finding], store: Path, program: str) -> Iterator[Finding]:
+    """The findings; those of this program's accuracy say what was proved of it."""
+    for finding in findings:
+        if finding.rule.endswith("-accuracy") and (proved := _proved_of(store, program)):
+            yield replace(
+                finding,
+                message=f"{finding.message}; {proved.cause}",
+                fix=proved.fix or finding.fix,
+                place=Place.read(proved.source) or finding.place,
+            )
+        else:
+            yield finding
+
+
+def _proved_of(store: Path, program: str) -> Proved | None:
+    try:
+        kept = json.loads(_kept(store, program).read_text(encoding="utf-8"))
+        return Proved(**{**kept, "fix": Fix.read(kept["fix"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        # What was never kept, or is damaged, is only not said.
+        return None

@@ -42,7 +42,7 @@ from ci.suite.findings import (
     not_in_fp16,
     placeholder,
 )
-from ci.suite.proved import explained
+from ci.suite.offers import explained
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity

@@ -42,8 +42,8 @@ from ci.suite.accepted import COSTS, Baseline, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
 from ci.suite.findings import known_faults, verdict
 from ci.suite.installed import require_packages
+from ci.suite.offers import explained
 from ci.suite.options import Choice, StageOptions
-from ci.suite.proved import explained
 from ci.suite.stage import (
     MeasuredValues,
     Plan,
