@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -86,10 +85,6 @@ from provisioning.base.settings import Selection
 from provisioning.base.stage_run import Places
 from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault
 from provisioning.manifest import soc_named
-
-if TYPE_CHECKING:
-    from ci.artifacts.program import ContextStrings
-
 
 NO_RUNNER = "runner"
 """The kind of failure of a program that nothing here can run."""
