@@ -391,6 +391,8 @@ def test_a_finding_of_each_rule_has_the_spelling_of_the_copy_that_prints_it(
         for place, fix in _fixes_of_manifests()
     }
     assert len(printed) > 100 and not {name: fix for name, fix in printed.items() if re.search(other, fix)}
+    # A verb that an installed copy has not cannot be typed there.
+    assert session("lock", "--torch") == "nox -s lock -- --torch"
 
 
 def test_a_fix_keeps_its_commands_through_json_and_within_another() -> None:

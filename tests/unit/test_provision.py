@@ -7,7 +7,7 @@ import io
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -204,22 +204,34 @@ class TestStoreVerb:
         assert "no manifest names it" in user.out and user.types("store", "list") == 0
         assert user.out.startswith("no trees")
 
-    @pytest.mark.parametrize(
-        ("component", "wheel"),
-        [
-            ("ai-hub-models", toml.loads((MANIFESTS / "forecast.toml").read_text())["wheel"]),
-            ("qnn-sdk", toml.loads((MANIFESTS / "compat.toml").read_text())["builds"][0]),
-        ],
-    )
-    def test_gc_keeps_what_another_manifest_than_a_profile_names(
-        self, user: User, component: str, wheel: Mapping[str, str]
-    ) -> None:
+    OF_FORECASTS = toml.loads((MANIFESTS / "forecast.toml").read_text())["wheel"]["sha256"]
+    MEASURED = toml.loads((MANIFESTS / "compat.toml").read_text())["builds"][0]["sha256"]
+
+    def of_another_definition(self, user: User, component: str, sha256: str) -> Path:
+        """The inventory of a tree that was made of these bytes by other rules."""
         user.types("provision")
         (inventory,) = user.store.glob("trees/*.json")
         facts = json.loads(inventory.read_text())
-        facts |= {"component": component, "definition": "of the laboratory"}
-        facts["origins"] = [{**origin, "sha256": wheel["sha256"]} for origin in facts["origins"]]
+        facts |= {"component": component, "definition": "another"}
+        facts["origins"] = [{**origin, "sha256": sha256} for origin in facts["origins"]]
         inventory.write_text(json.dumps(facts))
+        return inventory
+
+    @pytest.mark.parametrize(
+        ("component", "sha256"), [("ai-hub-models", OF_FORECASTS), ("qnn-sdk", MEASURED)]
+    )
+    def test_gc_keeps_what_another_manifest_than_a_profile_names(
+        self, user: User, component: str, sha256: str
+    ) -> None:
+        inventory = self.of_another_definition(user, component, sha256)
         user.components.clear()
         assert user.types("store", "gc") == 0
         assert inventory.exists()
+
+    def test_gc_removes_an_older_tree_of_what_a_profile_pins(self, user: User) -> None:
+        inventory = self.of_another_definition(user, "qnn-sdk", self.MEASURED)
+        text = user.components["qnn-sdk"].model_dump_json()
+        pin = user.components["qnn-sdk"].parts[0].source.pin or ""
+        user.components["qnn-sdk"] = Component.model_validate_json(text.replace(pin, self.MEASURED))
+        assert user.types("store", "gc") == 0
+        assert not inventory.exists()
