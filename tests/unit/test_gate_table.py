@@ -1,22 +1,32 @@
-"""manifests/gate.toml: what it calls harmless is nothing that a stage imports, starts or reads."""
+"""Which jobs a change runs, and which programs each of them has."""
 
 from __future__ import annotations
 
 import ast
 import itertools
+import json
+import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ci.__main__ import VERBS as CI
 from ci.gate.table import gate_table, matches
+from ci.github import matrix
+from ci.github.matrix import matrix_of
+from ci.github.plan import changed_files
+from ci.jobs import Job
 from ci.models.imports import module_file
 from lab.lint import tracked_files
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
+from tests.support.repositories import IDENTITY, repository, write
 from tests.support.sources import closure, nodes
+from tests.support.typed import run_here
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
@@ -96,3 +106,50 @@ def test_a_stage_that_needs_a_later_one_and_a_group_that_is_not_there_are_errors
     gate_table.cache_clear()
     with pytest.raises(ManifestError, match=r"ignored_changes\.b"):
         gate_table(file)
+
+
+def _jobs(*seconds: float) -> list[Job]:
+    return [Job(f"job{index}", second) for index, second in enumerate(seconds)]
+
+
+class TestShards:
+    @given(st.lists(st.floats(0.1, 100), max_size=30), st.integers(1, 9))
+    def test_every_program_is_in_one_of_them(self, seconds: list[float], shards: int) -> None:
+        entries = matrix_of(_jobs(*seconds), shards, [])["include"]
+        assert sum(int(str(entry["programs"])) for entry in entries) == len(seconds)
+        assert all(entry["programs"] for entry in entries) and len(entries) <= shards
+
+    def test_work_that_does_not_pay_for_a_second_machine_is_one_job(self) -> None:
+        assert len(matrix_of(_jobs(*[8.0] * 9), 4, [])["include"]) == 1
+        assert len(matrix_of(_jobs(*[80.0] * 9), 4, [])["include"]) == 4
+
+
+def test_a_job_on_another_machine_finds_the_suite_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (suite := tmp_path / "repository/ci/models.toml").parent.mkdir(parents=True)
+    run = '[[case.net.run]]\nlane = "executorch"\nprecision = "fp16"\nsocs = ["SM8650"]\n'
+    suite.write_text(f'schema = 2\n[case.net]\nfactory = "m:f"\n{run}')
+    monkeypatch.chdir(tmp_path / "repository")
+    run_here(matrix, "--suite", "ci/models.toml")
+    (job,) = json.loads(capsys.readouterr().out)["include"]
+    assert job["arguments"] == "--suite ci/models.toml --shard 1/1"
+
+
+def test_committed_changed_and_new_files_all_count_from_where_a_branch_left(tmp_path: Path) -> None:
+    root = repository(tmp_path / "root", {"kept": "1", "old": "2", "gone": "3"})
+
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *IDENTITY, *arguments], cwd=root, check=True)
+
+    git("checkout", "-q", "-b", "mine")
+    git("mv", "old", "odd name\n")
+    git("rm", "-q", "gone")
+    git("commit", "-qm", "mine")
+    git("checkout", "-q", "main")
+    write(root, {"theirs": "4"})
+    git("add", "theirs")
+    git("commit", "-qm", "theirs")
+    git("checkout", "-q", "mine")
+    write(root, {"kept": "5", "new": "6"})
+    assert changed_files("main", root) == ["gone", "kept", "new", "odd name\n", "old"]

@@ -1,4 +1,4 @@
-"""tests/journeys.toml: what README.md and the pages in docs/ promise first has a row and a proof."""
+"""What README.md and the pages promise has a proof, and their programs and links are there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import re
 
 import pytest
 
+from ci.diagnose.rules import ERRORS, FAULTS, RULES
+from ci.inspect import diagnose
 from provisioning.base.settings import ROOT
 from tests.support.journeys import Row, differences, journeys, promised
-from tests.support.sources import parsed
+from tests.support.needs import PACKAGES
+from tests.support.sources import nodes, parsed, with_any
+from tests.support.typed import run_here
 
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
 TABLE = journeys()
@@ -105,3 +109,47 @@ def test_a_pages_first_example_is_the_first_command_of_ours_without_its_comment(
 def test_a_fact_holds_where_the_document_has_it_among_more(expected: object, holds: bool) -> None:
     found = {"a": {"b": 1, "x": 0}, "c": [{"d": 1}, {"d": 2, "y": 0}]}
     assert (differences(expected, found, "x.json") == []) is holds
+
+
+NAMING = ("pytest.mark.needs", "needs.program")
+
+
+def test_every_program_that_a_mark_or_a_test_names_has_a_row_in_the_table() -> None:
+    named = set()
+    for file in with_any((ROOT / "tests").rglob("*.py"), *NAMING):
+        for node in nodes(file):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in ("needs", "program") and ast.unparse(node.func) in NAMING:
+                named |= {ast.literal_eval(argument) for argument in node.args}
+    assert named and named - set(PACKAGES) == set()
+
+
+def test_every_promise_names_tests_that_are_there() -> None:
+    page = ROOT / "docs" / "environments.md"
+    _, _, section = page.read_text(encoding="utf-8").partition("\n## Security\n")
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    promises = [row for row in rows if not row.startswith("| ---")]
+    assert promises
+    for row in promises:
+        tests = re.findall(r"\((\.\./tests/[^)]+)\)", row.rsplit("|", 2)[1])
+        assert tests, row
+        for test in tests:
+            assert (page.parent / test).is_file(), test
+
+
+SITE = "https://somebody.example/qnn"
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("lowering-cpu-operator", RULES), ("qnn-graph-node-not-added", ERRORS), ("bias-used-twice", FAULTS)],
+)
+def test_each_link_leads_to_an_anchor_of_a_page(
+    name: str, page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QNN_CI_SITE", SITE)
+    assert run_here(diagnose, name) == 0
+    assert f"{SITE}/{page}#{name}" in capsys.readouterr().out
+    source = (ROOT / "docs" / page).with_suffix(".md").read_text(encoding="utf-8")
+    assert f'<a id="{name}"></a>' in source

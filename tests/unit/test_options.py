@@ -1,4 +1,4 @@
-"""What commands ask for, as their command lines are read: each has every flag that it reads."""
+"""Flags are options, and a precision file is one of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from ci.jobs import RUN_TIMEOUT, WorkOptions
 from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
+from ci.lanes.executorch.suite import programs_of
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
 from ci.model_commands import audit, compile, divergence, quantize
@@ -23,8 +24,9 @@ from ci.one_model.model import (
     one_model_of,
 )
 from ci.suite.options import Accept, Choice, stage_options
+from ci.suite.suite_file import precision_text, read_precision
 from provisioning.base.command_line import TIMEOUT
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import ManifestError, UsageError
 from tests.support.typed import parsed
 
 STAGES = [lowering_verb, emulator_verb, onnx_verb, llm_verb]
@@ -94,3 +96,55 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
     assert one_model_of(args).lane == CHECKPOINT
     assert model_to_compile(args).language == Language("genie", 512, 32, None, False, None)
+
+
+SUITE = """\
+schema = 2
+[case.net]
+factory = "net:make"
+[[case.net.run]]
+lane = "executorch"
+{precision}
+socs = ["SM8650"]
+"""
+
+
+def suite(folder: Path, precision: str = 'precision_file = "net.precision.toml"') -> Path:
+    path = folder / "suite.toml"
+    path.write_text(SUITE.format(precision=precision))
+    return path
+
+
+def precision_file(folder: Path, *names: str, lane: str = "executorch") -> None:
+    text = precision_text(lane, "8a8w", {"16a8w": names}, "a comment")
+    (folder / "net.precision.toml").write_text(text)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    precision_file(tmp_path, "conv2d", 'a "quoted" name')
+    found = read_precision(tmp_path / "net.precision.toml", "executorch")
+    assert found.precision == "8a8w" and found.nodes == {"16a8w": ("conv2d", 'a "quoted" name')}
+
+
+def test_a_suite_takes_precision_and_operators_from_the_file(tmp_path: Path) -> None:
+    precision_file(tmp_path, "conv2d")
+    (program,) = programs_of(suite(tmp_path))
+    assert program.run.precision == "8a8w" and program.run.nodes == {"16a8w": ("conv2d",)}
+    assert program.name == "net/8a8w-mixed/SM8650"
+
+
+def test_the_files_content_and_not_its_name_is_in_the_key(tmp_path: Path) -> None:
+    precision_file(tmp_path, "conv2d")
+    (program,) = programs_of(suite(tmp_path))
+    precision_file(tmp_path, "conv2d_1")
+    (changed,) = programs_of(suite(tmp_path))
+    assert changed.order != program.order
+    (written_out,) = programs_of(suite(tmp_path, 'precision = "8a8w"\nnodes = { 16a8w = ["conv2d"] }'))
+    assert written_out.order == program.order
+
+
+@pytest.mark.parametrize("beside", ['precision = "8a8w"', 'nodes = { 16a8w = ["conv2d"] }'])
+def test_nothing_that_the_file_says_is_said_beside_it(tmp_path: Path, beside: str) -> None:
+    precision_file(tmp_path, "conv2d")
+    with pytest.raises(ManifestError, match="precision_file"):
+        programs_of(suite(tmp_path, f'precision_file = "net.precision.toml"\n{beside}'))
