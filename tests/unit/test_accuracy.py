@@ -81,6 +81,26 @@ class TestFigures:
         measured = compare([Pair("y", VALUES, VALUES * scale) for scale in scales])
         assert (measured["sqnr_db"], measured["max_abs"]) == pytest.approx((decibels(1, 4), 4))
 
+    @given(st.integers(-20, 20), st.integers(0, 1 << 32))
+    def test_no_verdict_changes_when_all_values_are_scaled(self, exponent: int, seed: int) -> None:
+        generator, scale = numpy.random.default_rng(seed), 2.0**exponent
+        wanted, noise = generator.standard_normal((2, 6, 20))
+        found = wanted + 0.05 * noise
+        plain, scaled = figures(wanted, found), figures(wanted * scale, found * scale)
+        assert scaled == pytest.approx({**plain, "max_abs": plain["max_abs"] * scale})
+
+    @pytest.mark.parametrize(
+        ("figure", "worse"), [("sqnr_db", 1), ("cosine", 1), ("max_abs", -1), ("max_rel", -1)]
+    )
+    def test_a_figure_on_its_threshold_holds_and_the_next_number_misses(
+        self, figure: str, worse: int
+    ) -> None:
+        measured = figures(VALUES, VALUES * 1.1 + 0.05)
+        limit = measured[figure]
+        beyond = math.nextafter(limit, worse * math.inf)
+        assert not missed(Thresholds.model_validate({"cosine": 0, figure: limit}), measured)
+        assert missed(Thresholds.model_validate({"cosine": 0, figure: beyond}), measured)
+
 
 class TestUnrounded:
     """Figures are judged as they are."""

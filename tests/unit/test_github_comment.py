@@ -405,6 +405,14 @@ def test_what_is_no_archive_with_the_one_small_file_of_the_schema_is_refused(kin
     assert caught.value.message.isprintable() and len(caught.value.message) < 400
 
 
+@pytest.mark.parametrize(("more", "taken"), [(0, True), (1, False)])
+def test_a_file_as_large_as_may_be_is_taken_and_one_byte_more_is_not(more: int, taken: bool) -> None:
+    text = content(change())
+    padded = text + b" " * (MOST_BYTES - len(text) + more)
+    with nullcontext() if taken else pytest.raises(CheckFailed):
+        comment.read(archive(comment__json=padded))
+
+
 def test_the_longest_comment_is_one_that_github_takes(hub: GitHub, tmp_path: Path) -> None:
     rows = [change(f"{index}" + "|" * 150) for index in range(300)]
     for name in ("one", "two"):
