@@ -14,6 +14,15 @@ from provisioning.known_faults import SuspectedFault
 
 
 @dataclass(frozen=True, slots=True)
+class DivergenceLimits:
+    least: float
+    """The SQNR from which the program matches."""
+    seconds: float
+    whole: float | None
+    """The SQNR of all of it, if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class DivergentOperator(OperatorAt):
     traits: Mapping[str, Traits]
     """By node, what else known faults are told by."""

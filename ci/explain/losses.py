@@ -72,6 +72,13 @@ class GroupScore(OperatorAt):
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    exact: str
+    """The precision beside the program's."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     units: tuple[GroupScore, ...]
     whole: tuple[float, ...]

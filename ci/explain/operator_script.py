@@ -53,6 +53,22 @@ sys.exit(worst < LEAST)
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    operator: str
+    sample: int
+    before: int
+    """How many operators before it are in the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptSource:
+    """A script of one operator of the model, alone."""
+
+    imports: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorScript:
     needs: str
     """Packages with their versions, in words."""

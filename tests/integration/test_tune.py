@@ -52,26 +52,28 @@ def again():
 QUANTIZED = """\
 import json, sys
 from pathlib import Path
-from ci.lanes.executorch import lower
+from ci.explain.losses import ScoreRequest
+from ci.lanes.executorch import quantization
 from ci.lanes.executorch.export import ChipModel
-from ci.lanes.executorch.records import ScoreRequest
+from ci.plain import as_json
+from ci.suite.programs import ProgramOrder
 
 folder = Path(sys.argv[1])
 
 def chip_model(factory, **run):
     case = {"factory": f"net:{factory}"}
     run = {"precision": "8a8w", "calibration": 2, **run}
-    return ChipModel.of({"case": case, "run": run, "soc": "SM8650", "search_path": str(folder)})
+    return ChipModel.of(ProgramOrder(case, run, "SM8650", str(folder), str(folder)))
 
-model, *_ = lower.prepared_model(chip_model("make", nodes={"16a8w": ["lin*"]})).quantized()
+model, *_ = quantization.prepared_model(chip_model("make", nodes={"16a8w": ["lin*"]})).quantized()
 kinds = {
     node.name: quantize.args[4]
     for node in model.graph.nodes
     for quantize in node.users
     if node.name in ("conv2d", "linear") and "quantize_per_tensor" in str(quantize.target)
 }
-units = lower.scored(chip_model("make"), ScoreRequest("16a8w", 1e9))["units"]
-model, *_ = lower.prepared_model(chip_model("again")).quantized()
+units = as_json(quantization.scored(chip_model("make"), ScoreRequest("16a8w", 1e9)))["units"]
+model, *_ = quantization.prepared_model(chip_model("again")).quantized()
 read = [node for node in model.graph.find_nodes(op="get_attr") if len(node.users) > 1]
 types = [str(getattr(model, node.target).dtype) for node in read]
 (folder / "found.json").write_text(json.dumps([kinds, units, types]))

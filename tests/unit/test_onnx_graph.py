@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ci.explain.divergence_result import DivergenceLimits
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
     external_files,
@@ -23,7 +24,6 @@ from ci.lanes.onnx.graph import (
 )
 from ci.lanes.onnx.graphs import beyond_half, diverge
 from ci.lanes.onnx.product import dimensions_of
-from ci.lanes.onnx.records import DivergenceLimits
 from ci.lanes.onnx.samples import SAMPLES, ModelFiles
 from ci.models.arrays import save
 from ci.models.plain_onnx import make_plain

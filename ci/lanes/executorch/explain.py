@@ -23,7 +23,7 @@ from ci.explain.divergence_report import partial_of
 from ci.explain.divergence_result import DivergenceResult, DivergentOperator
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.operator_script import OperatorScript
+from ci.explain.operator_script import OperatorScript, ScriptRequest, ScriptSource
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import (
@@ -43,7 +43,7 @@ from ci.lanes.executorch.product import (
     require_done,
     stack_of,
 )
-from ci.lanes.executorch.records import ChipProgram, ModelRewrite, OperatorSource, ScriptRequest, compiled_in
+from ci.lanes.executorch.records import ChipProgram, ModelRewrite, compiled_in
 from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
@@ -168,7 +168,7 @@ def script_of(
     home = home_of(environ, plan.logs)
     with asking(home, f"{WORKER}:script", log, plan.work.timeout) as ask:
         request = ScriptRequest(operator.node, operator.sample, before)
-        source = read(OperatorSource, ask(**as_json(program.order), **as_json(request)))
+        source = read(ScriptSource, ask(**as_json(program.order), **as_json(request)))
     packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
     return OperatorScript(needs, source.imports, source.body, plan.environment)

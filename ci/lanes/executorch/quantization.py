@@ -24,7 +24,7 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from ci.child import doing
-from ci.explain.losses import Loss, Scores
+from ci.explain.losses import Loss, ScoreRequest, Scores
 from ci.explain.torch_graph import (
     normed,
     outputs_of,
@@ -37,7 +37,6 @@ from ci.lanes.executorch.records import (
     InTorch,
     Quantized,
     QuantizeRequest,
-    ScoreRequest,
 )
 from ci.lanes.executorch.suite import ExecutorchRun
 from ci.models.factory import (

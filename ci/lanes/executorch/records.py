@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
+from ci.explain.divergence_result import DivergenceLimits
 from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import Need, RewrittenPlace
 from ci.models.inputs import InputsUsed
@@ -59,36 +60,10 @@ class QuantizeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    exact: str
-    """The precision beside the run's."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class DivergenceRequest:
+class DivergenceRequest(DivergenceLimits):
     into: Path
     runner: Mapping[str, str]
     versions: Mapping[Product, str]
-    least: float
-    seconds: float
-    whole: float | None
-    """The SQNR of all of it, if that is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptRequest:
-    operator: str
-    sample: int
-    before: int
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorSource:
-    """A script of one operator of the model, alone."""
-
-    imports: str
-    body: str
 
 
 @dataclass(frozen=True, slots=True)

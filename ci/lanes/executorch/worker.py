@@ -27,6 +27,8 @@ from ci.explain.divergence import Divergence
 from ci.explain.divergence_report import keep_partial
 from ci.explain.divergence_result import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
+from ci.explain.losses import ScoreRequest
+from ci.explain.operator_script import ScriptRequest, ScriptSource
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_repair import RepairedModule
 from ci.lanes.executorch import REWRITTEN, SAMPLES
@@ -38,11 +40,8 @@ from ci.lanes.executorch.records import (
     CompileRequest,
     DivergenceRequest,
     ModelRewrite,
-    OperatorSource,
     QuantizeRequest,
     RewriteRequest,
-    ScoreRequest,
-    ScriptRequest,
     WrapRequest,
 )
 from ci.models.arrays import Array
@@ -140,11 +139,11 @@ def suspects_of(
     return {name: faults[name] for _, name in sorted(ranked, key=lambda row: row[0])}
 
 
-def script_of(chip_model: ChipModel, request: ScriptRequest) -> OperatorSource:
+def script_of(chip_model: ChipModel, request: ScriptRequest) -> ScriptSource:
     """One operator of the model, alone."""
     place = request.operator, request.sample, request.before
     halves = chip_model.run.precision.startswith("fp16")
-    return OperatorSource(*graph_of(chip_model).script(*place, chip_model.soc, halves=halves))
+    return ScriptSource(*graph_of(chip_model).script(*place, chip_model.soc, halves=halves))
 
 
 def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:

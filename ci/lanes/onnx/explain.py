@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ci.cached_steps import require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
-from ci.explain.divergence_result import DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import DivergenceLimits, DivergenceResult, DivergentOperator
 from ci.explain.lane import only
-from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.operator_script import OperatorScript
+from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
+from ci.explain.operator_script import OperatorScript, ScriptRequest, ScriptSource
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, provider
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN, GraphProblem, load_graph
@@ -29,14 +29,10 @@ from ci.lanes.onnx.product import (
 )
 from ci.lanes.onnx.records import (
     CommandAnswer,
-    DivergenceLimits,
     Losses,
     Mixed,
     ModelChanges,
     Preparing,
-    ScoreLimits,
-    ScriptOptions,
-    ScriptParts,
 )
 from ci.lanes.onnx.stage import WORKER, chosen_programs, environment, home_of, plan_of, request_of
 from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
@@ -115,9 +111,9 @@ def script_of(
         asking(home, f"{WORKER}:script", plan.logs / "script.log", plan.work.timeout) as ask,
     ):
         folders = {"export_folder": scratch, "into": str(empty_folder(Path(scratch) / "cut"))}
-        wanted = ScriptOptions(operator.node, operator.sample, before)
+        wanted = ScriptRequest(operator.node, operator.sample, before)
         answer = read(CommandAnswer, ask(**request_of(program, wanted), **folders))
-        source = read(ScriptParts, answer.answer)
+        source = read(ScriptSource, answer.answer)
     packages = ", ".join(f"{name} {version}" for name, version in provider.packages().items())
     return OperatorScript(packages, source.imports, source.body, environment())
 
@@ -127,7 +123,7 @@ def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float 
         plan_of_model(model, program),
         "onnx-scores",
         "scored",
-        asked=ScoreLimits(exact, seconds),
+        asked=ScoreRequest(exact, seconds),
         title="scores",
         rest="left",
     )

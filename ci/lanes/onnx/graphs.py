@@ -16,11 +16,12 @@ import onnx
 
 from ci.explain.divergence import Divergence
 from ci.explain.divergence_report import keep_partial
-from ci.explain.divergence_result import DivergenceResult
+from ci.explain.divergence_result import DivergenceLimits, DivergenceResult
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
+from ci.explain.operator_script import ScriptRequest, ScriptSource
 from ci.explain.rewriting import RewriteChoice, needs_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
@@ -34,12 +35,9 @@ from ci.lanes.onnx.graph import (
 )
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.records import (
-    DivergenceLimits,
     Losses,
     ModelChanges,
     Nothing,
-    ScriptOptions,
-    ScriptParts,
 )
 from ci.lanes.onnx.samples import ModelFiles, calibration_samples
 from ci.lanes.onnx.suite import OnnxOrder
@@ -167,11 +165,11 @@ def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> Di
     return Divergence(graph, trial, limits.least, seconds, limits.whole, keep).search()
 
 
-def script(order: OnnxOrder, files: ModelFiles, wanted: ScriptOptions) -> ScriptParts:
+def script(order: OnnxOrder, files: ModelFiles, wanted: ScriptRequest) -> ScriptSource:
     """One operator of the quantized model, alone."""
     options = provider.provider_options(*target_of(order), None)
     graph = graph_of(files.model, [files.samples()[wanted.sample]], order.scratch)
-    return ScriptParts(*graph.script(wanted.operator, 0, wanted.before, options))
+    return ScriptSource(*graph.script(wanted.operator, 0, wanted.before, options))
 
 
 def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:

@@ -66,29 +66,6 @@ class Chips:
 
 
 @dataclass(frozen=True, slots=True)
-class DivergenceLimits:
-    least: float
-    seconds: float
-    whole: float | None
-    """The SQNR of all of it, if that is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreLimits:
-    exact: str
-    """The precision that is compared with the program's."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptOptions:
-    operator: str
-    sample: int
-    before: int
-    """How many operators before it are in the script."""
-
-
-@dataclass(frozen=True, slots=True)
 class OnnxRunRequest:
     """What a process gets that runs one .onnx."""
 
@@ -296,12 +273,6 @@ class Mixed:
 @dataclass(frozen=True, slots=True)
 class ModelChanges:
     changes: tuple[RewrittenPlace, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptParts:
-    imports: str
-    body: str
 
 
 def facts_in(result: Result) -> ProgramFacts:

@@ -18,7 +18,7 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_binaries
 from ci.artifacts.compiler_log import NO_TRAFFIC
 from ci.artifacts.refusals import record_path
 from ci.child import blame, doing
-from ci.explain.losses import BeyondHalf, Scores, beyond_in_words, scores_of
+from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, beyond_in_words, scores_of
 from ci.explain.onnx_graph import NO_PLACE, values_of
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import EMBEDDED, provider
@@ -60,7 +60,6 @@ from ci.lanes.onnx.records import (
     PreparedModel,
     Preparing,
     QuantizedModel,
-    ScoreLimits,
 )
 from ci.lanes.onnx.samples import (
     CALIBRATION,
@@ -658,7 +657,7 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
     )
 
 
-def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreLimits) -> Scores:
+def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreRequest) -> Scores:
     """What each group of operators adds to the outputs' noise, at the run's precision and at `exact`."""
     models, changed = [files.model], files.quantized / provider.PREPROCESSED
     # What is not quantized adds nothing that quantizing would take away.

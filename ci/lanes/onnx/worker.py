@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, ge
 from ci import child
 from ci.child import UNFORESEEN, WARM, error_reply, hidden, reporting
 from ci.explain.divergence_report import partial_of
+from ci.explain.divergence_result import DivergenceLimits
+from ci.explain.losses import ScoreRequest
+from ci.explain.operator_script import ScriptRequest
 from ci.explain.rewriting import RewriteChoice
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, graphs, provider, steps
@@ -39,7 +42,6 @@ from ci.lanes.onnx.records import (
     CommandAnswer,
     CompileOptions,
     Contexts,
-    DivergenceLimits,
     ExportedModel,
     FileName,
     NotCompiled,
@@ -50,8 +52,6 @@ from ci.lanes.onnx.records import (
     ProgramFacts,
     QuantizedModel,
     RunReply,
-    ScoreLimits,
-    ScriptOptions,
 )
 from ci.lanes.onnx.samples import (
     CALIBRATION,
@@ -385,7 +385,7 @@ mixed = _answering(steps.mixed, Nothing)
 losses = _answering(graphs.losses, Nothing, name=QUANTIZED)
 estimated = _answering(steps.estimate, Chips)
 searched = _answering(graphs.diverge, DivergenceLimits)
-scored = _answering(steps.scores, ScoreLimits)
-_script = _answering(graphs.script, ScriptOptions)
+scored = _answering(steps.scores, ScoreRequest)
+_script = _answering(graphs.script, ScriptRequest)
 ran = reporting(_ran, error_of)
 measured = reporting(_measured, error_of_metric)
