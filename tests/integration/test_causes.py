@@ -27,7 +27,7 @@ LEAST = torch.finfo(torch.float32).min
 def test_what_leaves_fp16_is_a_cause_only_where_the_outputs_change_without_it(
     compute: Callable[[Tensor], Tensor], beyond: bool
 ) -> None:
-    from ci.lanes.executorch.beyond_half import beyond_half
+    from ci.lanes.executorch.lower import beyond_half
 
     rows = beyond_half(Net(compute), [(torch.rand(4, 3) + 1,)])
     assert bool(rows) is beyond
