@@ -55,16 +55,6 @@ def exported(most):
 def net(most=8):
     module = exported(most).module()
     return nn.Sequential(module, nn.ReLU()), lambda generator: (torch.rand(2, 4, generator=generator),)
-def drawn():
-    def draw(generator):
-        return (torch.rand(int(torch.randint(2, 900, (1,), generator=generator)), 4),)
-    return exported(900).module(), draw
-class Decides(nn.Module):
-    def forward(self, x):
-        return x * 2 if x.shape[0] > 4 else x
-def decides():
-    varies = {"x": {0: torch.export.Dim("count", max=8)}}
-    return torch.export.export(Decides(), (torch.rand(2, 4),), dynamic_shapes=varies)
 """
 
 

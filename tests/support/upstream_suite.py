@@ -20,6 +20,8 @@ TESTS = """\
 import ctypes, os, signal, subprocess, tempfile, time, unittest
 from pathlib import Path
 
+import torchvision
+from executorch.backends.qualcomm import qnn_preprocess
 from executorch.backends.qualcomm.tests.utils import TestQNN
 
 os.environ["QNN_BUILD_FOLDER"]  # before any test, as a suite's own set-up reads it
@@ -88,10 +90,6 @@ PREPROCESS = """\
 from pathlib import Path
 
 ADAPTOR = Path(__file__).with_name("PyQnnManagerAdaptor.so").read_text()
-
-
-def lower():
-    return list(range(2))
 """
 
 FILES = {
