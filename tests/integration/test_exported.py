@@ -55,6 +55,12 @@ def exported(most):
 def net(most=8):
     module = exported(most).module()
     return nn.Sequential(module, nn.ReLU()), lambda generator: (torch.rand(2, 4, generator=generator),)
+class Decides(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] > 4 else x
+def decides():
+    varies = {"x": {0: torch.export.Dim("count", max=8)}}
+    return torch.export.export(Decides(), (torch.rand(2, 4),), dynamic_shapes=varies)
 """
 
 
