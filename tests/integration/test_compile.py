@@ -20,7 +20,7 @@ from ci.models.other_python import export_with
 from ci.models.samples import samples_of
 from ci.models.user_model import BadFactory, user_model
 from ci.one_model.output import writing_into
-from provisioning.base.command_line import main
+from provisioning.base.command_line import Parser, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT
 from tests.support.typed import typed
@@ -32,6 +32,10 @@ def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),)
 """
+
+
+READS_SEED = NET.replace("(0)", '(int(open("seed.txt").read()))')
+"""By a path that begins in the user's folder."""
 
 
 def ci(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -122,6 +126,26 @@ def test_arrays_of_a_sample_go_by_their_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "0.npz", scale=other, x=one)
     loaded = make("two:net", {}, tmp_path, samples_of(tmp_path))
     assert [float(tensor[0]) for tensor in loaded.sample(0)] == [1, 2]
+
+
+@pytest.mark.whole
+def test_another_python_exports_a_model_of_a_package_called_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seed.txt").write_text("0")
+    monkeypatch.setattr(Parser, "started_in", str(tmp_path))
+    where = tmp_path / "clone"
+    where.mkdir()
+    (where / "ci").mkdir()
+    (where / "ci" / "__init__.py").touch()
+    (where / "ci" / "models.py").write_text(READS_SEED)
+    out = tmp_path / "out"
+    out.mkdir()
+    file = export_with(
+        Path(sys.executable), user_model("ci.models:net", where), None, out, seed=0, timeout=100
+    )
+    assert file == out / "models-net.pt2"
+    assert len(make("models-net.pt2", {}, out).sample(0)) == 1
 
 
 def test_a_python_without_torch_and_a_model_that_does_not_export_are_reported(tmp_path: Path) -> None:

@@ -112,6 +112,24 @@ def test_what_was_built_goes_into_a_bundle_and_the_bundle_to_a_device(
     assert files_of(package) == before
 
 
+NET = """\
+import torch
+def net():
+    return torch.nn.Linear(4, 4), (torch.ones(1, 4),)
+"""
+
+
+@pytest.mark.long("imports torch in a process of its own")
+def test_a_model_in_a_package_called_ci_is_compiled(qnn_ci: Command, tmp_path: Path) -> None:
+    package = tmp_path / "home" / "ci"
+    (package / "__init__.py").write_text("")
+    (package / "models.py").write_text(NET)
+    store = ("--store", str(store_path()))
+    done = qnn_ci("compile", "ci.models:net", "--verify", "none", "-o", "out", *store)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "home" / "out" / "models-net-SM8650-fp16.pte").is_file()
+
+
 @pytest.mark.whole
 def test_inputs_are_the_users_own_files(qnn_ci: Command, tmp_path: Path) -> None:
     home, store = tmp_path / "home", ("--store", str(store_path()))
