@@ -159,7 +159,9 @@ class Cuts:
             left = 0.0
         if left > STANDS_OUT * self.own(name):
             return None
-        source = graph.source_of(integers[0])
+        source = integers[0]
+        while further := graph.integers_of(source):
+            source = further[0]
         behind = [row for row in graph.behind_integers(source) if row in self.chips]
         operands = dict.fromkeys(operand for row in behind for operand in graph.operands_of(row))
         self.sqnr[source] = min(self.sqnr_of(row) for row in behind)

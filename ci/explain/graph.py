@@ -156,11 +156,6 @@ class Graph(ABC):
         makers = self._makers(self.nodes[name].reads)
         return [maker for maker in makers if maker not in self.operators and self.operands_of(maker)]
 
-    def source_of(self, integers: str) -> str:
-        """The operator that makes integers of floats, from which these come."""
-        further = self.integers_of(integers)
-        return self.source_of(further[0]) if further else integers
-
     def behind_integers(self, source: str) -> list[str]:
         """The operators that read the integers of a source."""
         behind: dict[str, None] = {}

@@ -14,8 +14,8 @@ from typing import Any
 
 from ci.explain.cause import SECONDS, Cause, cause_of
 from ci.explain.lane import explainer, measured, only, programs_of
-from ci.explain.repair import of_rewritten
-from ci.explain.rewriting import RewriteChoice, RewrittenPlace
+from ci.explain.repair import of_rewritten, repair_of
+from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
@@ -167,7 +167,7 @@ def outcome_with_cause(
 def _candidates(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
     """Those that there are, as far as none of them needs what this machine lacks."""
     try:
-        yield from candidates_of(model, cause, died=bool(before.error))
+        yield from candidates_of(model, cause, before)
     except ToolkitError as error:
         sys.stderr.write(readable(f"no more fixes are tried: {error.message}\n", sys.stderr))
 
@@ -199,7 +199,7 @@ def _in_words(outcome: Outcome) -> str:
     return f"{words}, which is still red" if outcome.wrong else words
 
 
-def candidates_of(model: OneModel, cause: Cause | None, *, died: bool) -> Iterator[Candidate]:
+def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
     """Rewrites at the place of the cause, or of the whole model; then flags. None of a model that does not
     export."""
     try:
@@ -212,10 +212,10 @@ def candidates_of(model: OneModel, cause: Cause | None, *, died: bool) -> Iterat
         words = ", ".join(
             dict.fromkeys(change.words for change in rewritten.withheld if _is_at(change, cause))
         )
-        yield _repaired(model, RewriteChoice(rules, interface=True), words)
+        yield _repaired(model, RewriteChoice(rules, interface=True), before, words)
     precision = written_name(model.precision or "fp16")
     other = None if model.precision_file else EXACT.get(precision)
-    yield from _rewrites(model, rewritten.made, cause, other if died else None)
+    yield from _rewrites(model, rewritten.made, cause, before, other if before.error else None)
     if "per_channel" in model.lane.flags and not model.per_channel and precision != "fp16":
         yield _of_model(replace(model, per_channel=True))
     if other:
@@ -231,6 +231,7 @@ def _rewrites(
     model: OneModel,
     every: Sequence[RewrittenPlace],
     cause: Cause | None,
+    before: Outcome,
     exact: str | None,
 ) -> Iterator[Candidate]:
     """`exact` is the precision that is tried too, where what died runs and is red."""
@@ -244,7 +245,7 @@ def _rewrites(
         # One edit alone is the whole rewrite.
         if len(edits) == 1 and (edit := edits.pop()):
             yield Candidate(str(edit), _tried(lambda: _of_edit(model, edit)), edit)
-        yield (repaired := _repaired(model, choice))
+        yield (repaired := _repaired(model, choice, before))
         result = repaired.outcome()
         if exact and result and result.wrong:
             yield _repaired(replace(model, precision=exact), choice)
@@ -255,12 +256,22 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
     return tuple(dict.fromkeys(rule for change in here for rule in change.rules))
 
 
-def _repaired(model: OneModel, choice: RewriteChoice, words: str = "") -> Candidate:
+def _repaired(
+    model: OneModel, choice: RewriteChoice, before: Outcome | None = None, words: str = ""
+) -> Candidate:
     """`words` say what the user changes for it."""
 
     @cache
+    def parts() -> Rewritten:
+        made = explainer(model).rewritten(model, choice)
+        if len({change.rules for change in made.made}) < 2:
+            return made
+        # As the command does it: the fewest that help, since together they may do harm.
+        fewest = repair_of(model, choice, before).rewritten
+        return fewest if fewest.made else made
+
     def rewritten() -> OneModel | None:
-        return of_rewritten(model, explainer(model).rewritten(model, choice))
+        return of_rewritten(model, parts())
 
     def outcome() -> Outcome | None:
         return measured(candidate) if (candidate := rewritten()) else None

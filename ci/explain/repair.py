@@ -58,10 +58,10 @@ class Repair:
         return replace(model, per_channel=True, program=None) if self.by_channel else model
 
 
-def repair_of(model: OneModel, choice: RewriteChoice) -> Repair:
+def repair_of(model: OneModel, choice: RewriteChoice, before: Outcome | None = None) -> Repair:
     """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
-    that were tried."""
-    before, lane = measured(model), explainer(model)
+    that were tried. `before` is what it is without them, if that is known."""
+    before, lane = before or measured(model), explainer(model)
     rewritten = lane.rewritten(model, choice)
     all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.made))
     known: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}

@@ -288,8 +288,17 @@ def test_what_died_and_stays_red_has_the_cause_of_that(
     monkeypatch.setattr("ci.explain.proofs.cause_of", cause_of)
     dies = Outcome("dies of aten.sort")
     found, _ = proved(tmp_path, lambda model: RED if model.typed.endswith(".pt2") else dies, dies, cause=None)
-    assert [Path(typed).name for typed in searched] == ["helps-harms.pt2"]
+    assert [Path(typed).name for typed in searched] == ["helps.pt2"]
     assert (CAUSE.words in found.fix) is said and "2.0 dB" in found.fix and "tried.pt2" not in found.fix
+
+
+def test_the_figure_of_a_repair_is_that_of_the_fewest_rewrites_that_help_as_the_command_finds_them(
+    tmp_path: Path,
+) -> None:
+    figures = {"helps-harms.pt2": 18.1, "helps.pt2": 42.6}
+    found, _ = proved(tmp_path, lambda model: green(figures.get(Path(model.typed).name, 2.0)), cause=None)
+    (first, *_) = found.helping
+    assert "42.6 dB" in first and "--only helps --only harms" in first
 
 
 def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_help(tmp_path: Path) -> None:
