@@ -14,7 +14,7 @@ from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs,
 from ci.builds.runner_build import Executorch, RunnerPlan
 from ci.builds.toolchain import BuildTool
 from ci.results import CachedResults
-from ci.runner import EXECUTORCHS, OURS, Dialect, Runner
+from ci.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
 from provisioning.base.errors import CheckFailed
 from provisioning.base.stage_run import StageRun
 from tests.support.scripts import script
@@ -51,6 +51,28 @@ def test_a_runner_must_give_what_pytorch_gave(
 def test_a_runner_that_hangs_on_the_probe_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match=r"0\.2 s"):
         outputs(Runner(Path("sh")), probe(tmp_path), ["sh", "-c", "exec sleep 60"], seconds=0.2)
+
+
+def test_a_list_of_inputs_has_a_line_for_each_inference_that_its_runner_can_read(tmp_path: Path) -> None:
+    plain, spaced = Path("/in/a.raw"), Path("/in/a b.raw")
+    ours = Runner(Path("runner")).write_inputs(tmp_path / "ours", [(plain, spaced), (spaced,)])
+    assert ours.read_text() == '"/in/a.raw" "/in/a b.raw"\n"/in/a b.raw"\n'
+    theirs = Runner(Path("runner"), EXECUTORCHS)
+    assert theirs.write_inputs(tmp_path / "theirs", [(plain, plain)]).read_text() == "/in/a.raw /in/a.raw\n"
+    with pytest.raises(CheckFailed, match=str(spaced)):
+        theirs.write_inputs(tmp_path / "none", [(plain, spaced)])
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [("0x14", "OperatorMissing"), ("0x21", "MemoryAllocationFailed"), ("0x23", "InvalidProgram")],
+)
+def test_a_number_that_executorchs_runner_prints_has_the_name_of_its_error_h(number: str, name: str) -> None:
+    assert (
+        with_names(f"loading failed with status {number}") == f"loading failed with status {number} ({name})"
+    )
+    assert with_names("status 0x77") == "status 0x77"
 
 
 def runner_plan(folder: Path) -> RunnerPlan:
