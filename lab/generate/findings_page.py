@@ -41,7 +41,8 @@ IN_AN_ENTRY = {
     "SQNR": "how exact the outputs on the emulator are, [in dB](accuracy.md#what-is-a-good-sqnr):"
     " 40 dB is an error of 1 %, 0 dB an error of 100 %",
     "*Fix*": "what to write instead; a figure in dB is the SQNR with this fix",
-    "*See it*": "a command that shows the fault",
+    "*See it*": "a command that shows the fault, if your versions have it;"
+    " `net.py:model` stands for your model",
 }
 """How to read the entry of a fault."""
 
@@ -85,7 +86,7 @@ def page() -> str:
         "# Known faults",
         "",
         "What do QNN, ExecuTorch and ONNX Runtime's QNN provider get wrong, in which versions, and what do",
-        "you write instead? `qnn-ci validate`, `inspect` and the stages name the faults of your build.",
+        "you write instead? `compile` and `divergence` name the fault that can explain a wrong result.",
         "This page is generated from [known_faults.toml](../manifests/known_faults.toml): add a fault there",
         "and run `nox -s generate`. Commands that name a file of `manifests/` work in a clone.",
         "",
@@ -103,7 +104,7 @@ def page() -> str:
         ),
         "",
     ]
-    for title, measured in (("Measured here", True), ("Reported", False)):
+    for title, measured in (("Faults that we measured", True), ("Faults that others reported", False)):
         if faults := [fault for fault in load_faults() if fault.measured is measured]:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
     lines += [*_upstream(), *_suites(), *STILL_THERE.replace(FIGURE, _figure("bias-used-twice")).splitlines()]
@@ -158,7 +159,8 @@ def _upstream() -> Iterator[str]:
     yield from ("## ExecuTorch's own tests", "")
     place = "../manifests/upstream/delegate/accepted-wheels.json"
     yield "ExecuTorch has tests of its QNN backend, the *delegate suite*. On the emulator, with ExecuTorch"
-    yield f"{executorch} and QNN {qnn} for {DEFAULT_SOC}, all pass but these ([accepted results]({place})):"
+    yield f"{executorch} and QNN {qnn} for {DEFAULT_SOC}, these do not pass, or pass with wrong"
+    yield f"outputs ([accepted results]({place})). `(i=0)` names a subtest:"
     yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
     for test in failing:
         yield f"| `{test}` | {accepted.of(test).outcome.replace('_', ' ')} | {accepted.cause(test)} |"
@@ -171,8 +173,9 @@ def _upstream() -> Iterator[str]:
 def _suites() -> Iterator[str]:
     """Hundreds of tests are accepted as they fail, so this has their numbers."""
     suites = "[all suites](building.md#executorchs-own-tests)"
-    yield f"The same for {suites} of ExecuTorch's; each name links to the causes:"
-    yield from ("", "| suite | tests | of these, do not pass |", "| --- | --- | --- |")
+    yield f"ExecuTorch has more test suites. This table counts the outcomes of {suites} that we run;"
+    yield "the name of a suite links to its accepted results, with the cause of each:"
+    yield from ("", "| suite | tests | of these, not passed, or passed wrongly |", "| --- | --- | --- |")
     for suite in (*upstream_suites(), "zoo"):
         if tests := load_tests(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
             counts = Counter(row.outcome for row in tests.values() if row.outcome != "passed")

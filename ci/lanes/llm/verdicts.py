@@ -136,7 +136,7 @@ def in_words(figures: Figures, limits: Mapping[str, float] | None = None) -> str
     known = limits or {}
     return ", ".join(
         f"{WORDS[name]} {figure.value:.4g} ± {figure.error:.2g}"
-        + (f" ({_side(name)} {known[name]:.3g})" if name in known else "")
+        + (f" ({_side(name)} {known[name]:.4g})" if name in known else "")
         for name, figure in figures.items()
     )
 
