@@ -162,6 +162,8 @@ def _check(source: _Source, member: ZipInfo) -> None:
     """Refuse what none of our archives has, also in members that are left out."""
     if reason := unsafe(member.filename.removesuffix("/")):
         raise source.error(member.filename, "a plain relative name", reason)
+    if member.header_offset < 0:
+        raise source.error(member.filename, "data in this file", f"offset {member.header_offset}")
     if _kind(member) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
         raise source.error(member.filename, "a file, directory or symbolic link", "a special file")
     if member.flag_bits & ENCRYPTED or member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):

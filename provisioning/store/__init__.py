@@ -141,6 +141,8 @@ class Store(Trees):
                     (tree.root / difference.path).chmod(modes[difference.path])
         if any(difference.kind != "mode" for difference in wrong):
             component = Component.model_validate(dict(tree.inventory.manifest), strict=False)
+            if not (component.pinned or self.is_proved(tree)):
+                raise unlocked(self.path, tree.component, component)
             self.prove_tree(tree, component, progress=progress, offline=offline)
         return wrong
 

@@ -42,6 +42,7 @@ SPECIAL = [
     Case("character device", zipped(Item("null", b"", mode=0o020666)), "found a special file"),
     Case("encrypted", zipped(Item("a", flags=1)), "flags 0x0001"),
     Case("bzip2", zipped(Item("a", method=12)), "method 12"),
+    Case("data before the file", zipped(Item("a"), start=1_000), "found offset -"),
     Case("page of a web server", lambda: b"<html>Access denied</html>", "not a zip file"),
 ]
 

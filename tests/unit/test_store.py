@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from provisioning.base.errors import (
     EnvironmentLacking,
     IntegrityError,
     LicenceNotAccepted,
+    Unlocked,
     UpstreamError,
 )
 from provisioning.manifest import Component
@@ -192,6 +194,21 @@ class TestVerifyAndRepair:
             sdk_zip(archive, filler=1999)
             with pytest.raises(IntegrityError, match="qnn-sdk"):
                 store.repair(tree)
+
+    def test_repair_takes_nothing_on_trust(self, tmp_path: Path) -> None:
+        archive = sdk_zip(tmp_path / "sdk.zip")
+        with FileServer(archive) as server:
+            made = Store(tmp_path / "store")
+            made.provision("qnn-sdk", component(server.url("/sdk.zip")), trust_first_download=True)
+            # A copy of its tree, as a CI system's cache restores one.
+            shutil.copytree(made.folder, tmp_path / "copy" / "trees", symlinks=True)
+            store = Store(tmp_path / "copy")
+            [tree] = store.trees()
+            (tree.root / HTP).unlink()
+            sdk_zip(archive, filler=1999)
+            with pytest.raises(Unlocked, match="qnn-sdk"):
+                store.repair(tree)
+            assert not store.is_proved(tree) and not (tree.root / HTP).exists()
 
     def test_a_corrupted_download_is_fetched_again(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk, HOST)
