@@ -189,7 +189,7 @@ def check_image(archive: Path, name: str) -> None:
     if vendors or labels.get("qnn-ci.not-to-be-published"):
         raise CheckFailed(
             f"{archive} has {', '.join(vendors[:3]) or 'an SDK'}, and its vendor lets nobody publish that",
-            fix=f"remove it from the stage {name} of docker/Dockerfile",
+            fix=f"take what brings it out of [images.{name}] in manifests/images.toml",
         )
 
 

@@ -518,6 +518,19 @@ def test_a_renamed_module_is_found_as_one() -> None:
     assert "export_utils.py" in finding.message
 
 
+def test_a_directory_that_could_not_be_evaluated_is_not_compared_and_said() -> None:
+    files = miniature_tree.files()
+    files[RUNTIME_BUCK] += "nothing_of_the_kind()\n"
+    assert {finding.rule for finding in checked(files).differences} == {"parity-not-evaluated"}
+
+
+def test_rules_that_no_buck_file_calls_are_found() -> None:
+    files = miniature_tree.files()
+    del files[f"{WRAPPERS_BUCK.removesuffix('targets.bzl')}BUCK"]
+    [finding] = differences(files, "parity-package-missing")
+    assert finding.place.file == WRAPPERS_BUCK
+
+
 class TestVerb:
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
