@@ -1,4 +1,4 @@
-"""exp-below-minus-88: `exp` of less than -88.6 is -131008 at fp16
+"""exp-below-minus-88: `exp` of -89 to -164 is -131008 at fp16
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math
