@@ -12,14 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from provisioning.base.command_line import TIMEOUT
-
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-R_contra = TypeVar("R_contra", contravariant=True)
-
 
 RUN_TIMEOUT = 300.0
 """Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""

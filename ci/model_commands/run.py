@@ -56,7 +56,7 @@ EXAMPLES = """\
 
 TAKEN_BY = {
     **dict.fromkeys(("input", "output", "repeat", "compare"), (PYTORCH, ONNX)),
-    **dict.fromkeys(("dimension", "as_it_is"), (ONNX,)),
+    **dict.fromkeys(("dimension", "as_it_is", "option"), (ONNX,)),
     **dict.fromkeys(("chat", "system", "tokens"), (CHECKPOINT,)),
 }
 """The kinds of model that a flag is for, where it is not for all."""

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles
 from ci.suite.accepted import accepted_figures, below_required, derived, load_tolerances, threshold_values
 from ci.suite.accuracy import required_of
-from ci.suite.precision import written_name
+from ci.suite.precision import scheme_named, written_name
 from ci.suite.programs import Program, Suites
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import accept
@@ -105,7 +106,7 @@ def suite_with(
             index
             for index, known in enumerate(of_lane)
             if "precision" in known
-            and written_name(known["precision"]) == run["precision"]
+            and _written(known["precision"], lane) == run["precision"]
             and set(known) <= {*OURS, *run}
         ),
         len(of_lane),
@@ -187,6 +188,16 @@ def extension_of(lane: Compiles, model: OneModel, suite: Path) -> Extension:
         run["precision"] = written_name(precision)
     socs, profile = model.selection.socs, model.selection.profile
     return Extension(model.lane.suites, suite, program.case_name, case, run, socs, profile)
+
+
+def _written(precision: object, lane: str) -> object:
+    """As a run of this lane has it that `compile` writes; what is no precision as it is."""
+    if not isinstance(precision, str):
+        return precision
+    with suppress(UsageError):
+        # ExecuTorch has one scheme for several of ONNX Runtime's.
+        return written_name(scheme_named(precision) if lane == "executorch" else precision)
+    return precision
 
 
 def _text(suite: Path) -> str:

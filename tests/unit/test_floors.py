@@ -292,7 +292,7 @@ def test_who_reads_our_code_by_its_tree_sees_all_of_it() -> None:
 
 
 def test_unit_tests_do_without_torch() -> None:
-    """It takes two seconds to import. Tests that need it: tests/integration/test_torch_pieces.py."""
+    """It takes two seconds to import. Tests that need it: tests/integration/test_on_torch.py."""
     files = with_any((ROOT / "tests" / "unit").glob("*.py"), "import torch", "from torch")
     imported = {
         (file.name, name.partition(".")[0]) for file in files for name in names_imported(parsed(file))

@@ -122,6 +122,21 @@ def test_an_authors_suite_keeps_everything_but_the_run_that_is_the_same(tmp_path
     assert mine[0].run.tags == ("nightly",) and mine[0].run.cpu_nodes == ("x",)
 
 
+@pytest.mark.parametrize("spelling", ["u16s8", "s16/s8"])
+def test_a_run_is_the_same_by_the_scheme_that_its_lane_computes(tmp_path: Path, spelling: str) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text(AUTHORS.replace("w8a16", spelling))
+    assert extended(suite) == 1
+    assert [program.soc for program in programs_of(suite)] == ["SM8550", "SM8650", "SM8750"]
+
+
+def test_what_is_no_precision_is_named_as_the_suites_mistake(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text(AUTHORS.replace('"w8a16"', "16"))
+    with pytest.raises(ManifestError):
+        Extension(SUITES, suite, "net", {}, RUN, ["SM8750"], "wheels").write([{}], {})
+
+
 def test_refuses_another_model_of_that_name_and_what_is_no_toml(tmp_path: Path) -> None:
     suite = tmp_path / "models.toml"
     suite.write_text(AUTHORS)

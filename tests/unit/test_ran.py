@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ci.model_commands import run
 from ci.models.arrays import Sample
 from ci.one_model.output import Ran, compared, outputs_in, write
 from provisioning.base.errors import CheckFailed, UsageError
@@ -57,3 +59,11 @@ def test_outputs_with_little_in_common_differ() -> None:
 def test_outputs_of_another_model_cannot_be_compared(other: Sample) -> None:
     with pytest.raises(CheckFailed):
         compared({"y": VALUES}, other, "other")
+
+
+@pytest.mark.parametrize("flags", [["--option", "a=b"], ["--dimension", "x=1"], ["--as-it-is"]])
+def test_a_flag_of_onnx_models_is_refused_with_another_program(flags: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    run.configure(parser)
+    with pytest.raises(UsageError, match="is for ONNX models"):
+        run.run(parser.parse_args(["net.pte", *flags]))

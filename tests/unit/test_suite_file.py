@@ -102,6 +102,12 @@ class TestOneFile:
             EXECUTORCH.programs_of(written(tmp_path, THREE.replace(old, new)))
         assert caught.value.key == key and fix in str(caught.value.fix)
 
+    @pytest.mark.parametrize("precision", ["16", '"8a2w"'])
+    def test_what_is_no_precision_of_a_language_model_is_named(self, tmp_path: Path, precision: str) -> None:
+        with pytest.raises(ManifestError) as caught:
+            LLM.programs_of(written(tmp_path, THREE.replace('"fp16"', precision)))
+        assert caught.value.key == "case.tiny.run.0.precision"
+
     def test_a_stage_without_a_run_of_its_lane_is_a_usage_error_that_names_those_there(
         self, tmp_path: Path
     ) -> None:

@@ -246,5 +246,5 @@ def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun
 
 FORM = LaneForm("executorch", ExecutorchCase, ("test_lowering", "test_emulator"))
 SUITES = Suites("test_lowering", SHIPPED, ExecutorchProgram, FORM)
-load_suite, programs_of = SUITES.load, SUITES.programs_of
+programs_of = SUITES.programs_of
 all_programs, choose = SUITES.all_programs, SUITES.choose

@@ -35,10 +35,14 @@ PRECISIONS = {GENIE: ("fp16", "16a8w", FOUR_BITS), EXECUTORCH: ("fp16", "16a8w",
 """By what the model speaks through."""
 
 
+def _written(value: object) -> object:
+    return written_name(value) if isinstance(value, str) else value
+
+
 class LlmRun(SuiteRun):
     judged_later: ClassVar = SuiteRun.judged_later | {"limits"}
 
-    precision: Annotated[Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(written_name)]
+    precision: Annotated[Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(_written)]
     through: Literal["genie", "executorch"] = "genie"
     parts: Annotated[int, Field(ge=1)] = 1
     """Into how many binaries Genie's layers are split."""

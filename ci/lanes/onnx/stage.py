@@ -117,7 +117,6 @@ def versions() -> dict[str, Metric]:
 @dataclass(frozen=True, slots=True)
 class OnnxPlan(Plan):
     programs: tuple[OnnxProgram, ...]
-    """Programs beside those that ExecuTorch made of the same models."""
 
 
 def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOptions) -> OnnxPlan:
