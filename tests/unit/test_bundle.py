@@ -413,6 +413,14 @@ def test_push_sh_leaves_no_skel_of_an_earlier_bundle(written: Path, tmp_path: Pa
     assert files_in(device) == set(PLACES)
 
 
+def test_push_sh_removes_nothing_in_a_folder_with_other_files(written: Path, tmp_path: Path) -> None:
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    (tmp_path / "usr" / "bin" / "sh").touch()
+    for _ in range(2):
+        done = push(written, tmp_path / "usr", *flags_of(written))
+        assert "holds other files" in done.stderr and (tmp_path / "usr" / "bin" / "sh").is_file()
+
+
 def test_push_sh_keeps_out_of_a_folder_that_a_run_has(written: Path, tmp_path: Path) -> None:
     (tmp_path / "board" / bundle_manifest.LOCK).mkdir(parents=True)
     done = push(written, tmp_path / "board", *flags_of(written))

@@ -153,3 +153,9 @@ def test_committed_changed_and_new_files_all_count_from_where_a_branch_left(tmp_
     git("checkout", "-q", "mine")
     write(root, {"kept": "5", "new": "6"})
     assert changed_files("main", root) == ["gone", "kept", "new", "odd name\n", "old"]
+
+
+@pytest.mark.parametrize("base", ["", "0" * 40, "feedface" * 5])
+def test_what_changed_since_an_unknown_commit_is_not_known(tmp_path: Path, base: str) -> None:
+    """As of a branch's first push. An empty list would leave jobs out."""
+    assert changed_files(base, repository(tmp_path / "root", {"kept": "1"})) is None

@@ -258,6 +258,20 @@ def test_a_pull_request_has_one_comment_that_later_runs_write_anew(hub: GitHub, 
     assert "2 MB" not in body and "❌" in body
 
 
+def test_of_several_attempts_the_last_file_is_taken(hub: GitHub, tmp_path: Path) -> None:
+    for name in ("earlier", "later"):
+        hub.upload(7, content(change(name)))
+    write(hub, tmp_path)
+    (body,) = hub.bodies
+    assert "later" in body and "earlier" not in body
+
+
+def test_a_closed_pull_request_gets_no_comment(hub: GitHub, tmp_path: Path) -> None:
+    hub.upload(7, content(change()))
+    hub.pulls[5]["state"] = "closed"
+    assert write(hub, tmp_path) == 0 and hub.comments == {}
+
+
 @pytest.mark.parametrize("upload", [None, b"no JSON"])
 def test_no_older_check_mark_stays_beside_a_run_that_says_nothing(
     hub: GitHub, tmp_path: Path, upload: bytes | None

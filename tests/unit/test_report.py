@@ -163,6 +163,15 @@ def test_what_the_gate_was_to_run_is_expected_though_it_was_killed(tmp_path: Pat
     assert _run(tmp_path, "--check") == 1
 
 
+def test_what_must_have_run_must_have_run_in_this_run(tmp_path: Path) -> None:
+    _report("test_lowering").write(tmp_path)
+    replace(_report("test_emulator"), started="2026-11-20T09:00:00+00:00", run="two").write(tmp_path)
+    expected = ["test_lowering", "test_emulator"]
+    assert verdicts(tmp_path, expected)["test_lowering"] == "did not run"
+    _report("test_emulator").write(tmp_path)
+    assert set(verdicts(tmp_path, expected).values()) == {"pass"}
+
+
 def programs(stage: str, **verdicts: str) -> Report:
     rows: dict[str, Metric] = {f"{name}/8a8w/SM8650": {"verdict": word} for name, word in verdicts.items()}
     findings = tuple(

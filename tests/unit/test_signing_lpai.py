@@ -54,6 +54,12 @@ def own(path: Path, variable: str = "QNN_SDK_ROOT") -> Root:
     return Root(path, "directory", variable)
 
 
+def test_two_libraries_of_one_name_are_refused(tmp_path: Path) -> None:
+    paths = [Skel().write(tmp_path / place / "lib.so") for place in ("a", "b")]
+    with pytest.raises(UsageError, match=r"lib\.so"):
+        lpai_libraries.to_sign(CHIP, None, paths, direct=False)
+
+
 def test_lpai_v6_with_an_older_qnn_is_refused(tmp_path: Path) -> None:
     sdk = hexagon_sdk.qnn_sdk(tmp_path, "2.9.0")
     with pytest.raises(EnvironmentLacking, match=r"2\.39.*2\.9\.0"):
