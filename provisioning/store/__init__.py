@@ -131,8 +131,11 @@ class Store(Trees):
         with _disk_errors(self.path):
             licences.require(self.path, components, accepted)
 
-    def repair(self, tree: Tree, *, progress: Progress = SILENT, offline: bool = False) -> list[Difference]:
-        """Repair a tree from kept downloads, fetching again what was pruned; returns what was wrong."""
+    def repair(
+        self, tree: Tree, flags: Sequence[str] = (), *, progress: Progress = SILENT, offline: bool = False
+    ) -> list[Difference]:
+        """Repair a tree from kept downloads, fetching again what was pruned; returns what was wrong. `flags`
+        select its profile, for the fix where nothing says what its bytes are."""
         wrong = self.verify(tree)
         modes = {item.path: item.mode for item in tree.inventory.items}
         for difference in wrong:
@@ -142,7 +145,7 @@ class Store(Trees):
         if any(difference.kind != "mode" for difference in wrong):
             component = Component.model_validate(dict(tree.inventory.manifest), strict=False)
             if not (component.pinned or self.is_proved(tree)):
-                raise unlocked(self.path, tree.component, component)
+                raise unlocked(self.path, tree.component, component, flags)
             self.prove_tree(tree, component, progress=progress, offline=offline)
         return wrong
 

@@ -16,7 +16,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.progress import for_stream
 from provisioning.base.rendering import plural
-from provisioning.base.settings import MANIFESTS, store_path
+from provisioning.base.settings import MANIFESTS, profile_flags, profile_names, store_path
 from provisioning.base.units import size
 from provisioning.components import KINDS
 
@@ -120,7 +120,7 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
         if component and store.against_pins(tree, component):
             wrong = store.prove_tree(tree, component, progress=progress, offline=offline)
         else:
-            wrong = store.repair(tree, progress=progress, offline=offline)
+            wrong = store.repair(tree, _selecting(tree, where), progress=progress, offline=offline)
         repaired += _print(tree.root.name, wrong)
     broken = store.broken()
     _print("store", broken)
@@ -178,6 +178,20 @@ def _of_profiles() -> dict[str, Component]:
     from provisioning.store.tree_plan import definition_of
 
     return {definition_of(name, component): component for name, component in every_component()}
+
+
+def _selecting(tree: Tree, where: Path | None) -> list[str]:
+    """The flags that name the tree's profile, if there is one, and the store."""
+    from provisioning.manifest import load_profile
+    from provisioning.store.tree_plan import definition_of
+
+    profiles = [
+        name
+        for name in profile_names()
+        if (pins := load_profile(name).pins.get(tree.component))
+        and definition_of(tree.component, pins) == tree.inventory.definition
+    ]
+    return [*(profile_flags(profiles[0]) if profiles else ()), *(["--store", str(where)] if where else ())]
 
 
 def _described(store: Store, tree: Tree) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from provisioning.store import Store
 from tests.support.elves import Library
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests, write_profile
-from tests.support.sdk_archives import component, sdk_files, sdk_zip, write_zip
+from tests.support.sdk_archives import BUILD_ID, component, sdk_files, sdk_zip, write_zip
 
 NOTHING_IS_MEASURED = 'schema = 1\nprofile = "wheels"\nsoc = "SM8650"\nbuilds = []\n'
 HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
@@ -119,6 +119,18 @@ class TestUnlocked:
         unlocked.types("provision", "--trust-first-download")
         shutil.copytree(unlocked.store, unlocked.home / "copy", symlinks=True)
         assert unlocked.types("provision", "--store", str(unlocked.home / "copy")) == 3
+
+    def test_a_copied_store_is_not_repaired_by_what_a_mirror_has_now(self, unlocked: User) -> None:
+        unlocked.types("provision", "--trust-first-download")
+        (unlocked.root() / HTP).unlink()
+        copy = unlocked.home / "copy"
+        shutil.copytree(unlocked.store / "trees", copy / "trees", symlinks=True)
+        self.serves(unlocked, android=library_of(BUILD_ID))
+        assert unlocked.types("store", "repair", "--store", str(copy)) == 3
+        *_, command = [line for line in unlocked.err.splitlines() if "nox -s provision" in line]
+        words = shlex.split(command.partition("nox -s ")[2])
+        assert unlocked.types(*(word for word in words if word != "--")) == 0
+        assert unlocked.types("store", "verify", "--store", str(copy)) == 0
 
     @pytest.mark.parametrize(
         "files",
