@@ -12,9 +12,10 @@ from typing import Any
 
 from ci.explain.cuts import STANDS_OUT
 from ci.explain.divergence import DIFFERS_DB
-from ci.explain.divergence_report import (
+from ci.explain.divergence_result import (
     MANY_ROUND,
     NONE_ALONE,
+    DivergenceResult,
     alike_in_words,
     between_in_words,
     faint_in_words,
@@ -22,7 +23,6 @@ from ci.explain.divergence_report import (
     operands_in_words,
     rounding_in_words,
 )
-from ci.explain.divergence_result import DivergenceResult
 from ci.explain.lane import explainer
 from ci.explain.losses import Scores
 from ci.models.model_lines import OperatorAt

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ci.models.arrays import Array
 from provisioning.base.commands import captured
-from provisioning.base.errors import UsageError
 
 FEW = 16
 """At most so many values are written one by one."""
@@ -99,14 +98,6 @@ def packed(content: bytes) -> str:
 def table_of(arrays: Mapping[str, Array]) -> str:
     """A dict of them, as source."""
     return "{" + "".join(f"\n    {name!r}: {source_of(values)}," for name, values in arrays.items()) + "\n}"
-
-
-def require_script(path: Path) -> None:
-    if path.suffix != ".py":
-        raise UsageError(f"--write {path}: expected the name of a Python file", fix="--write fault.py")
-    if path.exists() and EXIT_CODES not in path.read_text(encoding="utf-8", errors="replace"):
-        message = f"--write {path}: the file exists, and is no script of this command"
-        raise UsageError(message, fix="name another file")
 
 
 def written(script: Path, title: str, least: float, script_of: Callable[[int], OperatorScript]) -> str:

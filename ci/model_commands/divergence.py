@@ -23,6 +23,7 @@ from ci.one_model.model import (
 from ci.suite.options import add_work, choice_of
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, valued
+from provisioning.base.errors import UsageError
 
 EXAMPLES = """\
   qnn-ci divergence net.py:model --precision 16a8w --soc SM8650
@@ -54,13 +55,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_work(parser, "the search", 1200)
 
 
+def require_script(path: Path) -> None:
+    """The name of a new file, or of an earlier script of this command."""
+    from ci.explain.operator_script import EXIT_CODES
+
+    if path.suffix != ".py":
+        raise UsageError(f"--write {path}: expected the name of a Python file", fix="--write fault.py")
+    if path.exists() and EXIT_CODES not in path.read_text(encoding="utf-8", errors="replace"):
+        message = f"--write {path}: the file exists, and is no script of this command"
+        raise UsageError(message, fix="name another file")
+
+
 def run(args: argparse.Namespace) -> int:
     from ci.explain.cause import of_divergence
     from ci.explain.divergence import DIFFERS_DB
-    from ci.explain.divergence_report import as_text, document, fix_of
-    from ci.explain.divergence_result import DivergenceResult
+    from ci.explain.divergence_result import DivergenceResult, as_text, document, fix_of
     from ci.explain.lane import explainer, measured
-    from ci.explain.operator_script import require_script, written
+    from ci.explain.operator_script import written
     from ci.explain.proofs import proofs_of
     from ci.one_model.report import ModelReport, reported
     from provisioning.base.command_line import Parser

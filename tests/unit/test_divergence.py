@@ -12,8 +12,13 @@ import numpy
 import pytest
 
 from ci.explain.divergence import Divergence, worst_drop
-from ci.explain.divergence_report import as_text, keep_partial, partial_of
-from ci.explain.divergence_result import DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import (
+    DivergenceResult,
+    DivergentOperator,
+    as_text,
+    keep_partial,
+    partial_of,
+)
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.arrays import Array
 from ci.models.model_lines import OperatorAt

@@ -19,8 +19,7 @@ from ci.explain.audit import (
     SuggestedOperator,
     with_precisions,
 )
-from ci.explain.divergence_report import partial_of
-from ci.explain.divergence_result import DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import DivergenceResult, DivergentOperator, partial_of
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.operator_script import OperatorScript, ScriptRequest, ScriptSource

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from ci.child import WARM, Answer, doing, hidden, reporting
 from ci.explain.divergence import Divergence
-from ci.explain.divergence_report import keep_partial
-from ci.explain.divergence_result import DivergenceResult
+from ci.explain.divergence_result import DivergenceResult, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
 from ci.explain.operator_script import ScriptRequest, ScriptSource

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, ge
 
 from ci import child
 from ci.child import UNFORESEEN, WARM, error_reply, hidden, reporting
-from ci.explain.divergence_report import partial_of
-from ci.explain.divergence_result import DivergenceLimits
+from ci.explain.divergence_result import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
 from ci.explain.operator_script import ScriptRequest
 from ci.explain.rewriting import RewriteChoice
