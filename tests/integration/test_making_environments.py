@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import pty
@@ -182,3 +183,23 @@ def test_a_full_disk_of_uvs_cache_is_named(
         command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
     assert f"{cache}: no space left" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("prints", "error"),
+    [
+        (f"error: failed to write: {os.strerror(errno.ENOSPC)} (os error 28)", EnvironmentLacking),
+        ("error: failed\n  Caused by: dns error: failed to lookup address information", UpstreamError),
+    ],
+    ids=["disk", "network"],
+)
+def test_no_larger_build_of_torch_is_tried_for_a_full_disk_or_without_a_network(
+    environments: PythonEnvironments, tmp_path: Path, prints: str, error: type[Exception]
+) -> None:
+    for name in ("cpu", "index"):
+        (tmp_path / "torch" / f"{name}.txt").write_text("torch==2.13.0 \\\n    --hash=sha256:00\n")
+    calls = tmp_path / "calls"
+    uv = script(tmp_path / "bin" / "uv", f'echo "$@" >>{calls}; printf "%s" "{prints}" >&2; exit 2')
+    with pytest.raises(error):
+        environments.install_torch(tmp_path / "home", "torch==2.13.0", str(uv))
+    assert len(calls.read_text().splitlines()) == 1

@@ -132,6 +132,7 @@ def test_the_search_goes_on_behind_a_file_of_another_machine(tmp_path: Path) -> 
     write(tmp_path, "two/libb.so")
     a = write(tmp_path, "liba.so", needed=("libb.so",))
     assert search(a, library_path=f"{tmp_path}/one:{tmp_path}/two") == []
+    assert search(a, library_path=f"{tmp_path}/one") == [("liba.so", "libb.so")]
 
 
 def test_the_cache_and_the_default_directories_are_searched(tmp_path: Path) -> None:

@@ -139,6 +139,14 @@ def test_a_context_that_is_cut_short_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_method_that_is_called_as_a_path_leads_nowhere(tmp_path: Path) -> None:
+    hostile = program(data=framed(context())).replace(b"forward", b"../../x")
+    (tmp_path / "m.pte").write_bytes(hostile)
+    with pytest.raises(CheckFailed, match=r"'\.\./\.\./x'"):
+        inspect(tmp_path / "m.pte", "--extract", tmp_path / "a" / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pte"]
+
+
 @pytest.mark.parametrize("embed", [True, False])
 def test_contexts_are_taken_out_of_a_compiled_model(tmp_path: Path, embed: bool) -> None:
     model = context_model(tmp_path / "m", embed=embed)

@@ -309,6 +309,14 @@ class TestGc:
             other.communicate("")
 
 
+def test_an_archive_with_nothing_of_what_the_manifest_places_makes_no_tree(house: House) -> None:
+    data = house.sdk.model_dump()
+    data["parts"][0]["source"]["strip"] = "another/"
+    with pytest.raises(IntegrityError, match="expected members below 'another/'"):
+        house.store.provision("qnn-sdk", Component.model_validate(data, strict=False))
+    assert house.store.trees() == []
+
+
 def test_a_failed_download_leaves_a_store_that_works_later(house: House) -> None:
     wrong = house.sdk.model_dump()
     wrong["parts"][0]["source"]["sha256"] = "0" * 64
