@@ -154,6 +154,8 @@ class Cuts:
             return None
         try:
             left = self._passed([name], [*graph.operands_of(name), *integers]) or 0.0
+        except MemoryError:
+            raise
         except Exception:
             # The CPU does not compute with an index that is beyond all values.
             left = 0.0
