@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import time
 from pathlib import Path
@@ -95,3 +96,11 @@ def test_an_overlays_own_file_replaces_that_of_the_tree_and_leaves_the_tree_as_i
     root = overlay_of(tree, files, tmp_path / "overlay")
     assert (root / "exir/core.py").read_bytes() == b"new"
     assert (tree / "exir/core.py").read_text(encoding="utf-8") == "exir/core.py"
+
+
+def test_python_finds_the_version_of_the_overlays_tree(tree: Path, tmp_path: Path) -> None:
+    (tree / "version.py").write_text("__version__ = 'of another day'", encoding="utf-8")
+    root = overlay_of(tree, {}, tmp_path / "overlay")
+    found = importlib.metadata.Distribution.discover(name="executorch", path=[str(root.parent)])
+    assert [distribution.version for distribution in found] == ["1.5.0+cff6f4d"]
+    assert "'1.5.0+cff6f4d'" in (root / "version.py").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb, count, duration, main
 from provisioning.base.settings import ROOT
+from tests.support.typed import actions
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
 
@@ -164,3 +166,27 @@ def test_help_of_no_verb_loads_a_package_or_a_heavy_module() -> None:
 def test_what_is_no_count_and_no_duration_is_refused(kind: Callable[[str], object], text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
         kind(text)
+
+
+def test_a_verb_whose_packages_are_missing_names_the_session_that_installs_them() -> None:
+    """`-S` leaves the interpreter without site-packages, as in a fresh clone where only nox is installed."""
+    command = [sys.executable, "-S", "-m", "ci", "matrix", "--shards", "4"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 3
+    assert "has no package pydantic" in ran.stderr and "Traceback" not in ran.stderr
+    assert "  try: nox -s matrix -- --shards 4" in ran.stderr
+
+
+MAY_BE_NOTHING = {
+    *("--wait", "--anti-rollback", "--passphrase-fd", "--least"),
+    *("--perplexity-ratio", "--divergence", "--divergence-99"),
+}
+"""Numbers for which 0 has a meaning."""
+
+
+def test_a_number_that_may_not_be_nothing_is_asked_for_as_such() -> None:
+    for name in MODULES:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(name).configure(parser)
+        numbers = [action for action in actions(parser) if action.type in (int, float)]
+        assert {flag for action in numbers for flag in action.option_strings} <= MAY_BE_NOTHING, name

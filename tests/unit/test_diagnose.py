@@ -228,3 +228,23 @@ def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
     ):
         assert secret not in text, secret
     assert str(tmp_path) not in text or not str(tmp_path).startswith("/home")
+
+
+def test_one_unexplained_input_of_several_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else all libraries of this machine's store are searched for who prints the line.
+    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("QNN_CI_ENVIRONMENTS", str(tmp_path / "environments"))
+    (tmp_path / "known.log").write_text(STUB, encoding="utf-8")
+    (tmp_path / "unknown.log").write_text("Genie: the engine's thread could not start\n", encoding="utf-8")
+    assert verb(tmp_path / "known.log") == 0
+    assert verb(tmp_path / "known.log", tmp_path / "unknown.log") == 1
+
+
+def test_what_was_not_measured_is_not_explained() -> None:
+    assert verb("never_heard_of@8a8w") == 1
+    assert verb("log@8a9w") == 2
+
+
+def test_a_bundle_needs_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("--bundle", str(tmp_path)) == 2
+    assert "expected a log first" in capsys.readouterr().err

@@ -467,3 +467,49 @@ def test_a_token_without_rights_is_told_what_to_write_and_no_archive_is_read_wit
         with pytest.raises(CheckFailed):
             api.download("actions/artifacts/1/zip")
         server.shutdown()
+
+
+def test_both_stages_of_a_lane_say_a_change_once_and_another_lane_says_its_own() -> None:
+    stages = ("test_lowering", "test_emulator", "test_onnx", "validate")
+    before, now = ([report(stage, net=row(pte_bytes=size)) for stage in stages] for size in (1e6, 2e6))
+    found = changes_of(now, before)
+    assert [entry.lane for entry in found.changes] == ["executorch", "onnx"]
+    assert found.compared == 2
+
+
+def test_names_of_a_report_that_fit_no_schema_do_no_harm() -> None:
+    odd = {"\ud800\n::error::x": row(pte_bytes=1e6), "": {"verdict": 3, "figures": [1]}}
+    found = changes_of([report("test_emulator", **odd)], [report("test_emulator", **odd)])
+    assert found.compared == 2 and Changes.model_validate_json(found.as_json()) == found
+
+
+def test_calls_of_the_gate_in_one_run_have_one_comment(hub: GitHub, tmp_path: Path) -> None:
+    hub.upload(7, content(change("one/8a8w")), name=f"{comment.ARTIFACT}-wheels-one")
+    hub.upload(7, content(change("two/8a8w"), compared=3), name=f"{comment.ARTIFACT}-wheels-two")
+    hub.upload(7, b"no concern of ours", name="reports-wheels-two")
+    write(hub, tmp_path)
+    (body,) = hub.bodies
+    assert "one&#47;8a8w" in body and "two&#47;8a8w" in body and "2 of 10 programs" in body
+
+
+def test_a_run_that_says_nothing_begins_no_comment(hub: GitHub, tmp_path: Path) -> None:
+    assert write(hub, tmp_path) == 0 and hub.comments == {}
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 4), (4, 3)])
+def test_two_runs_that_both_find_no_comment_leave_the_newer_ones(
+    hub: GitHub, tmp_path: Path, first: int, second: int
+) -> None:
+    """The second runs while the first is about to write."""
+    hub.upload(3, content(change("run-3")))
+    hub.upload(4, content(change("run-4")))
+
+    def meanwhile(method: str) -> None:
+        if method == "POST":
+            hub.before = lambda method: None
+            write(hub, tmp_path, id=second, run_number=second)
+
+    hub.before = meanwhile
+    write(hub, tmp_path, id=first, run_number=first)
+    (body,) = hub.bodies
+    assert "run&#45;4" in body and "attempt=1" in body

@@ -303,3 +303,19 @@ def test_a_fault_of_values_is_named_where_an_input_has_them(least: float, named:
     nodes = {name: Traits(name) for name in ("aten._safe_softmax.default", "aten.exp.default")}
     found = shown_by_inputs(nodes, least, "fp16", "SM8850", "v2.49.40.260810104044")
     assert [met.fault.id for met in found] == ["minus-infinity-on-v81"] * named
+
+
+def test_a_fault_without_a_command_of_its_own_is_shown_by_its_script_wherever_one_stands() -> None:
+    shown = [fault.shown_by.command for fault in load_faults() if not fault.show]
+    assert shown and {words[:2] for words in shown} == {("shell", "python")}
+    assert [words for words in shown if not (Path(words[2]).is_absolute() and Path(words[2]).is_file())] == []
+
+
+@pytest.mark.parametrize(("arch", "named"), [(68, True), (75, False)])
+def test_inspect_names_a_fault_of_one_hexagon_version_for_that_one_alone(
+    arch: int, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binary = tmp_path / "context.bin"
+    binary.write_bytes(context("SM8350" if named else "SM8650", arch, build_id=GOOD))
+    run_here(verb, binary)
+    assert ("fp16-on-v68" in capsys.readouterr().out) is named
