@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ci.models.inputs import InputsUsed
+from ci.models.inputs import InputsUsed, drawn_compared
 from ci.suite.accuracy import (
     Among,
     Pair,
@@ -32,10 +32,12 @@ from ci.suite.accuracy import (
 from ci.suite.findings import (
     Causes,
     Evidence,
+    accuracy_fix,
     accuracy_message,
     accuracy_of_one_model,
     chip_differs,
     constant_outputs,
+    one_a_cause,
     placeholder,
 )
 from ci.suite.precision import has_16_bit_activations
@@ -635,3 +637,73 @@ def test_beside_the_worst_sample_stand_the_median_and_one_that_is_far_below_all_
     words = samples_in_words(each_db)
     assert (median in words) if median else not words
     assert (outlier in words) if outlier else "alone" not in words
+
+
+def test_what_an_error_causes_is_said_with_that_error() -> None:
+    every = [
+        finding("lowering-delegates"),
+        finding("emulator-accuracy"),
+        finding("accuracy-constant", Severity.WARNING),
+        finding("threshold-placeholder", Severity.WARNING),
+    ]
+    delegates, accuracy = one_a_cause(every)
+    assert (delegates.rule, accuracy.rule) == ("lowering-delegates", "emulator-accuracy")
+    assert "about accuracy-constant" in accuracy.message and "about threshold-placeholder" in accuracy.message
+    assert one_a_cause([every[0], finding("lowering-cpu-operator", Severity.NOTE)])[0] == every[0]
+
+
+def test_where_indices_differ_by_more_than_ties_the_fix_takes_their_operator_out_of_the_model() -> None:
+    figures = {"agreement": 0.5, "choice_agreement": 0.9, "reference_choice_agreement": 1.0}
+    causes = Causes("quantizing loses most in aten.relu", chosen="aten.argmax.default at net.py:8")
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes, QUANTIZED)
+    assert "aten.argmax.default at net.py:8" in found.fix and "CPU" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"sqnr_db": 3.0, "reference_sqnr_db": 3.1}, True),
+        ({"sqnr_db": 3.0}, True),
+        # The quantized model on the CPU has no fault of the chip's.
+        ({"sqnr_db": 3.0, "reference_sqnr_db": 90.0}, False),
+    ],
+)
+def test_a_known_fault_is_suspected_where_the_chip_may_have_it(figures: dict[str, float], said: bool) -> None:
+    """What was not tried on this program is no cause, and has no fix."""
+    causes = Causes(known=["cumsum is wrong"])
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes, QUANTIZED)
+    assert ("suspected: cumsum is wrong" in found.message) == said
+    assert found.fix.startswith("divergence" if said else "where")
+
+
+def test_of_the_quantized_model_itself_quantizing_is_the_cause_and_no_chip() -> None:
+    causes = Causes("quantizing loses most in aten.add", known=["cumsum is wrong"])
+    (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "", "where", causes, QUANTIZED)
+    assert found.message.endswith("suspected: quantizing loses most in aten.add")
+    assert found.fix == "where names the operators where quantizing loses"
+
+
+def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_them() -> None:
+    causes = Causes(beyond="mul has 1e6", known=["cumsum is wrong"])
+    (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "divergence", "where", causes, QUANTIZED)
+    assert "mul has 1e6" in found.message and "cumsum" not in found.message and "x * 0.01" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("figures", "fix"),
+    [
+        ({"sqnr_db": 0.0, "reference_sqnr_db": 140.0}, "where"),
+        ({"sqnr_db": 4.0, "reference_sqnr_db": 4.1}, "divergence"),
+        # fp16 has no quantized model.
+        ({"sqnr_db": 4.0}, "divergence"),
+        ({"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}, "own output"),
+    ],
+)
+def test_the_fix_follows_the_figures(figures: dict[str, float], fix: str) -> None:
+    misses = missed(Thresholds(), figures)
+    assert misses and fix in accuracy_fix(misses, figures, "divergence", "where")
+
+
+@pytest.mark.parametrize(("flops", "drawn"), [(17e6, 8), (300e6, 8), (450e6, 2)])
+def test_more_are_drawn_of_a_model_that_takes_less_than_a_second(flops: float, drawn: int) -> None:
+    assert drawn_compared(flops) == drawn

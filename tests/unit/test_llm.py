@@ -59,6 +59,7 @@ from ci.lanes.llm.orders import (
 from ci.lanes.llm.product import CompileNeeds
 from ci.lanes.llm.prompts import (
     chat_text,
+    judged_text,
     prefix_lengths,
     prefixes_of,
     read_corpus,
@@ -70,6 +71,7 @@ from ci.lanes.llm.prompts import (
 )
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import (
+    FIXES,
     Bounds,
     Figure,
     figure_problems,
@@ -618,6 +620,49 @@ class TestCheckpoint:
             with pytest.raises(CheckFailed, match=r"\.weight"):
                 require_tensors(tmp_path, other)
 
+    def test_a_key_of_another_family_changes_nothing(self, tmp_path: Path) -> None:
+        shape = read_architecture(checkpoint(tmp_path, query_pre_attn_scalar=1024))
+        assert shape.score_scale == shape.head_dim**-0.5
+
+    @pytest.mark.parametrize(
+        ("kind", "removes"),
+        [("dynamic", "remove"), ("yarn", "if you added it"), ("linear", ""), ("longrope", ""), ("other", "")],
+    )
+    def test_no_rope_is_removed_from_a_model_that_needs_it(
+        self, tmp_path: Path, kind: str, removes: str
+    ) -> None:
+        scaling = {"rope_type": kind, "factor": 4.0}
+        with pytest.raises(UsageError) as refused:
+            read_architecture(checkpoint(tmp_path, rope_scaling=scaling))
+        assert refused.value.fix is not None
+        assert refused.value.fix.startswith(removes) and ("remove" in refused.value.fix) == bool(removes)
+
+    def test_the_ropes_of_gemma_3_by_transformers_5_are_those_of_transformers_4(self, tmp_path: Path) -> None:
+        kinds = {"full_attention": 1e6, "sliding_attention": 3e4}
+        new = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in kinds.items()}
+        plain = {"model_type": "gemma3_text", "rope_scaling": None, "rope_theta": None}
+        shape = read_architecture(checkpoint(tmp_path, **plain, rope_parameters=new))
+        assert (shape.rope_theta, shape.rope_local_base_freq) == (1e6, 3e4)
+
+    @pytest.mark.parametrize(
+        ("wrong", "layers", "parts"), [(3, 3, 2), (3, 4, 4), (5, 5, 4), (5, 3, 2), (9, 4, 4), (9, 1, 1)]
+    )
+    def test_a_number_of_parts_that_is_refused_is_answered_by_one_that_works(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: int, layers: int, parts: int
+    ) -> None:
+        """In fp16 Genie computes odd ones wrong, and none is without a layer."""
+        save_tokenizer(checkpoint(tmp_path, num_hidden_layers=layers))
+        save_weights(tmp_path, weights_of(layers=layers))
+        assert self.compiled(["compile"], tmp_path, "--parts", str(wrong)) == 2
+        assert f"--parts {parts}" in capsys.readouterr().err
+
+    def test_a_model_without_end_is_refused(
+        self, whole_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        checkpoint(whole_checkpoint, eos_token_id=None)
+        assert self.compiled(["compile"], whole_checkpoint) == 2
+        assert "eos_token_id" in capsys.readouterr().err
+
 
 class TestConfiguration:
     def read(self, folder: Path, **changes: Any) -> dict[str, Any]:
@@ -747,6 +792,17 @@ class TestConfiguration:
         assert read_by_genie(folder, [[2, 0], [1, 2]], ["c a", "b c"], 1) == []
         [wrong] = read_by_genie(folder, [[2, 0], [2, 2]], ["c a", "c c"], 1)
         assert "of a chat Genie reads [1, 2, 2]" in wrong
+
+    @pytest.mark.parametrize(
+        ("form", "words", "named"),
+        [("a b $A", (0, 1), "[0, 1] first"), ("a $A b", (0, 1), "[1] at the end")],
+    )
+    def test_what_genie_cannot_put_around_a_text_is_refused(
+        self, tmp_path: Path, form: str, words: tuple[int, ...], named: str
+    ) -> None:
+        with pytest.raises(UsageError) as refused:
+            read_architecture(self.begun(tmp_path, form, *words))
+        assert named in refused.value.message and "\n" not in refused.value.message
 
 
 @pytest.mark.parametrize("tokens", [96, 97])
@@ -1260,6 +1316,100 @@ class TestCheck:
         assert isinstance(row, dict) and row["verdict"] == "pass" and row["precision"] == "16a8w"
         assert {"figures", "parts", "speed"} <= set(row)
 
+    def test_what_rounding_alone_changes_is_warned_of(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for share, rules in ((0.89, ["llm-rounding"]), (0.91, [])):
+            assert self.check(tmp_path, monkeypatch, noise=reading(0.1, share, lost=0.001)) == 0
+            assert [finding.rule for finding in found_by(tmp_path)] == rules
+
+    def test_one_prompt_whose_values_are_cut_off_is_not_genies_fault(self) -> None:
+        """A healthy Gemma 3 was red by one of ten prefixes."""
+        bounds = Bounds("16a8w", {"prefill_genie": figures_of(read_with(0))}, [], {})
+
+        def is_wrong(*divergences: float) -> bool:
+            windows = [
+                replace(window, divergence=[nats] * 40)
+                for nats, window in zip(divergences, read_with(0), strict=True)
+            ]
+            return bool(list(figure_problems({"prefill_genie": figures_of(windows)}, bounds)))
+
+        assert not is_wrong(0.03, *[1e-5] * 7)
+        assert is_wrong(1e-5, *[0.03] * 7)
+
+    @pytest.mark.parametrize(
+        ("cause", "flags", "measured"),
+        [
+            ("graph", (), {"parts": [part(1, "prefill", 5.0, 5.0)], "noise": reading(1.0)}),
+            ("graph", ("--on", "cpu"), {"noise": reading(0.001), "read": reading(0.03)}),
+            ("lowering", (), {"parts": [part(1, "prefill", 20.0, 40.0)]}),
+            ("halves", (), {"parts": [part(1, "prefill", 26.0)], "precision": "fp16"}),
+            (
+                "rounding",
+                (),
+                {"parts": [part(1, "prefill", 40.0, 40.0)], "noise": reading(0.06), "read": reading(0.07)},
+            ),
+            (
+                "hidden",
+                (),
+                {"parts": [part(1, "prefill", 40.0, 40.0)], "noise": reading(0.001), "read": reading(0.03)},
+            ),
+            ("genie", (), {"parts": [part(1, "prefill", 40.0, 40.0)], "genie": reading(0.2)}),
+        ],
+    )
+    def test_what_to_do_follows_from_what_is_wrong(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        cause: str,
+        flags: tuple[str, ...],
+        measured: dict[str, Any],
+    ) -> None:
+        """Other text to calibrate by repairs no graph, and a graph that is right on the CPU is right."""
+        assert self.check(tmp_path, monkeypatch, *flags, **measured) == 1
+        assert {finding.fix for finding in found_by(tmp_path)} == {FIXES[cause]}
+
+    def test_a_tokenizer_of_another_model_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.check(tmp_path, monkeypatch, vocabulary={"a": 1}) == 1
+
+    def test_a_checkpoint_that_has_moved_is_named_by_a_flag(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.check(tmp_path, monkeypatch) == 0
+        moved = (tmp_path / "model").rename(tmp_path / "moved")
+        command = ("check", tmp_path / "out", "--text", tmp_path / "text.txt")
+        for flags, code in (((), 2), (("--checkpoint", moved), 0)):
+            assert run_llm(self.emulated, *command, *flags) == code
+        assert "--checkpoint FOLDER" in capsys.readouterr().err
+
+    def test_a_text_that_is_not_utf_8_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        latin = tmp_path / "latin.txt"
+        latin.write_bytes("caf\u00e9 ".encode("latin-1") * 3000)
+        assert self.check(tmp_path, monkeypatch, "--text", str(latin)) == 2
+        assert f"{latin} is not UTF-8 text at byte 3" in capsys.readouterr().err
+        with pytest.raises(UsageError, match=r"latin\.txt"):
+            windows(tmp_path / "out", read_architecture(tmp_path / "model"), latin, 128)
+
+    @pytest.mark.parametrize(("words", "code"), [(1002, 0), (1001, 2)])
+    def test_a_text_too_short_for_its_prefixes_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, code: int
+    ) -> None:
+        """The longest have 32 + 8 tokens, each of the other 48 ends 20 later, and two tokens follow."""
+        flags = ("--tokens", "100", "--prefixes", "49")
+        assert self.check(tmp_path, monkeypatch, *flags, words=words) == code
+
+    def test_where_rounding_hides_the_part_the_nearest_to_its_limit_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
+        for kept, named in (((24, 33), True), ((24, 31), False)):
+            assert self.check(tmp_path, monkeypatch, parts=parts, kept=kept, read=reading(9.0)) == 1
+            assert ("prefill_1" in messages(tmp_path)) == named
+
 
 @pytest.mark.parametrize(
     ("tokens", "rest"),
@@ -1328,6 +1478,15 @@ class TestVerdicts:
         for perplexity, wrong in ((400.0, True), (float("nan"), True), (14.0, False)):
             trained = Result(as_json(Trained(perplexity, "digest")))
             assert bool(list(model_findings("tiny", 18, trained))) == wrong
+
+    def test_a_suites_own_limit_takes_the_place_of_ours(self, tmp_path: Path) -> None:
+        suite = tmp_path / "llm.toml"
+        suite.write_text(
+            'schema = 2\n[case.tiny]\nperplexity = 20\n[[case.tiny.run]]\nlane = "llm"\n'
+            'precision = "16a8w"\nsocs = ["SM8650"]\nlimits = { divergence = 0.0001 }\n'
+        )
+        [strict] = SUITES.all_programs([suite])
+        assert rules(strict, self.measured()) == ["llm-accuracy"] * 5
 
 
 @pytest.mark.parametrize(
@@ -1404,3 +1563,47 @@ class TestChats:
         assert list(asked[1].prompt[-3:]) == [4, 3, 2] if template else 3 in asked[1].prompt
         assert asked[1].tokens == texts[1].tokens
         assert with_chats(texts, folder, tokenizer, shape, 10) == texts
+
+
+def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path: Path) -> None:
+    from ci.lanes.llm.commands import limited
+
+    binaries = [tmp_path / name for name in ("prefill_0.bin", "decode_0.bin")]
+    shape = read_architecture(checkpoint(tmp_path))
+    config = write_config(tmp_path, shape, binaries, soc_named("SM8650"), context=128, most=5)
+    for size, names in ((1 << 20, ["prefill_0.bin", "decode_0.bin"]), (2_000_000_000, ["decode_0.bin"])):
+        for binary in binaries:
+            with binary.open("wb") as file:
+                file.truncate(size)
+        with limited(config, 3) as copy:
+            dialog = json.loads(copy.read_text())["dialog"]
+        assert dialog["engine"]["model"]["binary"]["ctx-bins"] == names
+    os.truncate(binaries[1], 3_200_000_001)
+    with pytest.raises(UsageError, match="decode"), limited(config, 3):
+        pass
+    binaries[1].unlink()
+    with pytest.raises(UsageError, match=r"decode_0\.bin"), limited(config, 3):
+        pass
+
+
+def test_a_text_with_a_nul_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"ab\0c")
+    with pytest.raises(UsageError, match="place 2"):
+        read_corpus(path)
+
+
+@pytest.mark.parametrize(("whole", "last"), [(True, 1024), (False, 26)])
+def test_genies_last_text_goes_to_the_contexts_end_though_ours_is_shorter(
+    tmp_path: Path, whole: bool, last: int
+) -> None:
+    """Without a graph for prefill it would take hours to come there, and ends where the windows do."""
+    save_tokenizer(tmp_path)
+    shape, text = read_architecture(checkpoint(tmp_path)), tmp_path / "text.txt"
+    order = replace(ORDER, model=str(tmp_path), context=1024)
+    text.write_text("a b " * 150)
+    end = judged_text(order, shape, text, 100, 3, whole=whole).texts[-1]
+    assert len(shape.beginning) + len(end.prompt) + len(end.tokens) == last
+    # Genie takes no longer prompt.
+    assert len(end.prompt) <= 1024 - 32
+    assert [*end.prompt, *end.tokens] == ([0, 5] * 600)[: last - len(shape.beginning)]

@@ -186,3 +186,18 @@ def test_a_slice_need_not_be_nearer_than_the_worst_output_and_a_lower_threshold_
     assert 10 < figures["sqnr_db"] < 20 and not below_floor(figures) and not low_figures(figures, 1.0)
     lost, _ = compare_in_steps(detector)
     assert low_figures(lost, 1.0) == ["slice_sqnr_db"]
+
+
+def test_a_slice_that_is_constant_in_float_is_told_and_not_judged() -> None:
+    wanted = RANDOM.standard_normal((2, 32, 3))
+    wanted[..., 1] = 1e-3
+    figures, slices = compared([Pair("y", wanted, in_steps(wanted), 0)])
+    assert not below_floor(figures) and len(slices) == 1 and "constant in float" in slices[0]
+
+
+def test_very_large_and_empty_like_outputs_are_compared() -> None:
+    huge = RANDOM.standard_normal((1, 20, 20)) * 1e200
+    assert compared([Pair("y", huge, huge * 1.01, 0)])[0]["slice_sqnr_db"] == pytest.approx(40, abs=0.1)
+    zeros = numpy.zeros((1, 20, 20))
+    assert not compared([Pair("y", zeros, zeros, 0)])[1]
+    assert "slice_sqnr_db" in compared([Pair("y", numpy.float64(1), numpy.float64(1))])[0]
