@@ -37,7 +37,6 @@ from ci.suite.findings import (
     accuracy_of_one_model,
     chip_differs,
     constant_outputs,
-    one_a_cause,
     placeholder,
 )
 from ci.suite.precision import has_16_bit_activations
@@ -637,19 +636,6 @@ def test_beside_the_worst_sample_stand_the_median_and_one_that_is_far_below_all_
     words = samples_in_words(each_db)
     assert (median in words) if median else not words
     assert (outlier in words) if outlier else "alone" not in words
-
-
-def test_what_an_error_causes_is_said_with_that_error() -> None:
-    every = [
-        finding("lowering-delegates"),
-        finding("emulator-accuracy"),
-        finding("accuracy-constant", Severity.WARNING),
-        finding("threshold-placeholder", Severity.WARNING),
-    ]
-    delegates, accuracy = one_a_cause(every)
-    assert (delegates.rule, accuracy.rule) == ("lowering-delegates", "emulator-accuracy")
-    assert "about accuracy-constant" in accuracy.message and "about threshold-placeholder" in accuracy.message
-    assert one_a_cause([every[0], finding("lowering-cpu-operator", Severity.NOTE)])[0] == every[0]
 
 
 def test_where_indices_differ_by_more_than_ties_the_fix_takes_their_operator_out_of_the_model() -> None:

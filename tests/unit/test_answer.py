@@ -228,3 +228,12 @@ def test_a_line_is_rewritten_only_where_it_means_the_same(operator: str, code: s
     edit = fix.edit
     assert fix and (edit.new if edit else "") == new
     assert edit is None or ((edit.file, edit.line) == ("net.py", 7) and edit.old in code)
+
+
+def test_what_ends_the_builder_has_its_fix_by_the_error() -> None:
+    convolution = "aten.convolution.default"
+    assert "* given" in str(
+        fix_for(convolution, "", where="builder", reason="Expect aten_mul_tensor to be parameter")
+    )
+    assert not fix_for(convolution, "", where="builder", reason="KeyError: 'scale'")
+    assert not fix_for(convolution, "", reason="Expect aten_mul_tensor to be parameter")

@@ -120,3 +120,14 @@ def test_the_tests_end_says_which_python_exported_and_which_compiled(
     assert [word for word in words if word in ("--python", "mine/python")] == [
         word for word in ("--python", "mine/python") if flags
     ]
+
+
+def test_an_input_without_numpy_fails_with_what_installs_it(
+    answers: Callable[..., Words], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch does without, as `pip install torch` has it."""
+    answers()
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(qnn_ci.Failed) as caught:
+        qnn_ci.run(tmp_path / "net.pte", [1.0])
+    assert caught.value.fix.endswith("pip install numpy")

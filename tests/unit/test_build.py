@@ -13,7 +13,7 @@ import pytest
 
 from ci.builds import install, source
 from ci.builds import tree as trees
-from ci.builds.built_files import LoadableFile, check, replace_build
+from ci.builds.built_files import LoadableFile, check, replace_build, require_writable
 from ci.builds.cmake import API, CMakeTarget, files_read, linked_into, targets
 from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk, SourcePlan
 from ci.builds.toolchain import Toolchain, cross
@@ -343,3 +343,11 @@ def test_a_project_without_an_answer_is_built_anew(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed) as caught:
         targets(tmp_path)
     assert "--clean" in caught.value.fix
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "dist").touch()
+    for folder in (tmp_path / "dist", tmp_path / "dist" / "below"):
+        with pytest.raises(UsageError, match="--output"):
+            require_writable(folder, "--output")
+    require_writable(tmp_path / "new" / "folder", "--output")

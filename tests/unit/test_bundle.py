@@ -16,9 +16,10 @@ import pytest
 
 from ci.device import bundle_manifest, bundle_verb
 from ci.signing import lpai_signers
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
-from tests.support import chains
+from tests.support import chains, programs
 from tests.support.elves import AARCH64, HEXAGON, Library, skel
 from tests.support.needs import program
 from tests.support.scripts import script
@@ -434,3 +435,38 @@ def test_a_manifest_that_cannot_be_trusted_is_refused(maker: Maker, old: str, ne
     path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     with pytest.raises(UsageError, match=re.escape(new.strip('"'))):
         bundle_manifest.read_bundle(maker.bundle)
+
+
+def test_a_program_for_lpai_needs_what_lpai_needs(maker: Maker, overlay: Path) -> None:
+    model = maker.root / "for.pte"
+    content = programs.context("SM8850", 81, build_id=NEWER)
+    spec = programs.options(soc_id=87, arch=81, backend_type=4)
+    model.write_bytes(programs.program(data=content, spec=spec))
+    assert (maker.make(model, soc="SM8850"), maker.rules()) == (1, ["bundle-lpai"])
+    assert maker.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
+
+
+def test_a_program_for_the_lpai_of_another_chip_makes_no_bundle(maker: Maker, overlay: Path) -> None:
+    """Only the HTP's compiler writes the chip into its graph: of an LPAI program its options tell."""
+    model = maker.root / "for.pte"
+    spec = programs.options(soc_id=95, arch=81, vtcm_mb=4, backend_type=4)
+    model.write_bytes(programs.program(data=f"{NEWER}\0".encode().ljust(256, b"\0"), spec=spec))
+    code = maker.make("--lpai", "--signed", overlay, model, soc="SM8850")
+    assert (code, "bundle-model-soc" in maker.rules(), maker.bundle.exists()) == (1, True, False)
+
+
+def fix_for_a_phone(maker: Maker, *flags: str | Path) -> Fix:
+    with pytest.raises(EnvironmentLacking) as lacking:
+        maker.make(*flags, target="aarch64-android")
+    assert isinstance(lacking.value.fix, Fix)
+    return lacking.value.fix
+
+
+def test_who_lacks_androids_libraries_is_told_so_before_a_build_and_by_its_profile(maker: Maker) -> None:
+    """An hour of building would come to nothing."""
+    shutil.rmtree(maker.dist)
+    commands = fix_for_a_phone(maker, maker.model()).commands
+    assert [command[0] for command in commands][:2] == ["provision", "build_android"]
+    shutil.copytree(maker.sdk / SDK_FOLDER, maker.sdk / "lib" / "aarch64-android")
+    profile = ("--profile", "qnn-2.37")
+    assert fix_for_a_phone(maker, *profile, maker.model()).command == ("build_android", *profile)

@@ -328,3 +328,13 @@ def test_what_repairs_it_or_comes_clearly_nearer_helps(
     after: Outcome, before: Outcome, helping: bool
 ) -> None:
     assert helps(after, before) is helping
+
+
+def test_an_operator_whose_fault_others_can_have_is_the_cause_with_a_part_of_the_error() -> None:
+    found = of_divergence(cuts(0.2, alike=3), "divergence")
+    assert "cause is aten.pow.Scalar" in found.words and "3 other places" in found.words
+
+
+def test_a_search_that_the_time_ended_says_how_far_it_came_and_what_goes_on() -> None:
+    found = of_divergence(replace(cuts(0.9, ["relu", "linear_3"]), first=None), "divergence net.py")
+    assert "relu and linear_3" in found.words and found.goes_on == "divergence net.py" and not found.place

@@ -468,3 +468,16 @@ def test_a_suspect_that_adds_most_of_the_error_is_named_by_programs_that_end_the
     result = found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n9", "n40", "n50"))
     assert result.first and (result.first.node, result.first.share, result.between) == ("n40", 1.0, ())
     assert {*cut} == {"n8", "n9", "n39", "n40"}
+
+
+def test_a_suspect_is_kept_before_its_operands_are_known(tmp_path: Path) -> None:
+    def gives(name: str) -> Any:
+        if name == "n39":
+            raise KeyboardInterrupt
+        return wrong_from(40)(name)
+
+    keep = partial(keep_partial, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n40"), keep=keep)
+    known = partial_of(tmp_path)
+    assert known and known.first and (known.first.node, known.first.operands) == ("n40", {"n39": None})

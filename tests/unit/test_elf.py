@@ -184,3 +184,11 @@ def test_every_distinct_build_id_is_found(content: bytes, ids: tuple[str, ...], 
     path = tmp_path / "lib.so"
     path.write_bytes(content)
     assert build_ids(path) == ids
+
+
+def test_a_name_that_is_loaded_already_is_not_looked_for(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so", "libc.so"), runpath="$ORIGIN")
+    b = write(tmp_path, "libb.so", needed=("libc.so",))
+    c = write(tmp_path, "libc.so")
+    # On its own libb.so would not find libc.so; opened through liba.so it waits in the queue behind it.
+    assert search(a, b, c) == []

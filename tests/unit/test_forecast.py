@@ -185,3 +185,14 @@ def test_a_budget_that_cannot_be_held_is_no_pass_without_a_word() -> None:
 def test_a_budget_names_a_phone_and_milliseconds(budget: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="budget"):
         OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget=budget)
+
+
+def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:
+    found = forecast("16a8w", asked(), FIT, TABLE)
+    assert found.withheld and "fp16, 8a8w" in found.fix
+
+
+def test_a_profile_without_an_estimate_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text(PROFILE.splitlines()[0] + "\n0,FINALIZE,125563,US,BACKEND,ROOT,QNN (finalize) time\n")
+    assert read_estimate(path) is None

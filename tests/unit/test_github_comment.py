@@ -469,14 +469,6 @@ def test_a_token_without_rights_is_told_what_to_write_and_no_archive_is_read_wit
         server.shutdown()
 
 
-def test_both_stages_of_a_lane_say_a_change_once_and_another_lane_says_its_own() -> None:
-    stages = ("test_lowering", "test_emulator", "test_onnx", "validate")
-    before, now = ([report(stage, net=row(pte_bytes=size)) for stage in stages] for size in (1e6, 2e6))
-    found = changes_of(now, before)
-    assert [entry.lane for entry in found.changes] == ["executorch", "onnx"]
-    assert found.compared == 2
-
-
 def test_names_of_a_report_that_fit_no_schema_do_no_harm() -> None:
     odd = {"\ud800\n::error::x": row(pte_bytes=1e6), "": {"verdict": 3, "figures": [1]}}
     found = changes_of([report("test_emulator", **odd)], [report("test_emulator", **odd)])
