@@ -16,7 +16,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.progress import for_stream
 from provisioning.base.rendering import plural
-from provisioning.base.settings import MANIFESTS, profile_flags, profile_names, store_path
+from provisioning.base.settings import MANIFESTS, profile_flags, store_path
 from provisioning.base.units import size
 from provisioning.components import KINDS
 
@@ -182,6 +182,7 @@ def _of_profiles() -> dict[str, Component]:
 
 def _selecting(tree: Tree, where: Path | None) -> list[str]:
     """The flags that name the tree's profile, if there is one, and the store."""
+    from provisioning.base.settings import profile_names
     from provisioning.manifest import load_profile
     from provisioning.store.tree_plan import definition_of
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from ci.builds.built_files import FIXES
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.elf import Wrong
 from provisioning.validation import Ignore, catalogue, elf, without_ignored
@@ -92,6 +93,12 @@ FOUND = [
 def test_an_ignore_takes_away_what_it_fits(ignore: str, remaining: list[str]) -> None:
     kept, ignored = without_ignored(FOUND, [Ignore.parse(ignore)])
     assert ([f.subject for f in kept], len(ignored)) == (remaining, len(FOUND) - len(remaining))
+
+
+@pytest.mark.parametrize("ignore", ["elf-machine:lib/c/*", "elf-readable"])
+def test_an_ignore_that_fits_nothing_is_refused(ignore: str) -> None:
+    with pytest.raises(UsageError, match=f"--ignore {re.escape(ignore)}"):
+        without_ignored(FOUND, [Ignore.parse("host-os"), Ignore.parse(ignore)])
 
 
 def test_several_targets_and_chips_are_checked_together(sdk: Path, tmp_path: Path) -> None:
