@@ -31,6 +31,7 @@ REASONS = {
     "unit/test_build.py": "CMake's answer of a configured project is written by hand",
     "unit/test_diagnose.py": "what is searched is counted on its way",
     "unit/test_distributions.py": "which folders an interpreter installs to is known to the process alone",
+    "unit/test_github.py": PROCESS,
     "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",
     "unit/test_llm.py": PROCESS,
     "unit/test_logs.py": SHORTER,
