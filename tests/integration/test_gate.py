@@ -20,7 +20,7 @@ from provisioning.base import answer
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering import verdict
 from provisioning.base.settings import ROOT, Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.stage_run import RUN, StageRun
 from tests.support.gate_stage import MODULE
 from tests.support.typed import parsed
 
@@ -270,3 +270,14 @@ def test_a_suite_that_cannot_be_taken_is_one_finding_of_the_real_gate(reports: P
     assert (done.returncode, "colour" in finding.message) == (2, True), finding
     assert "colour" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_two_gates_of_one_process_are_two_runs(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what the first one found of a model would be taken for the second one's."""
+    monkeypatch.delenv(RUN, raising=False)
+    runs = []
+    for _ in range(2):
+        assert run_gate(reports, stage("passes")) == 0 and RUN not in os.environ
+        runs.append({Report.read(reports / f"{name}.json").run for name in ("gate", "passes")})
+    first, second = runs
+    assert len(first) == len(second) == 1 and first != second and first != {""}

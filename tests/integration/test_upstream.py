@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from ci.lanes.upstream.accepted import accepted_file, load_tests
 from provisioning.accepted_file import Accepted, Values
-from provisioning.base.findings import Metric, Severity
+from provisioning.base.findings import Metric, Report, Severity
 from tests.support.upstream_suite import Suite, counts, findings
 
 
@@ -62,6 +64,20 @@ def remembered(remembered_run: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 QUALCOMM = "site/executorch/backends/qualcomm"
+MACHINE = """
+import os, signal
+
+def test_fails():
+    assert False
+
+def test_full():
+    with open("/dev/full", "w") as full:
+        full.write("program")
+
+def test_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 CHANGES = {
     "the test": f"{QUALCOMM}/tests/test_qnn_delegate_x86.py",
     "a module beside the tests": f"{QUALCOMM}/tests/__init__.py",
@@ -150,3 +166,64 @@ def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(s
     assert (code, findings(report)) == (0, {})
     accepted = load_tests("delegate", "wheels", "SM8650")
     assert {test: row.outcome for test, row in accepted.tests.items()} == {"TestOps.test_abs": "passed"}
+
+
+def test_what_the_machine_did_is_not_accepted_and_no_verdict(suite: Suite) -> None:
+    suite.write(suite.tests / "test_passes.py", MACHINE)
+    code, report = suite.run("passes", "--accept", stage="test_upstream")
+    accepted = load_tests("passes", "wheels", "SM8650").tests
+    assert {test: row.outcome for test, row in accepted.items()} == {"test_fails": "failed"}
+    assert (code, findings(report)["full"]) == (3, ("upstream-machine", Severity.ERROR))
+    assert findings(report)["killed"] == findings(report)["full"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--shard", "1/2", "--accept"),
+        ("--soc", "SM8650,SM8750"),
+    ],
+)
+def test_usage_errors_run_nothing(suite: Suite, flags: tuple[str, ...]) -> None:
+    assert suite.command(*flags) == 2
+    assert not suite.executed_so_far()
+
+
+def test_tests_that_cannot_be_imported_are_an_environment_error(suite: Suite) -> None:
+    suite.write(
+        suite.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py", "import nothing"
+    )
+    assert suite.command() == 3
+    assert Report.read(suite.root / "reports" / "test_delegate.json").outcome == "error"
+
+
+@pytest.mark.whole
+def test_a_killed_worker_is_no_verdict_of_its_test(suite: Suite) -> None:
+    def kill_worker() -> None:
+        _wait_for(suite, "hangs")
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                # It works in the folder of its test.
+                if (entry / "cwd").readlink().is_relative_to(suite.logs):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+    threading.Thread(target=kill_worker, daemon=True).start()
+    _, report = suite.run("-k", "fails or hangs", "--jobs", "1", "--timeout", "3")
+    assert suite.executed_so_far().split() == ["test_fails", *["test_hangs_in_native_code"] * 2]
+    assert "no result after 3 s" in next(f.message for f in report.findings if "hangs" in f.subject)
+
+
+@pytest.mark.whole
+def test_an_interrupted_run_says_so_and_keeps_what_it_had(suite: Suite) -> None:
+    suite.accept({"fails": "failed"})
+
+    def interrupt_once_it_hangs() -> None:
+        _wait_for(suite, "hangs")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt_once_it_hangs, daemon=True).start()
+    assert suite.command("-k", "fails or hangs") == 130
+    (finding,) = Report.read(suite.root / "reports" / "test_delegate.json").findings
+    assert (finding.rule, finding.message) == ("delegate-not-measured", "interrupted")
+    suite.run("-k", "fails")
+    assert suite.executed == set()

@@ -138,6 +138,13 @@ class TestAgreeing:
             self.accepted(baseline, {"top1": top1})
         assert caught.value.fix.endswith("again --reason TEXT")
 
+    def test_the_reason_is_kept_and_asked_for_once(self, tmp_path: Path) -> None:
+        baseline = self.accepted(self.agreed(tmp_path), self.LOST, "two scores are alike")
+        for build in ("v1", "v2"):
+            baseline = self.accepted(baseline, self.LOST, build_id=build)
+        assert baseline.programs[NAME].reason == "two scores are alike"
+        assert self.accepted(baseline, {"top1": 1.0}).programs[NAME].reason == ""
+
     def test_the_reason_of_a_share_with_endless_digits_stays(self, tmp_path: Path) -> None:
         baseline = self.accepted(self.agreed(tmp_path), {"top1": 1 / 3}, "two scores are alike")
         assert self.accepted(baseline, {"top1": 1 / 3}).programs[NAME].reason == "two scores are alike"

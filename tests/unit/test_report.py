@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -77,6 +78,14 @@ def test_a_report_with_an_absurd_number_is_refused(reports: Path, seconds: str) 
     assert (about.stage, about.outcome) == ("report", Outcome.ERROR)
     (finding,) = about.findings
     assert finding.subject == "validate.json" and "number" in finding.message
+
+
+def test_a_figure_that_is_no_number_leaves_a_report_that_can_be_read(reports: Path) -> None:
+    written = replace(
+        _report("validate"), metrics={"figures": {"sqnr_db": math.nan, "most": [math.inf, 1.5]}}
+    )
+    read = Report.read(written.write(reports))
+    assert read.metrics == {"figures": {"sqnr_db": None, "most": [None, 1.5]}}
 
 
 def test_no_text_of_a_report_reaches_a_renderer_as_it_is(reports: Path) -> None:
@@ -170,6 +179,12 @@ def test_what_must_have_run_must_have_run_in_this_run(tmp_path: Path) -> None:
     assert verdicts(tmp_path, expected)["test_lowering"] == "did not run"
     _report("test_emulator").write(tmp_path)
     assert set(verdicts(tmp_path, expected).values()) == {"pass"}
+
+
+def test_a_failure_of_another_call_still_counts(tmp_path: Path) -> None:
+    _report("test_lowering", BAD, outcome=Outcome.FAIL).write(tmp_path)
+    replace(_report("test_emulator"), **LATER).write(tmp_path)  # type: ignore[arg-type]
+    assert _run(tmp_path, "--check") == 1
 
 
 def programs(stage: str, **verdicts: str) -> Report:

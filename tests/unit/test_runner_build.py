@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs, try_runner
-from ci.builds.runner_build import Executorch, RunnerPlan
+from ci.builds.runner_build import Executorch, RunnerPlan, plan_of
 from ci.builds.toolchain import BuildTool
 from ci.results import CachedResults
 from ci.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from tests.support.scripts import script
 
@@ -136,3 +137,15 @@ def test_a_variable_that_compilers_obey_is_in_the_key_and_another_folder_is_not(
     assert key_of(runner_plan(tmp_path / "other")) == first
     monkeypatch.setenv("CXXFLAGS", "-O0")
     assert key_of(runner_plan(tmp_path / "one")) != first
+
+
+SELECTION = Selection("wheels", "x86_64-linux", "SM8650", Path("/store"), Path("/reports"))
+
+
+@pytest.mark.parametrize("folder", ["output", "build_dir"])
+def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "backup").touch()
+    with pytest.raises(UsageError, match=str(tmp_path)) as caught:
+        plan_of(SELECTION, **{folder: tmp_path})  # type: ignore[arg-type]
+    assert f"--{folder.replace('_', '-')}" in caught.value.fix

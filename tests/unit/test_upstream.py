@@ -100,3 +100,13 @@ def test_the_committed_files_say_what_each_failure_costs_and_why() -> None:
         assert profile in profiles
         failing = {test for test, row in tests.tests.items() if row.outcome != "passed"}
         assert failing <= {test for test, _ in tests.causes}
+
+
+def test_a_test_that_was_not_measured_on_a_chip_is_expected_as_on_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_accepted_tests(monkeypatch, tmp_path)
+    write("delegate", "wheels", {FAILS: {"any": {"outcome": "failed", "by_chance": True}}}, [FAILS])
+    assert loaded().of(FAILS) == AcceptedTest(outcome="failed", by_chance=True)
+    accept(UpstreamVerdict(FAILS, "dies"))
+    assert [loaded(soc).of(FAILS).outcome for soc in ("SM8650", "SM8750")] == ["dies", "failed"]

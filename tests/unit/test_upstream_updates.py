@@ -45,3 +45,11 @@ def test_a_remembered_verdict_does_not_change_what_its_test_costs(folder: Path) 
     update(judge(folder), verdict("a", "passed", seconds=7.0))
     remembered = UpstreamVerdict("a", "passed", cpu_seconds=0.1, cached=True)
     assert update(judge(folder), remembered).accepted.of("a").cost == (7.0, 1)
+
+
+def test_parts_of_a_suite_add_up_and_a_test_whose_process_ended_keeps_its_cost(folder: Path) -> None:
+    update(judge(folder), verdict("a", "passed", seconds=2.0))
+    update(judge(folder), verdict("b", "passed"))
+    update(judge(folder), verdict("a", "timeout", seconds=900.0))
+    tests = judge(folder).accepted.tests
+    assert (tests["a"].outcome, tests["a"].cost, set(tests)) == ("timeout", (2.0, 1), {"a", "b"})

@@ -13,9 +13,11 @@ import pytest
 from ci.lanes.upstream import worker
 from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, Judge
 from ci.lanes.upstream.adapters import UpstreamComparison, part
-from ci.lanes.upstream.suite import Part, UpstreamVerdict, reasons_of
+from ci.lanes.upstream.suite import Part, SuiteKeyContext, UpstreamVerdict, reasons_of, upstream_suites
 from ci.lanes.upstream.worker import part_of_report, verdict_of
+from ci.runner import Runner
 from ci.trouble import InTrouble
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import EXACT_DB
@@ -274,3 +276,58 @@ def test_a_known_failure_has_the_cause_that_was_accepted_and_a_new_one_its_own(t
         stage = StageRun.as_typed("test_upstream", "wheels", "x86_64-linux")
         judge.findings(stage, [UpstreamVerdict(test, "wrong", "numbers differ")])
         assert [cause in finding.message for finding in stage.findings] == [True]
+
+
+@pytest.mark.parametrize(
+    ("version", "another"),
+    [("1.5.1", False), ("1.5.1+cff6f4d", False), ("1.5.0+cff6f4d", True), ("1.6.0", False)],
+)
+def test_only_a_users_tree_is_of_another_release(version: str, another: bool) -> None:
+    """A wheel of another release is what a profile was updated to: there the record is out of date."""
+    on = SuiteKeyContext(Path(), Runner(Path()), "SM8650", {}, {"executorch": version}, (), {}, Path())
+    assert on.is_of_another_release("executorch 1.5.1, QNN v2.49") is another
+    assert not on.is_of_another_release("")
+
+
+def test_the_wheels_tests_do_not_stand_for_those_that_a_tree_has_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python finds the package of the wheel behind that of an overlay."""
+    roots = [tmp_path / "overlay", tmp_path / "wheel"]
+    spec = SimpleNamespace(submodule_search_locations=list(map(str, roots)))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    for root in reversed(roots):
+        with pytest.raises(EnvironmentLacking):
+            upstream_suites()["passes"].place()
+        (file := root / upstream_suites()["passes"].path).parent.mkdir(parents=True)
+        file.touch()
+    assert upstream_suites()["passes"].place() == file
+
+
+def test_a_reason_that_is_gone_is_no_surprise(tmp_path: Path) -> None:
+    before = died(f"{DIES}aten.elu.default (elu); and of aten.stack.default (stack)")
+    _, stage = judged(tmp_path, before, died(f"{DIES}aten.elu.default (elu)"))
+    assert [finding.severity for finding in stage.findings] == [Severity.NOTE]
+    assert "aten.stack.default" in stage.findings[0].message
+
+
+def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:
+    """They would be bound to another architecture, and its results taken for the chip's."""
+    with pytest.raises(UsageError, match="QCS8300"):
+        upstream_suites()["rework-op"].check("QCS8300")
+
+
+def test_a_failed_test_shows_what_it_asserted(tmp_path: Path) -> None:
+    error = "AssertionError: Tensor-likes are not close!\n\nGreatest difference: 3.1"
+    verdict = UpstreamVerdict("t", "failed", "Greatest difference: 3.1", (("", error),))
+    stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
+    Judge(accepted({}, suite="delegate"), tmp_path).findings(stage, [verdict])
+    assert ["Tensor-likes are not close!" in finding.message for finding in stage.findings] == [True]
+
+
+@pytest.mark.parametrize("outcome", ["absent", "not_run"])
+def test_what_did_not_run_is_not_told_to_be_typed_again_as_it_was(tmp_path: Path, outcome: str) -> None:
+    stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
+    judge = Judge(accepted({}, suite="delegate"), tmp_path)
+    judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason")])
+    assert [finding.fix != judge.again(stage, "t") for finding in stage.findings] == [True]
