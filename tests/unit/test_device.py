@@ -14,6 +14,8 @@ from ci.device import run_bundle, session
 from ci.device.bundle_manifest import LOCK
 from ci.device.session import Holder, claimed, this_process
 from ci.device.transport import Adb, CommandResult, TimedOut
+from ci.diagnose.tables import failure_rules
+from ci.gate.supervision import death, with_causes
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.findings import Severity
@@ -222,3 +224,18 @@ def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path,
         claimed(Local(), f"{tmp_path}/usr").__enter__()
     assert [path.name for path in (tmp_path / "usr").iterdir()] == [entry]
     assert caught.value.fix.endswith(f"--device-dir {tmp_path}/usr/qnn-ci")
+
+
+def test_a_device_a_stage_and_a_death_have_the_answer_that_diagnose_gives(tmp_path: Path) -> None:
+    log, rule = tmp_path / "run.log", failure_rules()["stub-mismatch"]
+    log.write_text(f"{rule.example}\n", encoding="utf-8")
+    run = StageRun("run_device", "wheels", "aarch64-android", "qnn-ci run_device")
+    ran = session.RunResult(1, log.read_text(encoding="utf-8"))
+    run_bundle.report_failure(ran, Local(), tmp_path, run, 5)
+    failed = StageRun("test_delegate", "wheels", "x86_64-linux", "qnn-ci test_delegate")
+    failed.add("delegate-run", Severity.ERROR, "net", "it failed")
+    for report in (run.finish(), with_causes(failed.finish(), log)):
+        note = report.findings[-1]
+        assert rule.cause in note.message and note.fix == rule.fix
+    died = death("test_delegate", "it ended", log, "qnn-ci test_delegate", 0)
+    assert rule.cause in died.message and rule.fix in died.fix
