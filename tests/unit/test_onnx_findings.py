@@ -134,6 +134,18 @@ class TestChanged:
             assert "60.0 dB instead of 50.0 dB" in found[0][2]
 
     @pytest.mark.parametrize(
+        ("share", "rule"),
+        [(2 / 3, None), (1.0, "onnx-better"), (0.6, "onnx-changed"), (None, "onnx-changed")],
+    )
+    def test_another_share_of_equal_integers_is_another_result(
+        self, tmp_path: Path, share: float | None, rule: str | None
+    ) -> None:
+        figures = {} if share is None else {"agreement": share}
+        agreed = Recorded(accuracy={"agreement": 0.666666})
+        found = self.found(tmp_path, agreed, compiled(facts(near=Accuracy(figures))))
+        assert [row[0] for row in found] == ([rule] if rule else [])
+
+    @pytest.mark.parametrize(
         ("agreed", "reply", "words"),
         [
             (Recorded(refused=("Erf",), taken=("Add",)), REFUSED, None),
@@ -183,6 +195,10 @@ class TestCost:
     def test_more_traffic_than_is_tolerated_is_an_error(self, program: OnnxProgram, name: str) -> None:
         ddr = {"read": 100, "written": 10, name: 10_000}
         assert self.rules(program, self.agreed, ddr=Traffic(**ddr)) == {f"cost-ddr-{name}": Severity.ERROR}
+
+    def test_what_cannot_be_compared_says_so(self, program: OnnxProgram) -> None:
+        assert self.rules(program, self.agreed, ddr=None) == {"cost-unknown": Severity.ERROR}
+        assert self.rules(program, None) == {"cost-no-baseline": Severity.WARNING}
 
     def test_what_became_slower_lists_what_differs_of_the_graph(self, program: OnnxProgram) -> None:
         estimates = QnnEstimates(

@@ -20,6 +20,7 @@ from ci.lanes.onnx.suite import programs_of
 from ci.plain import as_json
 from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.suite_file import accepted_path
+from provisioning.accepted_file import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
@@ -104,6 +105,20 @@ class TestStage:
         assert self.stage(tmp_path) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 - len(bad)
 
+    def test_a_crash_of_the_trace_alone_is_a_note_that_names_it(self, tmp_path: Path) -> None:
+        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "crashes", "traced": "yes"}
+        assert self.stage(tmp_path) == 0
+        assert (
+            self.done().count("compile_forms u16u8 SM8650") == 2
+            and self.done().count("compile_forms u16u8 SM8750") == 1
+        )
+        for _ in "12":
+            (note,) = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-trace"]
+            assert (note.subject, note.severity) == ("net/16a8w/SM8650", Severity.NOTE)
+            assert "SIGSEGV" in note.message and "trace" in note.message
+            # A remembered result says it too.
+            assert self.stage(tmp_path) == 0
+
     @pytest.mark.parametrize(
         ("words", "how", "rule", "code"),
         [
@@ -131,6 +146,24 @@ class TestStage:
         agreed = self.agreed(tmp_path)
         assert list(agreed) == ["net/16a8w/SM8750"]
         assert self.stage(tmp_path, *limit, text=recorded) == code and self.rules(tmp_path) == {rule}
+
+    def test_what_qnn_refused_before_and_takes_now_is_no_longer_agreed_as_refused(
+        self, tmp_path: Path
+    ) -> None:
+        path = accepted_path(tmp_path / "onnx.toml", "wheels")
+        row: Values = {"build_id": "v2.51.0.260929181845", "refused": ["Erf"], "taken": ["Add"]}
+        accept(path, lambda accepted: accepted.updated({"onnx/net/16a8w/SM8650": row}))
+        self.stage(tmp_path, "--accept")
+        recorded = self.agreed(tmp_path)["net/16a8w/SM8650"]
+        assert (recorded.refused, recorded.taken, recorded.context_bytes) == ((), (), 50_000)
+
+    def test_a_models_own_error_beside_one_of_the_machine_does_not_make_it_a_verdict(
+        self, tmp_path: Path
+    ) -> None:
+        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "waits for ever"}
+        self.answers = contexts(reload_equal=False)
+        assert self.stage(tmp_path, "--timeout", "2") == 3
+        assert self.rules(tmp_path) == {"onnx-machine", "onnx-reload"}
 
     def test_what_passed_is_remembered_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
         for text, code, cached in ((SUITE, 0, 0), (SUITE, 0, 2), (SUITE.replace(" 20,", " 40,"), 1, 0)):

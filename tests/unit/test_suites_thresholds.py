@@ -208,6 +208,16 @@ class TestUpdate:
         kept = "one/8a8w keeps its thresholds: SM8750 was not measured; type one/8a8w\n"
         assert kept in capsys.readouterr().err
 
+    def test_a_run_with_a_figure_that_nobody_measured_keeps_what_it_has(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before: Mapping[str, Values] = {"executorch/one/fp16": {"least.cosine": 0.5, "least.top1": 1.0}}
+        for figures in ({"sqnr_db": 30.0}, {**FIGURES, "top1": math.nan}):
+            thresholds = self._thresholds(tmp_path, {"one/fp16/SM8650": 30.0}, figures, before)
+            assert thresholds["one/fp16"] == {"cosine": 0.5, "top1": 1.0}
+            said = capsys.readouterr().err
+            assert "one/fp16" in said and "top1" in said
+
     def test_another_profile_is_held_to_the_default_ones_until_it_has_its_own(self, tmp_path: Path) -> None:
         default: Mapping[str, Values] = {
             "executorch/one/fp16": {"least.sqnr_db": 20.0, "least.top1": 0.5},
