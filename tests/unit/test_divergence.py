@@ -16,6 +16,7 @@ from ci.explain.divergence_result import (
     DivergenceResult,
     DivergentOperator,
     as_text,
+    fix_of,
     keep_partial,
     partial_of,
 )
