@@ -113,6 +113,8 @@ class Store(Trees):
             self._working_on(tree.root.name, progress),
             locking.work_in_progress(self.staging, self.locks) as staging,
         ):
+            if Inventory.read(tree.inventory_path) != tree.inventory:
+                return []  # Another process has made it anew; who asks looks again.
             assembly = Assembly(self, staging, tree.component, component, tree.want, progress, offline)
             tree_again = assembly.run()
             if wrong := self.against(tree, Pinned.of(tree_again)):

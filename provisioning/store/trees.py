@@ -69,7 +69,7 @@ class Trees:
         trees = []
         for path in sorted(self.folder.glob(f"{prefix}*.json")):
             root = path.with_name(path.name.removesuffix(".json"))
-            inventory = Inventory.read(path) if root.is_dir() else None
+            inventory = _inventory(path) if root.is_dir() else None
             if inventory is not None:
                 trees.append(Tree(root, inventory))
         return trees
@@ -81,7 +81,7 @@ class Trees:
             name = path.name.removesuffix(".json")
             if not path.with_name(name).is_dir():
                 damage.append(Difference(name, "missing", "a tree, as its inventory says", "nothing"))
-            elif Inventory.read(path) is None:
+            elif _inventory(path) is None:
                 damage.append(Difference(path.name, "changed", "an inventory", "something else"))
         return damage
 
@@ -187,6 +187,12 @@ class Trees:
                 self.mark_used(tree.root.name)
                 return tree
         return None
+
+
+def _inventory(path: Path) -> Inventory | None:
+    """The inventory at `path`, unless its component's name, by which a tree is made anew, leads elsewhere."""
+    inventory = Inventory.read(path)
+    return inventory if inventory is not None and "/" not in inventory.component else None
 
 
 def _changed_at(path: Path) -> int:

@@ -175,6 +175,31 @@ def test_an_inventory_that_claims_more_than_the_tree_has_is_none(house: House) -
     assert (wide.root / "lib/hexagon-v73/unsigned/libQnnHtpV73Skel.so").is_file() and is_true(wide)
 
 
+def test_an_inventory_that_claims_a_path_for_its_component_is_none(house: House, tmp_path: Path) -> None:
+    """A tree that is made again gets its place by this name."""
+    house.restore()
+    (tree,) = house.store.trees()
+    inventory = json.loads(tree.inventory_path.read_text())
+    tree.inventory_path.write_text(json.dumps({**inventory, "component": "../../outside"}))
+    (tree.root / HTP).unlink()
+    before = {path.name for path in tmp_path.iterdir()}
+    assert house.store.trees() == [] and len(house.store.broken()) == 1
+    assert is_true(house.provision()) and house.store.broken() == []
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_of_two_that_prove_one_tree_the_second_leaves_what_the_first_has_made(house: House) -> None:
+    house.restore()
+    forge(house.store)
+    (tree,) = house.store.trees()
+    inventory = json.loads(tree.inventory_path.read_text())
+    tree.inventory_path.write_text(json.dumps({**inventory, "targets": ["x86_64-linux"]}))
+    first, second = (house.store.trees()[0] for _ in range(2))
+    assert house.store.prove_tree(first, house.sdk)
+    assert house.store.prove_tree(second, house.sdk) == []
+    assert is_true(house.provision())
+
+
 class TestWheels:
     """Wheels have the hash of each file in git, so that a tree is proved without its wheel."""
 
