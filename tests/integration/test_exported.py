@@ -55,6 +55,10 @@ def exported(most):
 def net(most=8):
     module = exported(most).module()
     return nn.Sequential(module, nn.ReLU()), lambda generator: (torch.rand(2, 4, generator=generator),)
+def drawn():
+    def draw(generator):
+        return (torch.rand(int(torch.randint(2, 900, (1,), generator=generator)), 4),)
+    return exported(900).module(), draw
 class Decides(nn.Module):
     def forward(self, x):
         return x * 2 if x.shape[0] > 4 else x
@@ -94,3 +98,12 @@ def test_refuses_what_would_compile_to_something_else(tmp_path: Path, kind: str)
     with pytest.raises(BadFactory):
         loaded = make("net.pt2", {}, tmp_path)
         infer_all(loaded.model, [loaded.sample(0)])
+
+
+def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "varies.py").write_text(VARIES)
+    loaded = make("varies:drawn", {}, tmp_path)
+    loaded.sample(0)
+    with pytest.raises(BadFactory):
+        for number in range(1, 5):
+            loaded.sample(number)

@@ -241,3 +241,18 @@ def test_a_cell_that_stays_whole_is_written_with_what_computes_the_same() -> Non
     for line in fix.partition(": ")[2].split("; "):
         exec(line, names)
     torch.testing.assert_close(names["h"], cell(x, h))
+
+
+@pytest.mark.parametrize(
+    ("wide", "inferences", "compared"),
+    [(64, None, 8), (64, 3, 3), (16384, None, 2)],
+)
+def test_more_inputs_are_drawn_of_a_model_that_computes_little(
+    wide: int, inferences: int | None, compared: int
+) -> None:
+    def draw(generator: torch.Generator) -> tuple[torch.Tensor]:
+        return (torch.randn(1, wide, 32, generator=generator),)
+
+    model = factory.ModelWithInputs(torch.nn.Conv1d(wide, 512, 1), draw)
+    chosen = model.chosen(inferences, 4)
+    assert len(chosen.compared) == chosen.used.compared == compared

@@ -21,7 +21,7 @@ from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
 from ci.operators.table import Inexact
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.known_faults import NO_FIX, SuspectedFault
 from tests.support.stand_in_lane import AT, DIFFERS, HELPS, POWER, RED, WRONG, StandInLane, green
 
@@ -338,3 +338,23 @@ def test_an_operator_whose_fault_others_can_have_is_the_cause_with_a_part_of_the
 def test_a_search_that_the_time_ended_says_how_far_it_came_and_what_goes_on() -> None:
     found = of_divergence(replace(cuts(0.9, ["relu", "linear_3"]), first=None), "divergence net.py")
     assert "relu and linear_3" in found.words and found.goes_on == "divergence net.py" and not found.place
+
+
+def test_a_trial_that_this_machine_cannot_do_is_said_and_the_next_one_is_tried(tmp_path: Path) -> None:
+    def gives(model: OneModel) -> Outcome:
+        if model.typed.endswith(".pt2"):
+            raise EnvironmentLacking("the disk is full", fix="")
+        return green(44.4) if model.precision == "16a8w" else RED
+
+    found, _ = proved(tmp_path, gives, precision="8a8w")
+    assert "the disk is full" in found.others[0] and "44.4 dB" in found.fix
+
+
+class DoesNotExport(StandInLane):
+    def rewritten(self, *_: object, **__: object) -> Any:
+        raise CheckFailed("the factory fails", fix="")
+
+
+def test_of_a_model_that_does_not_export_nothing_is_tried_and_without_time_neither(tmp_path: Path) -> None:
+    assert proved(tmp_path, lambda model: green(50), kind=DoesNotExport)[0].fix == NO_FIX
+    assert proved(tmp_path, lambda model: green(50), seconds=-1.0)[0].fix == NO_FIX

@@ -67,3 +67,10 @@ def test_a_flag_of_onnx_models_is_refused_with_another_program(flags: list[str])
     run.configure(parser)
     with pytest.raises(UsageError, match="is for ONNX models"):
         run.run(parser.parse_args(["net.pte", *flags]))
+
+
+def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "y.npy").touch()
+    with pytest.raises(CheckFailed) as caught:
+        outputs_in(tmp_path)
+    assert str(tmp_path) in caught.value.message
