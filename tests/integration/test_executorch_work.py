@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -33,6 +35,7 @@ from ci.runner import Runner
 from ci.suite.accepted import Baseline
 from ci.suite.accuracy import TensorFile
 from provisioning.base.command_line import main
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.units import EXACT_DB
@@ -138,6 +141,20 @@ class TestCompiling:
             assert failure and failure.kind == kind and message in failure.message
             assert failure.log and failure.log.read_text().startswith("what it printed\n")
         assert not any(results[program.name].failure for program in good)
+
+    def test_two_cases_of_one_run_have_each_their_own_program(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the same options and the same chip; also where nothing is exported again."""
+        monkeypatch.setenv("QNN_CI_RUN", "one")
+        wide = (
+            SUITE[SUITE.index("[case") :].replace("case.net", "case.wide").replace("width = 8", "width = 9")
+        )
+        suite = make_program(tmp_path / "suite", text=SUITE + wide).suite
+        for cached in (False, True):
+            results = compiled(tmp_path, *programs_of(suite)).values()
+            texts = [(result.folder / "program.pte").read_text() for result in results if result.folder]
+            assert texts == ["8", "9"] and all(result.cached == cached for result in results)
 
     def test_a_later_stage_of_the_same_run_exports_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -359,3 +376,18 @@ def test_what_a_worker_imports_ahead_is_in_the_pinned_release() -> None:
     from ci.lanes.executorch.worker import IMPORTED_LATE
 
     assert [name for name in IMPORTED_LATE if not importlib.util.find_spec(name)] == []
+
+
+def test_programs_for_other_versions_of_executorch_alone_are_no_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_program(tmp_path, text=SUITE.replace("tags =", 'executorch = "<1"\ntags ='))
+    monkeypatch.setattr(stage, "plan_of", lambda programs, *_: plan_of(tmp_path, programs, WorkOptions()))
+    options: Any = SimpleNamespace(selection=None, work=None)
+    with pytest.raises(EnvironmentLacking):
+        stage.plan_of_stage([other], options, "lowering")
+
+
+def test_a_program_that_is_no_runner_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match="libmissing"):
+        Runner.at(script(tmp_path / "runner", "echo 'libmissing.so: cannot open' >&2; exit 127"))

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ci.explain.divergence_result import DivergenceLimits
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
+    all_in_float,
     external_files,
     fix_dimensions,
     load_graph,
@@ -332,3 +333,12 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     found = diverge(order, ModelFiles(tmp_path, path, path, tmp_path), limits)
     assert found.first and (found.first.node, found.first.share) == ("add", 1.0)
     assert found.sqnr_db < found.cuts["add"]
+
+
+def test_a_model_with_floats_of_which_nothing_is_quantized_is_all_in_float() -> None:
+    assert all_in_float(relu())
+    quantize = helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    assert not all_in_float(model_of([quantize]))
+    shape = helper.make_tensor_value_info("x", TensorProto.INT32, [2])
+    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["x"])], "integers", [shape], [shape])
+    assert not all_in_float(helper.make_model(graph))

@@ -86,3 +86,9 @@ def test_making_an_environment_needs_no_package() -> None:
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
         check=True,
     )
+
+
+def test_what_is_set_for_uv_alone_reaches_pip() -> None:
+    uv = {**NO_FILES, "UV_INDEX_URL": "https://a", "UV_FIND_LINKS": "/srv/a,/srv/b"}
+    assert pip_settings.pip_variables(uv) == {"PIP_INDEX_URL": "https://a", "PIP_FIND_LINKS": "/srv/a /srv/b"}
+    assert pip_settings.pip_variables({**uv, "PIP_INDEX_URL": "https://b"}) == {}

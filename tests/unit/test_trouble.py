@@ -133,3 +133,10 @@ def test_an_error_that_does_not_name_a_full_disk_is_blamed_on_it(
 
 def test_a_place_that_is_nowhere_blames_nobody() -> None:
     assert of_places([Path("/proc/none/at/all")]) is None
+
+
+def test_last_words_tell_what_an_exit_code_does_not() -> None:
+    words = "terminate called after throwing an instance of 'std::bad_alloc'"
+    trouble = of_ending("runner", -signal.SIGABRT, words)
+    assert trouble is not None and trouble.kind == "memory"
+    assert of_ending("runner", 0, words) is None

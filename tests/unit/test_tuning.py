@@ -23,7 +23,7 @@ from ci.one_model.product import Outcome
 from ci.one_model.report import ModelReport
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import load_accepted
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.stage_run import StageRun
 from tests.support.stand_in_lane import StandInLane, green
 from tests.support.typed import run_here
@@ -293,3 +293,27 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
 def test_tune_wants_a_model_or_a_suite_and_keeps_results_of_suites_alone(words: list[str]) -> None:
     with pytest.raises(UsageError):
         run_here(verb, *words, "--floor", "30dB")
+
+
+def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:
+    goal = Goal({"sqnr_db": 15.0})
+    found = point(frozenset(), {"sqnr_db": 16.0, "slice_sqnr_db": 16.0}, {})
+    assert goal.met(found) and not goal.met(with_figure(found, "slice_sqnr_db", 3.0))
+
+
+def test_an_unreachable_floor_names_the_best_and_what_limits_it() -> None:
+    chip = Chip([replace(unit, noise=(unit.noise[0], unit.size / 1e7)) for unit in units()])
+    found = tuned(chip, Goal({"sqnr_db": 70.0}))
+    assert found.chosen is None and len(found.best.units) == len(GAINS) and chip.asked == 2
+    assert "50.0 dB" in wrong(found) and "op_4" in wrong(found)
+
+
+def test_a_model_of_which_nothing_compiles_says_why() -> None:
+    with pytest.raises(CheckFailed, match="the compiler dies"):
+        tuned(Chip(units(), fails=lambda chosen: True), Goal({"sqnr_db": 25.0}))
+
+
+@pytest.mark.parametrize("samples", [[], ["--samples", "99"]])
+def test_a_share_of_few_samples_is_no_floor(samples: list[str]) -> None:
+    with pytest.raises(UsageError, match="top1"):
+        run_here(verb, "net.py:make", "--top1", "0.99", *samples)
