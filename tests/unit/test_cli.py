@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb, count, duration, main
 from provisioning.base.settings import ROOT
-from tests.support.typed import actions
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
 
@@ -175,18 +173,3 @@ def test_a_verb_whose_packages_are_missing_names_the_session_that_installs_them(
     assert ran.returncode == 3
     assert "has no package pydantic" in ran.stderr and "Traceback" not in ran.stderr
     assert "  try: nox -s matrix -- --shards 4" in ran.stderr
-
-
-MAY_BE_NOTHING = {
-    *("--wait", "--anti-rollback", "--passphrase-fd", "--least"),
-    *("--perplexity-ratio", "--divergence", "--divergence-99"),
-}
-"""Numbers for which 0 has a meaning."""
-
-
-def test_a_number_that_may_not_be_nothing_is_asked_for_as_such() -> None:
-    for name in MODULES:
-        parser = argparse.ArgumentParser()
-        importlib.import_module(name).configure(parser)
-        numbers = [action for action in actions(parser) if action.type in (int, float)]
-        assert {flag for action in numbers for flag in action.option_strings} <= MAY_BE_NOTHING, name

@@ -493,19 +493,3 @@ def test_every_end_of_the_search_names_what_to_do_next(
 ) -> None:
     result = DivergenceResult("the quantized model on the CPU", 30.0, sqnr_db, None, {}, {}, between)
     assert fix in fix_of(result, lambda *words: " ".join(words), "what was tried")
-
-
-def test_a_search_that_ends_before_others_were_looked_at_names_the_worst_suspect(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    operands: dict[str, list[str]] = {"a": [], "pad": ["a"], "b": ["pad"], "other": ["b"], "out": ["other"]}
-    lost = {"pad": 0.4, "b": 0.4, "other": 1.0, "out": 1.0}
-
-    def gives(name: str) -> Any:
-        clock[0] += 10
-        return 1 + numpy.sqrt(numpy.full(4, lost.get(name, 0.0) * 1e-2))
-
-    result = found_in(Toy(operands), gives, 30.0, seconds=15, whole=20.0, suspects=alone("pad"))
-    assert result.first and result.first.node == "pad" and result.between

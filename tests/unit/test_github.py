@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup, stage
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Outcome, Severity
+from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
@@ -523,34 +522,3 @@ def test_checks_that_a_row_of_integration_tests_cannot_run_make_it_red() -> None
         assert row.root and row.variables == {engine.SWITCH: "required", needs.SWITCH: "required"}
         on_the_runner = {"binutils", "chromium", "docker.io", "openssh-client", "openssl", "shellcheck"}
         assert {*needs.PACKAGES.values(), *engine.PROGRAMS.values()} <= {*row.packages, *on_the_runner}
-
-
-def test_inputs_become_flags_whatever_separates_them() -> None:
-    wanted = setup.SetupInputs.of(
-        {"QNN_CI_TARGETS": "x86_64-linux, aarch64-android", "QNN_CI_COMPONENTS": "qnn-sdk"}
-    )
-    assert wanted.flags() == [
-        *("--component", "qnn-sdk"),
-        *("--target", "x86_64-linux", "--target", "aarch64-android"),
-    ]
-
-
-def test_an_error_of_the_suite_is_whole_though_it_has_the_word_error_in_it(
-    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = "a warning\nerror: a.toml: parse error: no comma\n  try: write one\n"
-    monkeypatch.setattr(plan, "captured", lambda *_, **__: CompletedProcess([], 2, "", said))
-    with pytest.raises(UsageError, match=r"^a\.toml: parse error: no comma$") as raised:
-        planned(adopter, plan.matrix_entries)
-    assert (raised.value.fix, capsys.readouterr().err) == ("write one", "a warning\n")
-
-
-def test_a_job_shows_paths_as_its_repository_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = StageRun("validate", "wheels", "x86_64-linux", "")
-    run.add("a-rule", Severity.ERROR, "net", f"{tmp_path}/source/ci/net.py is wrong")
-    report = run.finish().write(tmp_path)
-    copy = f"mkdir -p {tmp_path}/reports; cp {report} {tmp_path}/reports/validate.json; exit 1"
-    assert run_stage(tmp_path, monkeypatch, copy, QNN_CI_FOLDER="source") == 1
-    assert "net: ci/net.py is wrong" in capfd.readouterr().out

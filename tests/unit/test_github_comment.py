@@ -484,10 +484,6 @@ def test_calls_of_the_gate_in_one_run_have_one_comment(hub: GitHub, tmp_path: Pa
     assert "one&#47;8a8w" in body and "two&#47;8a8w" in body and "2 of 10 programs" in body
 
 
-def test_a_run_that_says_nothing_begins_no_comment(hub: GitHub, tmp_path: Path) -> None:
-    assert write(hub, tmp_path) == 0 and hub.comments == {}
-
-
 @pytest.mark.parametrize(("first", "second"), [(3, 4), (4, 3)])
 def test_two_runs_that_both_find_no_comment_leave_the_newer_ones(
     hub: GitHub, tmp_path: Path, first: int, second: int

@@ -1402,14 +1402,6 @@ class TestCheck:
         flags = ("--tokens", "100", "--prefixes", "49")
         assert self.check(tmp_path, monkeypatch, *flags, words=words) == code
 
-    def test_where_rounding_hides_the_part_the_nearest_to_its_limit_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
-        for kept, named in (((24, 33), True), ((24, 31), False)):
-            assert self.check(tmp_path, monkeypatch, parts=parts, kept=kept, read=reading(9.0)) == 1
-            assert ("prefill_1" in messages(tmp_path)) == named
-
 
 @pytest.mark.parametrize(
     ("tokens", "rest"),
