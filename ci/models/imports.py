@@ -97,8 +97,9 @@ def module_file(name: str, roots: Sequence[Path]) -> Path | None:
 
 
 def modules_in(folder: Path) -> list[str]:
-    """The files of modules below it that this process has imported. What is installed into a virtual
-    environment there, such as this toolkit, is not the user's."""
+    """The files of modules below it that this process has imported. Neither this toolkit, installed or a
+    clone, nor what else is installed into a virtual environment there is the user's."""
+    ours = () if f"{folder}/".startswith(OURS) else OURS
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    below = {file for file in files if file and Path(file).is_relative_to(folder)}
+    below = {file for file in files if file and Path(file).is_relative_to(folder) and not file.startswith(ours)}
     return sorted(file for file in below if "site-packages" not in Path(file).relative_to(folder).parts)

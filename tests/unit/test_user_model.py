@@ -23,7 +23,7 @@ from ci.one_model.model import PYTORCH, OneModel
 from ci.suite.precision import precision_named, scheme_named
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
-from provisioning.base.settings import Selection
+from provisioning.base.settings import ROOT, Selection
 
 
 @pytest.fixture
@@ -153,6 +153,13 @@ def test_what_is_installed_in_the_users_folder_is_no_module_of_the_user(
         monkeypatch.syspath_prepend(folder)
         monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
     assert modules_in(tmp_path) == [str(tmp_path / "a_model_of_the_user.py")]
+
+
+def test_this_toolkit_below_the_users_folder_is_no_module_of_the_user() -> None:
+    from ci.models.shipped import audio
+
+    assert audio.__file__ not in modules_in(ROOT.parent)
+    assert audio.__file__ in modules_in(ROOT / "ci" / "models" / "shipped")
 
 
 SIGNATURE = GraphSignature(tuple(Tensor(name, "float32", (2,)) for name in ("wave", "mel", "state")), ())
