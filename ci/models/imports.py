@@ -101,5 +101,7 @@ def modules_in(folder: Path) -> list[str]:
     clone, nor what else is installed into a virtual environment there is the user's."""
     ours = () if f"{folder}/".startswith(OURS) else OURS
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    below = {file for file in files if file and Path(file).is_relative_to(folder) and not file.startswith(ours)}
+    below = {
+        file for file in files if file and Path(file).is_relative_to(folder) and not file.startswith(ours)
+    }
     return sorted(file for file in below if "site-packages" not in Path(file).relative_to(folder).parts)
