@@ -1,4 +1,4 @@
-// Reads input lists and shape files. These are pure functions over text: the fuzzers call them.
+// Reads input lists and shape files. These are pure functions over text.
 #pragma once
 
 #include <cstddef>
