@@ -8,6 +8,8 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from provisioning.base.findings import Report
 from provisioning.base.stage_run import StageRun
 from provisioning.python_environments import IN_IMAGE, PythonEnvironments
 from tests.support.build_plans import COMMIT, make_plan
+from tests.support.scripts import script
 from tests.support.wheels import make_wheel
 
 OLD = "executorch-0.9-py3-none-any.whl"
@@ -135,3 +138,15 @@ def test_a_tree_that_builds_no_wheel_is_named_before_anything_is_made(
     with pytest.raises(EnvironmentLacking, match="has no setup"):
         build(plan, environments)
     assert not plan.root.exists() or not any(plan.root.iterdir())
+
+
+def test_an_adaptor_that_cannot_be_imported_is_the_error(
+    plan: SourcePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel, "_built", lambda *_: script(tmp_path / "executorch.whl", ""))
+    monkeypatch.setattr(wheel, "lacks", lambda _: ())
+    python = script(tmp_path / "python", "echo 'ImportError: undefined symbol' >&2; exit 1")
+    plan.dist.mkdir(parents=True, exist_ok=True)
+    environments: Any = SimpleNamespace(extended=lambda *_: python)
+    with pytest.raises(CheckFailed, match=r"cannot be imported.*undefined symbol"):
+        build(plan, environments)

@@ -609,3 +609,15 @@ def test_training_again_gives_the_same_bytes(trained: Path, tmp_path: Path) -> N
     again = train(tmp_path)
     for file in trained.iterdir():
         assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+
+
+def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.rounding import load_reference, require_ends
+
+    model = write_checkpoint(tmp_path)
+    shape, reference = read_architecture(model), load_reference(model)
+    require_ends(reference, shape)
+    reference.generation_config.eos_token_id = [*shape.eos, 9]
+    with pytest.raises(CheckFailed, match="9"):
+        require_ends(reference, shape)

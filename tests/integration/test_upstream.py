@@ -177,6 +177,18 @@ def test_what_the_machine_did_is_not_accepted_and_no_verdict(suite: Suite) -> No
     assert findings(report)["killed"] == findings(report)["full"]
 
 
+def test_a_suite_that_has_lost_all_its_tests_is_an_error_that_nobody_can_accept(suite: Suite) -> None:
+    suite.write(suite.tests / "test_passes.py", "")
+    rows: dict[str, Values] = {"test_relu": {"SM8650": {"cost": [1, 1]}}}
+    suite.write(accepted_file("passes", "wheels"), Accepted(Path()).updated(rows).as_text())
+    code, report = suite.run("passes", "--accept", stage="test_upstream")
+    assert (code, [(found.rule, found.subject) for found in report.findings]) == (
+        1,
+        [("upstream-gone", "passes")],
+    )
+    assert "--accept" not in report.findings[0].fix and load_tests("passes", "wheels", "SM8650").tests
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ci.diagnose.rules import ERRORS, FAULTS, RULES
+from ci.diagnose.rules import ERRORS, FAULTS, RULES, page_of
 from ci.inspect import diagnose
 from provisioning.base.settings import ROOT
 from tests.support.journeys import Row, differences, journeys, promised
@@ -153,3 +153,9 @@ def test_each_link_leads_to_an_anchor_of_a_page(
     assert f"{SITE}/{page}#{name}" in capsys.readouterr().out
     source = (ROOT / "docs" / page).with_suffix(".md").read_text(encoding="utf-8")
     assert f'<a id="{name}"></a>' in source
+
+
+@pytest.mark.parametrize("site", ["", "javascript:x", "https://a.example/ <b>"])
+def test_what_is_no_address_of_a_site_is_no_link(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QNN_CI_SITE", site)
+    assert page_of("lowering-cpu-operator") == ""

@@ -51,6 +51,14 @@ class TestOutput:
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
+    def test_what_is_in_the_way_is_said(self, tmp_path: Path) -> None:
+        (tmp_path / "net.pte").mkdir()
+        with writing_into(tmp_path, tmp_path.parent / "store") as (scratch, publish):
+            (scratch / "net.pte").touch()
+            with pytest.raises(UsageError):
+                publish([scratch / "net.pte"])
+        assert [path.name for path in tmp_path.iterdir()] == ["net.pte"]
+
     def test_another_models_file_is_never_overwritten_and_a_users_own_one_is(self, tmp_path: Path) -> None:
         files = [tmp_path / "net.pt2", tmp_path / "net-samples"]
         files[0].write_text("the user's own")

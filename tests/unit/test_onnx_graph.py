@@ -252,6 +252,12 @@ class TestExternalData:
         with pytest.raises(CheckFailed):
             external_files(model, tmp_path / "in")
 
+    def test_inside_a_branch_is_looked_at_too(self, tmp_path: Path) -> None:
+        inner = load_graph(with_external_data(tmp_path / "in" / "model.onnx", "../out.bin")).graph
+        node = helper.make_node("If", ["x"], ["y"], name="flow", then_branch=inner, else_branch=inner)
+        with pytest.raises(CheckFailed):
+            external_files(model_of([node]), tmp_path / "in")
+
     @pytest.mark.parametrize(
         "entries", [{"offset": "1"}, {"offset": "-1"}, {"length": "-1"}, {"length": "433"}, {"offset": "abc"}]
     )
