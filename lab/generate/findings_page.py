@@ -22,7 +22,7 @@ OUTCOMES = {
     "dies": "the lowering ends with an error",
     "wrong": "the outputs on the emulator are wrong",
     "failed": "the test fails for another reason",
-    "bad test": "the test passes, or fails by chance, because of a mistake in it: the outputs are wrong",
+    "bad test": "a mistake in the test: it passes with wrong outputs, always or by chance, or does not test what its name says",
     "absent": "the test needs a Python module that is not installed",
     "not run": "ExecuTorch skips the test",
     "expected failure": "ExecuTorch marks the test as failing",
@@ -35,6 +35,9 @@ where a chip is right, and right where a chip is wrong.
 """
 
 IN_AN_ENTRY = {
+    "`16a8w`, `16a4w_block`, …": "the [precision](start.md#which-precision): 16-bit activations and"
+    " 8-bit weights; `_block`: a scale for each block of a channel's weights",
+    "at 16 bits, at 8 bits": "with activations of 16 or 8 bits; fp16 is named as such",
     "versions": "those that have the fault, as far as we know",
     "*Measured*": "what [the fault's script](#is-each-fault-still-there) printed:"
     " models with the fault first, then similar models without it",
@@ -65,7 +68,7 @@ The last line that it prints begins with one of these words. After it come the f
 | --- | --- | --- |
 | `still` | your versions have the fault | 1 |
 | `gone` | your versions do not have it | 0 |
-| `changed` | the models without the fault are wrong too, or only some of those with it are right | 2 |
+| `changed` | the similar model is wrong too, or only some of the models with the fault are correct now | 2 |
 
 In a clone, `nox -s lab -- faults` runs all scripts, and compares them with this page:
 
@@ -172,9 +175,9 @@ def _upstream() -> Iterator[str]:
 
 def _suites() -> Iterator[str]:
     """Hundreds of tests are accepted as they fail, so this has their numbers."""
-    suites = "[all suites](building.md#executorchs-own-tests)"
-    yield f"ExecuTorch has more test suites. This table counts the outcomes of {suites} that we run;"
-    yield "the name of a suite links to its accepted results, with the cause of each:"
+    suites = "[these suites](building.md#executorchs-own-tests)"
+    yield f"ExecuTorch has more test suites. This table counts the outcomes of {suites}, and of `zoo`, its tests"
+    yield "of whole models such as torchvision's. The name of a suite links to its accepted results, with the cause of each:"
     yield from ("", "| suite | tests | of these, not passed, or passed wrongly |", "| --- | --- | --- |")
     for suite in (*upstream_suites(), "zoo"):
         if tests := load_tests(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
