@@ -22,7 +22,8 @@ OUTCOMES = {
     "dies": "the lowering ends with an error",
     "wrong": "the outputs on the emulator are wrong",
     "failed": "the test fails for another reason",
-    "bad test": "a mistake in the test: it passes with wrong outputs, always or by chance, or does not test what its name says",
+    "bad test": "a mistake in the test: it passes with wrong outputs, always or by chance,"
+    " or does not test what its name says",
     "absent": "the test needs a Python module that is not installed",
     "not run": "ExecuTorch skips the test",
     "expected failure": "ExecuTorch marks the test as failing",
@@ -176,8 +177,9 @@ def _upstream() -> Iterator[str]:
 def _suites() -> Iterator[str]:
     """Hundreds of tests are accepted as they fail, so this has their numbers."""
     suites = "[these suites](building.md#executorchs-own-tests)"
-    yield f"ExecuTorch has more test suites. This table counts the outcomes of {suites}, and of `zoo`, its tests"
-    yield "of whole models such as torchvision's. The name of a suite links to its accepted results, with the cause of each:"
+    yield f"ExecuTorch has more test suites. This table counts the outcomes of {suites}, and of `zoo`,"
+    yield "its tests of whole models such as torchvision's. The name of a suite links to its accepted results,"
+    yield "with the cause of each:"
     yield from ("", "| suite | tests | of these, not passed, or passed wrongly |", "| --- | --- | --- |")
     for suite in (*upstream_suites(), "zoo"):
         if tests := load_tests(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
