@@ -178,8 +178,8 @@ def _suites() -> Iterator[str]:
     """Hundreds of tests are accepted as they fail, so this has their numbers."""
     suites = "[these suites](building.md#executorchs-own-tests)"
     yield f"ExecuTorch has more test suites. This table counts the outcomes of {suites}, and of `zoo`,"
-    yield "its tests of whole models such as torchvision's. The name of a suite links to its accepted results,"
-    yield "with the cause of each:"
+    yield "its tests of whole models such as torchvision's. The name of a suite links to its accepted"
+    yield "results, with the cause of each:"
     yield from ("", "| suite | tests | of these, not passed, or passed wrongly |", "| --- | --- | --- |")
     for suite in (*upstream_suites(), "zoo"):
         if tests := load_tests(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
