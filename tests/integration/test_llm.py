@@ -314,7 +314,6 @@ class TestCompile:
         (kind, changes, fault), (through, precision) = FAMILIES_BY_NAME[family], way
         settings = {**changes, "model_type": kind, "num_hidden_layers": 2}
         model, out = write_checkpoint(tmp_path / "model", **settings), tmp_path / "out"
-        in_shards(model)
         text, other = tmp_path / "text.txt", tmp_path / "other.txt"
         text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
         other.write_text((ROOT / "README.md").read_text()[:1100])
@@ -322,6 +321,7 @@ class TestCompile:
         if family.endswith("LoRA"):
             adapter = write_adapter(tmp_path / "lora", model, ["self_attn.q_proj", "mlp.down_proj"])
             flags += ["--adapter", adapter]
+        in_shards(model)
         if precision != "fp16":
             flags += ["--calibrate", text]
         command("compile", model, *flags, "-o", out)
