@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +21,6 @@ from ci.jobs import Job, WorkOptions
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of, line_of
 from ci.plain import read
 from ci.progress import Line
-from ci.recheck import FILLED, RepeatableWork, Repeats
 from ci.results import (
     CachedResults,
     ExportReply,
@@ -67,8 +65,6 @@ class WorkPlan:
     selection: Selection
     work: WorkOptions
     logs: Path
-    repeatable: list[RepeatableWork] = field(default_factory=list, kw_only=True)
-    """What passed in those of its steps that --recheck compares."""
 
 
 class NotCached(Exception):
@@ -156,8 +152,6 @@ class Step:
     """Whether results that it does not accept are kept too."""
     log_in_folder: str = ""
     """The name of its log where that is one of its result's files."""
-    repeats: Repeats | None = None
-    """What is the same when its work is done twice; None: it is not compared."""
 
     stops_after: Callable[[Any, Result], bool] = _never
     """Whether the programs that are left are not worked on."""
@@ -200,20 +194,14 @@ class _StepRun:
         step: Step,
         programs: Sequence[Named],
         own: Packages | None,
-        scratch: Path | None = None,
         template: Template | None = None,
     ) -> None:
-        """With `scratch`, nothing is cached, and files of results stay there. `template` is of the step's
-        home, where it has been started already."""
+        """`template` is of the step's home, where it has been started already."""
         self._step, self._own, self._programs = step, own, {row.name: row for row in programs}
         self._work, store = step.plan.work, step.plan.selection.store
-        logs = step.plan.logs
-        self._logs = logs / "recheck" / step.kind if scratch else logs
+        self._logs = step.plan.logs
         self._cached, self._this_run = CachedResults(store, step.kind), OfThisRun(store, os.environ)
-        home = step.home(own)
-        self._scratch, self._template = scratch, template
-        filled = {**home.environment, **FILLED}
-        self._home = replace(home, environment=filled, logs=self._logs) if scratch else home
+        self._home, self._template = step.home(own), template
         self._base: Mapping[str, Metric] = {}
         self._keys: dict[str, Key] = {}
         self._reasons: dict[str, str] = {}
@@ -320,7 +308,7 @@ class _StepRun:
     @property
     def _may_reuse(self) -> bool:
         # A cached program without files has none that --keep could keep.
-        return self._work.cache and not self._scratch and (self._step.keeps_files or not self._work.keep)
+        return self._work.cache and (self._step.keeps_files or not self._work.keep)
 
     def _settled(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | Outcome:
         """A program whose model has been exported."""
@@ -403,7 +391,7 @@ class _StepRun:
 
     def _task(self, program: Named) -> ChildTask:
         step = self._step
-        into = self._scratch_folder() if step.keeps_files else empty_folder(self._logs / program.name)
+        into = self._cached.scratch() if step.keeps_files else empty_folder(self._logs / program.name)
         self._folders[program.name] = into
         final = self._final_log(program)
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -427,9 +415,6 @@ class _StepRun:
     def _folder_of_export(self, name: str) -> Path:
         """For files that all programs of an export use."""
         return self._shared / hashlib.sha256(name.encode()).hexdigest()[:16]
-
-    def _scratch_folder(self) -> Path:
-        return Path(tempfile.mkdtemp(dir=self._scratch)) if self._scratch else self._cached.scratch()
 
     def _log(self, program: Named) -> Path:
         step = self._step
@@ -470,7 +455,7 @@ class _StepRun:
         if failure.of_work and program.name in self._keys:
             self._cached.forget(self._keys[program.name])
             is_known = failure.exit_code == CheckFailed.exit_code and program.name not in self._uncached
-            if is_known and not self._scratch:
+            if is_known:
                 # On a full disk it is only not known the next time.
                 with suppress(OSError):
                     self._cached.keep_failure(self._keys[program.name], failure.as_document)
@@ -515,8 +500,6 @@ class _StepRun:
         if not accepted and not step.remembers_all:
             return result
         folder = into if step.keeps_files else None
-        if self._scratch:
-            return replace(result, folder=folder)
         if not step.keeps_files and not keeps:
             shutil.rmtree(into, ignore_errors=True)
         if reason:
@@ -544,26 +527,7 @@ def run_step(
     home, where it has been started already."""
     if not programs:
         return {}
-    results = _StepRun(step, programs, own, template=template).results()
-    if step.repeats is not None:
-        again = partial(_done_again, step, own, {row.name: row for row in programs})
-        step.plan.repeatable.extend(
-            RepeatableWork(step.kind, name, again, step.repeats, step.plan.logs)
-            for name, result in results.items()
-            if not result.failure
-        )
-    return results
-
-
-def _done_again(
-    step: Step,
-    own: Packages | None,
-    programs: Mapping[str, Named],
-    names: Sequence[str],
-    scratch: Path,
-) -> Mapping[str, Result]:
-    """Without the cache, by processes whose fresh memory is filled, with files elsewhere."""
-    return _StepRun(step, [programs[name] for name in names], own, scratch).results()
+    return _StepRun(step, programs, own, template).results()
 
 
 def require_done(result: Result) -> Result:

@@ -33,8 +33,6 @@ class WorkOptions:
     """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
     worker_memory: int | None = None
     run_timeout: float = RUN_TIMEOUT
-    recheck: float = 0.0
-    """The share of the programs to compile twice and compare."""
     known_failures: bool = False
     """Whether work that has failed is not done again: its failure is known."""
     until: float = math.inf

@@ -181,9 +181,9 @@ def _abbreviated(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
-def digests_in(folder: Path | None, digest: Callable[[Path], str] = hash_file) -> dict[str, str]:
+def digests_in(folder: Path | None) -> dict[str, str]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
-    return {path.relative_to(folder).as_posix(): digest(path) for path in paths if folder}
+    return {path.relative_to(folder).as_posix(): hash_file(path) for path in paths if folder}
 
 
 def _load(path: Path) -> dict[str, Any] | None:

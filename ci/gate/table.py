@@ -53,7 +53,6 @@ class CiJob(Model):
     variables: dict[Annotated[str, Field(pattern="^[A-Z][A-Z0-9_]*$")], str] = Field(default_factory=dict)
     root: bool = False
     remembers: bool = False
-    recheck: str = ""
     own: bool = False
     profiles: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()

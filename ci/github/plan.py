@@ -136,7 +136,7 @@ def plan(environ: Mapping[str, str], table: GateTable | None = None, matrix: Mat
         merge(chosen, reasons, lambda most: shards(caller.shards or most))
     jobs = []
     for name, row in chosen.items():
-        of_row = list(jobs_of(name, row, occasion, caller, flags, shards))
+        of_row = list(jobs_of(name, row, caller, flags, shards))
         if not of_row:
             reasons[name] = "left out: the suite has no program for it"
         jobs += of_row
@@ -306,7 +306,7 @@ def merge(chosen: dict[str, CiJob], reasons: dict[str, str], shards: Shards) -> 
 
 
 def jobs_of(
-    name: str, row: CiJob, occasion: str, caller: Caller, flags: Sequence[str], shards: Shards
+    name: str, row: CiJob, caller: Caller, flags: Sequence[str], shards: Shards
 ) -> Iterator[dict[str, Metric]]:
     """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
     parts = [("", row.arguments)]
@@ -323,13 +323,12 @@ def jobs_of(
     else:
         parts = _in_shards(row.arguments, row.shards)
     theirs = bool(caller.suites_of(row) or (caller.suites and (row.suite or row.replaces)))
-    recheck = f" --recheck {row.recheck}" if row.recheck and occasion == "nightly" else ""
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
             "artifact": artifact_name("reports", caller.call, name, shard.replace("/", " of ")),
             "stage": row.stage,
-            "arguments": f"{arguments}{recheck}".strip(),
+            "arguments": arguments.strip(),
             "minutes": (caller.minutes if theirs else 0) or row.minutes,
             "provision": row.provision,
             "targets": row.targets,

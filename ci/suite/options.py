@@ -102,32 +102,13 @@ def add_work(
 ) -> None:
     """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
     else `work_of` reads are the command's own."""
-    unset = ("jobs", "worker_memory", "run_timeout", "recheck")
+    unset = ("jobs", "worker_memory", "run_timeout")
     off = ("no_cache", "why", "keep", "keep_going")
     group.set_defaults(**dict.fromkeys(unset), **dict.fromkeys(off, False))
     add_timeout(group, unit, timeout)
     if cached:
         switch(group, "--no-cache", "ignore cached results; new ones are still written")
         switch(group, "--why", "print why each program runs again")
-
-
-def add_recheck(group: argparse._ActionsContainer) -> None:
-    valued(
-        group,
-        "--recheck",
-        "SHARE",
-        "compile a random part of the programs twice, such as 10%%, and compare",
-        type=share,
-    )
-
-
-def share(text: str) -> float:
-    """The type of --recheck."""
-    if found := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text):
-        number = float(found[1])
-        if 0 < number <= 100:
-            return number / 100
-    raise argparse.ArgumentTypeError(f"expected a share such as 10%, found {text!r}")
 
 
 def work_of(args: argparse.Namespace) -> WorkOptions:
@@ -140,7 +121,6 @@ def work_of(args: argparse.Namespace) -> WorkOptions:
         keep_going=args.keep_going,
         worker_memory=args.worker_memory and args.worker_memory << 20,
         run_timeout=args.run_timeout or RUN_TIMEOUT,
-        recheck=args.recheck or 0.0,
     )
 
 

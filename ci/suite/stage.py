@@ -16,8 +16,6 @@ from ci.models.own_packages import NO_PACKAGES, Needs, OwnPackages, installed, l
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
 from ci.progress import Line, failed
-from ci.recheck import findings as recheck_findings
-from ci.recheck import metrics, recheck
 from ci.results import folder_digest
 from ci.suite.accepted import Baseline, load_baseline, load_tolerances, low_figures, thresholds_of
 from ci.suite.accuracy import METRIC, MetricFigures, in_words
@@ -172,22 +170,16 @@ def _reasons(
 def report(
     stage: StageRun, suites: Suites[Any], plan: Plan, verdicts: Mapping[str, Verdict], results: Results
 ) -> None:
-    """Put the findings and the row of each program into the report, and do a part of the work twice for
-    --recheck. A program without a verdict has none in `verdicts`: what it needs has failed."""
+    """Put the findings and the row of each program into the report. A program without a verdict has none in
+    `verdicts`: what it needs has failed."""
     commands = {program.name: suites.repeat(program, stage.stage) for program in plan.programs}
-    differences: list[Finding] = []
-    if share := plan.work.recheck:
-        done = recheck(plan.repeatable, share)
-        stage.metrics |= metrics(done)
-        differences += recheck_findings(done, lambda work: commands[work.name])
     rows: dict[str, Metric] = {}
     for program in plan.programs:
-        own, name = verdicts.get(program.name), program.name
-        findings = [finding for finding in differences if finding.subject == name]
-        findings = one_a_cause([*findings, *(own.findings if own else ())])
-        stage.findings += findings
-        if own:
-            rows[name] = {**row_of(program, findings, commands[name], stage.stage), **own.row}
+        if own := verdicts.get(program.name):
+            findings = one_a_cause([*own.findings])
+            stage.findings += findings
+            row = row_of(program, findings, commands[program.name], stage.stage)
+            rows[program.name] = {**row, **own.row}
     for result in results.values():
         stage.findings += not_passed(plan.programs, result)
     *_, last = results.values()

@@ -11,7 +11,6 @@ from pydantic import Field
 from ci.cached_steps import Step
 from ci.jobs import Job, WorkOptions
 from ci.outcome import Result
-from ci.recheck import Repeats
 from ci.suite.options import StageOptions
 from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import (
@@ -70,7 +69,6 @@ def compiling(plan: ToyPlan, goes_wrong: Mapping[str, object] | None = None) -> 
         request=lambda program: {"width": program.run.width, **(goes_wrong or {})},
         key=lambda program, results: {"run": {**program.order.run}, "soc": program.soc},
         keeps_files=True,
-        repeats=Repeats(),
     )
 
 

@@ -23,7 +23,6 @@ FLOORS = (
     {"outcome"},
     {"work", "runner", "forecast"},
     {"results"},
-    {"recheck"},
     {"cached_steps"},
     {"models"},
     {"suite"},

@@ -1,5 +1,4 @@
-"""A toy lane: what it says of itself is all that it takes to be cached, sharded, judged, rechecked and
-reported."""
+"""A toy lane: what it says of itself is all that it takes to be cached, sharded, judged and reported."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from ci.suite.options import Accept, Choice, StageOptions
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results, run_cached_step
 from provisioning.base.errors import ToolkitError, UsageError
-from provisioning.base.findings import Finding, Report
+from provisioning.base.findings import Report
 from provisioning.base.settings import Selection
 from tests.support import toy_lane
 from tests.support.toy_lane import (
@@ -76,6 +75,8 @@ class Toys(ModelLane):
     def module(self, name: str) -> Any:
         return sys.modules[__name__]
 
+
+GOOD = ("net2 or net3 or net4",)
 
 SUITE = "schema = 2\n" + "".join(
     f'[case.net{width}]\n[[case.net{width}.run]]\nlane = "toy"\nwidth = {width}\nsocs = ["SM8650"]\n'
@@ -129,12 +130,18 @@ def test_who_asks_for_known_failures_gets_them_as_long_as_their_logs_are_there(t
 
 def test_work_ends_when_the_time_for_all_of_it_does(tmp_path: Path) -> None:
     begun = time.monotonic()
-    more = {"goes wrong": "hangs", "count": str(tmp_path / "count")}
     work = WorkOptions(jobs=1, until=begun + 2)
-    assert toys(tmp_path, work=work, more=more, words=GOOD)[0] != 0
+    assert toys(tmp_path, work=work, more={"goes wrong": "hangs"}, words=GOOD)[0] != 0
     assert time.monotonic() < begun + 20
     findings = Report.read(tmp_path / "reports/test_toy.json").findings
     assert len(findings) == 3 and all("no result after" in finding.message for finding in findings)
+
+
+def test_a_machine_in_trouble_counts_against_no_program(tmp_path: Path) -> None:
+    assert toys(tmp_path, more={"goes wrong": "full disk"}, words=GOOD)[0] == 3
+    findings = Report.read(tmp_path / "reports/test_toy.json").findings
+    assert [finding.rule for finding in findings] == ["toy-machine"] * 3
+    assert toys(tmp_path, words=GOOD)[0] == 0
 
 
 def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,59 +213,6 @@ def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> 
     assert code == 0 and [(row["width"], row["cached"]) for row in rows.values()] == [(5, True)]
     (program,) = SUITES.programs_of(suite)
     assert program.thresholds and program.thresholds.sqnr_db
-
-
-GOOD = ("net2 or net3 or net4",)
-
-
-def rechecked(folder: Path, goes_wrong: str = "", share: float = 1.0) -> tuple[int, dict[str, Finding], Any]:
-    """The exit code, the findings by rule, and the programs that were compared."""
-    more = {"goes wrong": goes_wrong, "count": str(folder / "count")}
-    ended, _ = toys(folder, work=WorkOptions(jobs=1, recheck=share), more=more, words=GOOD)
-    report = Report.read(folder / "reports/test_toy.json")
-    return ended, {finding.rule: finding for finding in report.findings}, report.metrics["rechecked"]
-
-
-def test_programs_that_are_the_same_twice_pass_a_recheck(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    toys(tmp_path, words=GOOD)
-    capsys.readouterr()
-    code, findings, names = rechecked(tmp_path)
-    assert (code, findings) == (0, {}) and "compiled 3 of 3 programs twice" in capsys.readouterr().err
-    assert sorted(names) == [f"net{width}/toy/SM8650" for width in (2, 3, 4)]
-    assert not list((tmp_path / "store/cache/results/toy/work").iterdir()), (
-        "nothing is left of the new results"
-    )
-    assert all(row["cached"] for row in toys(tmp_path, words=GOOD)[1].values())
-
-
-def test_a_share_of_few_programs_is_one_of_them(tmp_path: Path) -> None:
-    assert len(rechecked(tmp_path, share=0.1)[2]) == 1
-
-
-def test_a_program_that_is_another_each_time_is_named_with_both(tmp_path: Path) -> None:
-    code, findings, _ = rechecked(tmp_path, "another each time")
-    finding = findings["recheck-differs"]
-    assert code == 1 and "program" in finding.message and "sqnr_db" in finding.message
-    both = tmp_path / "reports/toy/differs/toy" / finding.subject
-    texts = [(both / name / "program").read_text() for name in ("first", "second")]
-    assert abs(len(texts[0]) - len(texts[1])) == 1 and str(both) in finding.message
-
-
-def test_what_memory_held_by_chance_is_no_difference(tmp_path: Path) -> None:
-    """As QNN writes it between a constant's values: it is the same twice where fresh memory is filled."""
-    assert rechecked(tmp_path, "memory")[:2] == (0, {})
-
-
-def test_a_program_that_compiles_only_once_differs(tmp_path: Path) -> None:
-    code, findings, _ = rechecked(tmp_path, "fails later")
-    assert code == 1 and "no more" in findings["recheck-differs"].message
-
-
-def test_a_machine_in_trouble_is_no_difference(tmp_path: Path) -> None:
-    code, findings, names = rechecked(tmp_path, "full disk")
-    assert code == 3 and set(findings) == {"recheck-machine"} and names == []
 
 
 def test_a_toy_lane_takes_few_lines() -> None:

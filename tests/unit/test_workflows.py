@@ -335,16 +335,16 @@ def test_a_called_workflow_may_do_no_more_than_its_caller() -> None:
                 assert exceeded(allowed_in(workflow, job), called) == [], f"{name}: {job.id}"
 
 
-def jobs_of(name: str, row: CiJob, occasion: str) -> list[dict[str, Any]]:
+def jobs_of(name: str, row: CiJob) -> list[dict[str, Any]]:
     """Of a row whose suite is not split."""
-    return list(plan.jobs_of(name, row, occasion, plan.Caller("wheels"), (), lambda _: ()))
+    return list(plan.jobs_of(name, row, plan.Caller("wheels"), (), lambda _: ()))
 
 
 def test_no_two_jobs_of_the_gate_share_a_name_or_an_artifact() -> None:
     caller = plan.Caller("qnn-2.37", executorch=True)
     rows = gate_table().row.items()
     shards = functools.cache(lambda most: plan.matrix_entries(most, (), caller))
-    all_jobs = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", caller, (), shards)]
+    all_jobs = [job for name, row in rows for job in plan.jobs_of(name, row, caller, (), shards)]
     for key in ("name", "artifact"):
         values = [job[key] for job in all_jobs]
         assert len(set(values)) == len(values)
@@ -413,7 +413,7 @@ def test_every_stage_that_decides_a_change_has_a_row() -> None:
 
 def test_the_matrix_is_given_what_the_plan_makes() -> None:
     used = set(re.findall(r"matrix\.(\w+)", (GITHUB / "workflows" / "gate.yml").read_text(encoding="utf-8")))
-    (job,) = jobs_of("x", CiJob(stage="lint", minutes=1), "gate")
+    (job,) = jobs_of("x", CiJob(stage="lint", minutes=1))
     assert used == set(job)
 
 
@@ -448,17 +448,3 @@ def test_the_page_has_every_input_of_the_gate_with_its_default() -> None:
             else ""
         )
         assert f"\n| `{name}` | {input_.description} | {default} |\n" in text
-
-
-def test_a_tenth_of_the_programs_is_compiled_twice_every_night() -> None:
-    """By the stages that compile; a pull request's does not."""
-    rechecked = {name: row for name, row in gate_table().row.items() if row.recheck}
-    assert {"lowering", "onnx"} == set(rechecked)
-    for name, row in rechecked.items():
-        assert row.recheck == "10%"
-        for occasion in ("gate", "nightly"):
-            whole = row.model_copy(update={"suite": 0, "replaces": ()})
-            (job,) = jobs_of(name, whole, occasion)
-            arguments = job["arguments"].split()
-            assert ("--recheck" in arguments) == (occasion == "nightly")
-            assert parsed(importlib.import_module(COMMANDS[row.stage].module), *arguments)

@@ -14,7 +14,6 @@ from typing import Any
 
 from ci.artifacts.against_sdk import sdk_arches
 from ci.artifacts.compiler_log import CRASHES
-from ci.artifacts.program import digest_without_time
 from ci.cached_steps import NotCached, Step
 from ci.child import MEMORY, WARM
 from ci.closed import closed
@@ -34,7 +33,6 @@ from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
 from ci.plain import as_json, read
 from ci.progress import Line
-from ci.recheck import Repeats
 from ci.results import CachedResults, Key
 from ci.suite.accuracy import in_words
 from ci.suite.installed import host_libraries, ready_environment
@@ -231,8 +229,6 @@ def lowering(plan: ExecutorchPlan) -> Step:
         {"keep_going": plan.work.keep_going},
         reply=Compiled,
         accepts=accepts,
-        # The log has times of day.
-        repeats=Repeats(changing=(LOG, "without_time"), digest=digest_without_time),
         **IN_FILES,
     )
 

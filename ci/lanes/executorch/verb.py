@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.digests import look_ahead
-from ci.suite.options import add_choice, add_how, add_recheck, stage_options
+from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.command_line import count, switch, valued
 from provisioning.base.selection import add_selection
 
@@ -30,7 +30,6 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The flags that test_emulator has too."""
     add_choice(parser, SUITE)
     group = add_how(parser)
-    add_recheck(group)
     valued(group, "--worker-memory", "MB", "memory for one worker [most of the free memory]", type=count)
     switch(group, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")
     return group

@@ -51,7 +51,6 @@ from ci.lanes.onnx.records import (
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.stage import (
     COMPILED,
-    REPEATS,
     WORKER,
     OnnxPlan,
     estimated,
@@ -267,7 +266,6 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
         accepts=accepts,
         line=_line,
         keeps_files=True,
-        repeats=REPEATS,
     )
 
 

@@ -36,7 +36,6 @@ from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, line_of
 from ci.plain import as_json, read
 from ci.progress import Line, failed
-from ci.recheck import Repeats
 from ci.results import CachedResults, Key
 from ci.suite.accepted import COSTS, Baseline, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
@@ -184,21 +183,6 @@ def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, ob
     return {**as_json(program.order), "user_folder": str(Parser.user_folder()), "options": as_json(options)}
 
 
-REPEATS = Repeats(
-    # A context is never the same to the bit, and ONNX Runtime adds in another order with other threads.
-    changing=(
-        "*.record.files.*",
-        "*.model",
-        "*.slices.*",
-        "*.message",
-        "*.trace_crash",
-        "beside/*",
-        "embedded/*",
-    ),
-    figures={"*.figures.*": SLACK, "*.bytes": SLACK},
-)
-
-
 def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step:
     """With `new_baseline` a cached result that is worse than the baseline counts: it becomes the baseline."""
     passes = partial(passes_suite, plan, new_baseline=new_baseline)
@@ -212,7 +196,6 @@ def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step:
         reply=ProgramFacts,
         accepts=passes,
         line=partial(_line, passes),
-        repeats=REPEATS,
     )
 
 
@@ -258,7 +241,6 @@ def compiling_for_metric(plan: OnnxPlan) -> Step:
         reply=ProgramFacts,
         line=partial(_line, lambda program, result: True),
         keeps_files=True,
-        repeats=REPEATS,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.digests import look_ahead
-from ci.suite.options import add_choice, add_how, add_recheck, stage_options
+from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection
 
@@ -23,7 +23,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, "manifests/suites/models.toml")
     group = add_how(parser)
-    add_recheck(group)
     switch(group, "--keep", "compile everything again, and keep the files in reports/onnx")
 
 
