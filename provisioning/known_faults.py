@@ -119,8 +119,7 @@ def _at(fix: KnownFix, code: str, source: str) -> Suggestion:
 MANIFEST = MANIFESTS / "known_faults.toml"
 
 FIGURES = MANIFESTS / "accepted" / "faults.json"
-"""What each script printed last, which stands for FIGURE in its fault's effect."""
-FIGURE = "{figure}"
+"""What each script printed last: its fault's `figure`."""
 SCRIPTS = MANIFESTS / "faults"
 """A script for each fault that can be shown with what is pinned, by its id, without code of this project."""
 
@@ -165,7 +164,13 @@ class Fault(Model):
     """Where it was seen."""
     lane: Lane
     effect: str
-    """With FIGURE where its script's figures stand."""
+    """What happens, and where."""
+    correct: str = ""
+    """What is similar and does not have the fault."""
+    quantity: str = ""
+    """What the figure is of, if the figure does not say it."""
+    figure: str = ""
+    """What its script printed last."""
     show: str | tuple[str, ...] = ""
     """The one command that shows it; ours is a list of arguments. Without one, its script does."""
     source: str
@@ -185,6 +190,11 @@ class Fault(Model):
         if not self.show:
             return session("shell", "python", SCRIPTS / f"{self.id}.py")
         return Fix(self.show) if isinstance(self.show, str) else session(*self.show)
+
+    @property
+    def measurement(self) -> str:
+        """What its script printed, with what it is of; empty if it has no script."""
+        return f"{self.quantity}: {self.figure}" if self.quantity and self.figure else self.figure
 
     @property
     def script(self) -> str:
@@ -223,14 +233,12 @@ class Faults(Model):
 
 @cache
 def load_faults() -> tuple[Fault, ...]:
-    """Their effects have the figures that their scripts printed."""
+    """With the figures that their scripts printed."""
     accepted = load_accepted(FIGURES, SHIPPED)
-
-    def filled(fault: Fault) -> Fault:
-        figure = str(accepted.of(fault.id).get("figure", "not measured yet"))
-        return fault.model_copy(update={"effect": fault.effect.replace(FIGURE, figure)})
-
-    return tuple(map(filled, load(MANIFEST, Faults).fault))
+    return tuple(
+        fault.model_copy(update={"figure": str(accepted.of(fault.id).get("figure", ""))})
+        for fault in load(MANIFEST, Faults).fault
+    )
 
 
 def faults_of(product: str, version: str) -> list[Fault]:

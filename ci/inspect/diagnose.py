@@ -135,7 +135,12 @@ def _of_fault(name: str) -> Explanation | None:
     fault = _faults().get(name)
     if fault is None:
         return None
-    cause = f"{fault.title} ({fault.product} {fault.versions}). {fault.effect}"
+    sentences = [f"{fault.title} ({fault.product} {fault.versions}).", fault.effect]
+    if fault.correct:
+        sentences.append(f"Correct: {fault.correct}.")
+    if fault.measurement:
+        sentences.append(f"Measured: {fault.measurement}.")
+    cause = " ".join(sentences)
     fix = joined([f"{fault.fix}; type", fault.shown_by], " ")
     return Explanation(name, cause, fix, fault.source, 0, "", True)
 

@@ -77,7 +77,7 @@ def faults_in(
 
 def effect_db(fault: Fault) -> float:
     """The SQNR that its script printed first; that of equal outputs if it printed none."""
-    printed = DECIBELS.search(fault.effect)
+    printed = DECIBELS.search(fault.figure or fault.effect)
     return float(printed[1]) if printed else EXACT_DB
 
 

@@ -168,7 +168,7 @@ def judge(
         elif run.word == "still" and not alike(
             run.figure, said_before := accepted.of(fault.id).get("figure")
         ):
-            message = f"its script prints {run.figure!r}, and its effect has {said_before!r}"
+            message = f"its script prints {run.figure!r}, and the accepted figure is {said_before!r}"
             fix = session("lab", "faults", "--accept", fault.id)
             stage.add("fault-changed", Severity.ERROR, fault.id, message, fix)
         elif run.word == "changed":

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from ci.lanes.upstream.accepted import accepted_file, load_tests
 from ci.lanes.upstream.suite import upstream_suites
-from provisioning.accepted_file import load_accepted
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.components import QNN_SDK
-from provisioning.known_faults import FIGURE, FIGURES, Fault, load_faults
+from provisioning.known_faults import Fault, load_faults
 from provisioning.manifest import load_profile
 
 NAMES = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxruntime-qnn"}
@@ -30,40 +29,42 @@ OUTCOMES = {
 }
 """What becomes of upstream's tests that do not pass."""
 
-NOTHING_ON_DEVICES = """\
-**Nothing was run on a device here.** `on the emulator` means Qualcomm's HTP emulator. It can be wrong
-where a chip is right, and right where a chip is wrong.
-"""
+BEFORE_THE_TABLE = """\
+# Known faults
 
-IN_AN_ENTRY = {
-    "`16a8w`, `16a4w_block`, …": "the [precision](start.md#which-precision): 16-bit activations and"
-    " 8-bit weights; `_block`: a scale for each block of a channel's weights",
-    "at 16 bits, at 8 bits": "with activations of 16 or 8 bits; fp16 is named as such",
-    "versions": "those that have the fault, as far as we know",
-    "*Measured*": "what [the fault's script](#is-each-fault-still-there) printed:"
-    " models with the fault first, then similar models without it",
-    "SQNR": "how exact the outputs on the emulator are, [in dB](accuracy.md#what-is-a-good-sqnr):"
-    " 40 dB is an error of 1 %, 0 dB an error of 100 %",
-    "*Fix*": "what to write instead; a figure in dB is the SQNR with this fix",
-    "*See it*": "a command that shows the fault, if your versions have it;"
-    " `net.py:model` stands for your model",
-}
-"""How to read the entry of a fault."""
+This page lists what QNN, ExecuTorch and ONNX Runtime's QNN provider get wrong, and what to write instead.
+`compile` and `divergence` name the fault that can explain a wrong result.
+
+We measured on Qualcomm's HTP emulator, not on devices. A chip can be right where the emulator is wrong.
+Outputs are wrong without any message, unless an entry quotes one.
+
+| in an entry | meaning |
+| --- | --- |
+| `16a8w` | 16-bit activations and 8-bit weights, [a precision](start.md#which-precision) |
+| at 16 bits, at 8 bits | in each precision with 16-bit or 8-bit activations; fp16 is not one |
+| versions | those that have the fault, as far as we know |
+| **Correct** | similar models without the fault |
+| **SQNR …**, **Measured** | what the script printed: first with the fault, then for similar models without |
+| SQNR | [how exact the outputs are](accuracy.md#what-is-a-good-sqnr): 40 dB is an error of 1 % |
+| **Fix** | what to write instead; a figure in dB is the SQNR with this fix |
+| **See it** | a command that shows the fault; `net.py:model` and `model.onnx` stand for your model |
+| **Script** | a short program that shows the fault: [how to run it](#is-each-fault-still-there) |
+"""
 
 STILL_THERE = """\
 ## Is each fault still there
 
-Most faults have a script in `manifests/faults`; the others say why they have none. A script contains no code
-of qnn-ci: you can run it with your own packages, and send it to those who can repair the fault. Most scripts
-try two models with the fault and a similar one without it. With the versions that qnn-ci pins:
+Most faults have a script in [manifests/faults](../manifests/faults). A script does not use qnn-ci: you can
+run it with your own packages, or attach it to a bug report. In a clone, this command runs one with the pinned
+versions:
 
 ```console
 $ qnn-ci shell python manifests/faults/bias-used-twice.py
 still - {figure}
 ```
 
-The last line that it prints begins with one of these words. After it come the figures that this page shows as
-*Measured*:
+The script runs models with the fault, and a similar model without it. Its last line is a word and the
+figures:
 
 | word | meaning | exit code |
 | --- | --- | --- |
@@ -71,34 +72,18 @@ The last line that it prints begins with one of these words. After it come the f
 | `gone` | your versions do not have it | 0 |
 | `changed` | the similar model is wrong too, or only some of the models with the fault are correct now | 2 |
 
-In a clone, `nox -s lab -- faults` runs all scripts, and compares them with this page:
+In a clone, `nox -s lab -- faults` runs all scripts. It passes if each prints `still` and the figures of this
+page. `--accept` writes new figures; `--close` ends the versions of a fault that is gone. The workflow
+faults.yml runs it every night with newer versions, and opens a pull request for faults that are gone.
 
-| word | `nox -s lab -- faults` |
-| --- | --- |
-| `still`, with the figures of this page | passes |
-| `still`, with other figures | fails; `--accept` writes the new figures |
-| `gone` | fails; `--close` ends the range of versions in known_faults.toml |
-| `changed` | fails |
-
-The workflow faults.yml does this every night with newer versions. It opens a pull request for faults that are
-gone.
+This page is generated from [known_faults.toml](../manifests/known_faults.toml): add a fault there, then run
+`nox -s generate`.
 """
 
 
 def page() -> str:
     lines = [
-        "# Known faults",
-        "",
-        "What do QNN, ExecuTorch and ONNX Runtime's QNN provider get wrong, in which versions, and what do",
-        "you write instead? `compile` and `divergence` name the fault that can explain a wrong result.",
-        "This page is generated from [known_faults.toml](../manifests/known_faults.toml): add a fault there",
-        "and run `nox -s generate`. Commands that name a file of `manifests/` work in a clone.",
-        "",
-        *NOTHING_ON_DEVICES.splitlines(),
-        "",
-        "| in an entry | it says |",
-        "| --- | --- |",
-        *(f"| {words} | {meaning} |" for words, meaning in IN_AN_ENTRY.items()),
+        *BEFORE_THE_TABLE.splitlines(),
         "",
         "| fault | versions | seen through |",
         "| --- | --- | --- |",
@@ -108,16 +93,10 @@ def page() -> str:
         ),
         "",
     ]
-    for title, measured in (("Faults that we measured", True), ("Faults that others reported", False)):
-        if faults := [fault for fault in load_faults() if fault.measured is measured]:
-            lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
-    lines += [*_upstream(), *_suites(), *STILL_THERE.replace(FIGURE, _figure("bias-used-twice")).splitlines()]
+    lines += ["## Faults", "", *(line for fault in load_faults() for line in _fault(fault))]
+    (shown,) = (fault for fault in load_faults() if fault.id == "bias-used-twice")
+    lines += [*_upstream(), *_suites(), *STILL_THERE.format(figure=shown.figure).splitlines()]
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _figure(name: str) -> str:
-    """What the script of a fault printed last; empty if it has none."""
-    return str(load_accepted(FIGURES).of(name).get("figure", ""))
 
 
 def _versions(fault: Fault) -> str:
@@ -125,33 +104,25 @@ def _versions(fault: Fault) -> str:
 
 
 def _fault(fault: Fault) -> Iterator[str]:
-    place = "the emulator" if fault.where == "emulator" else "devices"
-    source = fault.source.removeprefix("docs/")
-    effect, measured = _effect(fault)
     yield from (f"### {fault.title}", "", f'<a id="{fault.id}"></a>')
-    yield from (f"*{_versions(fault)}, on {place}, through {LANES[fault.lane]}*", "", effect, "")
-    if measured:
-        yield f"- **Measured:** {measured}"
+    reported = "" if fault.measured else "; others reported it, we did not measure it"
+    yield from (f"*{_versions(fault)}, through {LANES[fault.lane]}{reported}*", "", fault.effect, "")
+    if fault.correct:
+        yield f"- **Correct:** {fault.correct}"
+    if fault.figure:
+        yield f"- **{fault.quantity or 'Measured'}:** {fault.figure}"
     yield f"- **Fix:** {fault.fix}"
     if fault.upstream:
         yield f"- **Upstream:** {fault.upstream}"
-    script = f", [its script](../{fault.script})" if fault.script else ""
-    yield f"- **More:** `qnn-ci diagnose {fault.id}`, [{source}]({source}){script}"
-    if fault.unshown:
-        yield f"- **It has no script:** {fault.unshown}"
-    yield "- **See it:**"
-    yield from ("", "```console", f"$ {fault.shown_by.installed}".replace(f"{ROOT}/", ""), "```", "")
-
-
-def _effect(fault: Fault) -> tuple[str, str]:
-    """What happens, and the sentence with the figures that its script printed."""
-    figure = _figure(fault.id)
-    before, found, after = fault.effect.partition(f": {figure}.")
-    if not figure or not found:
-        return fault.effect, ""
-    text, _, words = before.rpartition(". ")
-    measured = figure if words == "Measured" else f"{words}: {figure}"
-    return f"{text}.{after}" if text else after.strip(), measured
+    if fault.source.startswith("https:"):
+        yield f"- **Thread:** [{fault.source.removeprefix('https://github.com/')}]({fault.source})"
+    if fault.show:
+        yield f"- **See it:** `{fault.shown_by.installed}`"
+    if fault.script:
+        yield f"- **Script:** [{fault.script}](../{fault.script})"
+    else:
+        yield f"- **No script:** {fault.unshown}"
+    yield ""
 
 
 def _upstream() -> Iterator[str]:

@@ -17,10 +17,9 @@ from lab.faults.stage import (
     said,
 )
 from provisioning.accepted_file import Accepted, load_accepted
-from provisioning.base.documents import load
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.known_faults import FIGURE, FIGURES, MANIFEST, SCRIPTS, Fault, Faults, load_faults
+from provisioning.known_faults import FIGURES, SCRIPTS, Fault, load_faults
 from provisioning.python_environments import IN_IMAGE, LOCKS
 from tests.support.sources import statements
 
@@ -124,10 +123,8 @@ def test_what_a_script_prints_is_an_error_until_it_is_accepted(
     assert run("a", "b", accepts=True) == 1
 
 
-def test_each_effect_has_what_its_script_printed() -> None:
+def test_each_fault_with_a_script_has_what_the_script_printed() -> None:
     accepted = load_accepted(FIGURES)
-    for fault in load(MANIFEST, Faults).fault:
-        assert (FIGURE in fault.effect) == bool(fault.script) == bool(accepted.of(fault.id)), fault.id
-    assert all(
-        str(accepted.of(fault.id)["figure"]) in fault.effect for fault in load_faults() if fault.script
-    )
+    for fault in load_faults():
+        assert bool(fault.figure) == bool(fault.script) == bool(accepted.of(fault.id)), fault.id
+        assert fault.figure in fault.measurement, fault.id
