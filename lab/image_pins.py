@@ -43,18 +43,19 @@ def run(args: argparse.Namespace) -> int:
     )
     from ci.image.engine import connected
 
+    system = load_images().system
     with connected() as engine:
         if args.renew_base:
-            before = load_images().system
-            system = newest_base(before, engine)
-            sys.stdout.write(f"the newest base is {system.image}; pinned was {before.image}\n")
-            pin_base(system)
-        system = load_images().system
+            system = newest_base(system, engine)
+            sys.stdout.write(f"the newest base is {system.image}; pinned was {load_images().system.image}\n")
         base = args.base or system.reference
         base_id = engine.image_id(base) or engine.pull(base)
         with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as folder:
-            snapshot = fetch_packages(system.packages, engine, base_id, None, Path(folder))
+            snapshot = fetch_packages(system.packages, engine, base_id, Path(folder))
             lock = PackageLock(tuple(packages_in(Path(folder))), snapshot)
+    # Only now: without the packages of its day a new base would be of no use.
+    if args.renew_base:
+        pin_base(system)
     replace_text(PACKAGES_FILE, render_packages(lock))
     sys.stdout.write(f"manifests/{PACKAGES_FILE.name}: {len(lock.packages)} packages\n")
     return 0

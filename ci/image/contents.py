@@ -8,18 +8,16 @@ download and no mount point stays in it. docker/make-layer gives every file one 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import sys
-import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import unquote
 
 from pydantic import Field, StringConstraints
@@ -27,14 +25,13 @@ from pydantic import Field, StringConstraints
 from ci.image import CACHE
 from ci.image.engine import NO_SPACE, ContainerCommand, Engine, out_of_disk
 from provisioning import licences
-from provisioning.base.commands import captured, leave_out, quoted, session
+from provisioning.base.commands import captured, quoted, session
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import (
     CheckFailed,
     EnvironmentLacking,
     IntegrityError,
     LicenceNotAccepted,
-    ManifestError,
     UnknownName,
     UpstreamError,
 )
@@ -191,12 +188,10 @@ def plan_of(name: str) -> ImagePlan:
     if name not in images.images:
         raise UnknownName(f"there is no image {name!r}", name, images.images)
     entry = images.images[name]
-    if missing := [environment for environment in entry.environments if environment not in images.imports]:
-        raise ManifestError(MANIFEST, "imports", expected=f"an entry for {missing[0]}", found="none")
     locks = {name: lock_path(name).read_text(encoding="utf-8") for name in entry.environments}
     torch = (TORCH / CPU).read_text(encoding="utf-8")
     scripts = sorted(path for path in DOCKER.iterdir() if path.is_file())
-    plan = ImagePlan(
+    return ImagePlan(
         name=name,
         summary=entry.summary,
         environments=entry.environments,
@@ -207,14 +202,6 @@ def plan_of(name: str) -> ImagePlan:
         locks={name: text + (torch if has_torch(text) else "") for name, text in locks.items()},
         scripts="".join(path.read_text(encoding="utf-8") for path in scripts),
     )
-    if tuple(plan.components) != COMPONENTS[: len(plan.components)]:
-        raise ManifestError(
-            MANIFEST,
-            f"images.{name}.profile",
-            expected=f"a profile with the first of {', '.join(COMPONENTS)}",
-            found=f"{entry.profile}, which has {', '.join(plan.components)}",
-        )
-    return plan
 
 
 def has_torch(lock: str) -> bool:
@@ -268,54 +255,37 @@ def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
     }
 
 
-def keep_packages(plan: ImagePlan, engine: Engine, base: str, sources: Path | None, folder: Path) -> None:
+def keep_packages(plan: ImagePlan, engine: Engine, base: str, folder: Path) -> None:
     """Have what the base lacks of the plan's packages and their dependencies, as locked."""
 
     def fetch() -> None:
         say(f"fetching Debian packages with the apt of {base}")
-        fetch_packages(plan.system.packages, engine, base, sources, folder, plan.debian)
+        fetch_packages(plan.system.packages, engine, base, folder, plan.debian)
         check_packages(plan.debian.packages, packages_in(folder))
 
     keep(folder, "\n".join([base, *plan.system.packages, *map(str, plan.debian.packages)]), fetch)
 
 
 def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPackage]) -> None:
-    wanted = {package.name: package for package in locked}
+    pins = {package.name: package for package in locked}
     for package in fetched:
-        pin = wanted.get(package.name)
-        if pin is None:
-            raise CheckFailed(
-                f"this base needs {package.name} {package.version}, "
-                "which manifests/image-packages.txt does not pin",
-                fix=leave_out("--base"),
-            )
-        if pin.version != package.version:
-            raise UpstreamError(
-                f"apt offers {package.name} {package.version}, and no longer the pinned {pin.version}",
-                fix="name sources that have it with --apt-sources",
-            )
-        if pin.sha256 != package.sha256:
+        if (pin := pins.get(package.name)) != package:
+            expected = f"{pin.version}, {pin.sha256}" if pin else "no package of this name"
             raise IntegrityError(
-                f"{package.name} {package.version}: expected sha256 {pin.sha256}, found {package.sha256}",
-                fix="use apt sources that you trust: --apt-sources",
+                f"{package.name}: expected {expected}, as manifests/{PACKAGES_FILE.name} has it; "
+                f"apt's is {package.version}, {package.sha256}",
+                fix="build on the pinned base, whose archive has the pinned packages",
             )
 
 
 def fetch_packages(
-    names: Sequence[str],
-    engine: Engine,
-    base: str,
-    sources: Path | None,
-    folder: Path,
-    lock: PackageLock | None = None,
+    names: Sequence[str], engine: Engine, base: str, folder: Path, lock: PackageLock | None = None
 ) -> str:
-    """Download packages with the apt of the base, and with the user's sources if there are any; returns the
-    moment of the archive. With a lock, what the base lacks; without one, what any base may lack."""
+    """Download packages with the apt of the base; returns the moment of the archive. With a lock, what the
+    base lacks; without one, what any base may lack."""
     environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
     environment |= {"SNAPSHOT": lock.snapshot} if lock else {"FROM_NOTHING": "yes"}
     inputs = {"/run/fetch-packages": DOCKER / "fetch-packages"}
-    if sources:
-        inputs["/run/apt/sources"] = sources.resolve()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
         if lock:
             inputs["/run/apt/pins"] = pins = Path(scratch) / "pins"
@@ -335,7 +305,7 @@ def fetch_packages(
         message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.returncode}"
         raise UpstreamError(
             f"apt in {base} could not fetch the packages: {message}",
-            fix="name sources that are in reach with --apt-sources",
+            fix="build on a base whose apt sources are in reach: --base IMAGE",
         )
     sys.stderr.writelines(f"{line}\n" for line in done.stdout.splitlines() if "Debian's archive" in line)
     return "".join(re.findall(r"^archive of (\d{8}T\d{6}Z)$", done.stdout, re.M)[-1:])
@@ -523,69 +493,30 @@ def _run(
         raise CheckFailed(message, fix=quoted("less", order.log))
 
 
-def build_twice(order: Order, engine: Engine, scratch: Path) -> tuple[list[list[str]], list[str]]:
-    """The layers of two builds that share nothing but the base, and what differs. Neither is kept."""
-    tags = [f"qnn-ci/{order.plan.name}:compared-{name}" for name in ("first", "second")]
+def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str]]:
+    """The layers of two builds that share nothing but the base, and what differs. Builds that differ are
+    kept, to be compared file by file."""
+    tags = compared_tags(order.plan)
+    differing: list[str] = []
     try:
         for tag in tags:
             build(order, engine, tag, reuse=False)
         images = [engine.attributes(tag) for tag in tags]
         layers = [list(image["RootFS"]["Layers"]) for image in images]
         first, second = ({name: image["Config"].get(name) for name in COMPARED} for image in images)
-        differing = [f"the setting {name}" for name in COMPARED if first[name] != second[name]]
-        if layers[0] != layers[1]:
-            files = []
-            for tag in tags:
-                archive = scratch / "image.tar"
-                engine.save(tag, archive)
-                files.append(files_of(archive))
-            differing += [*differences(*files)] or ["the layers, and no file"]
+        differing += [f"the setting {name}" for name in COMPARED if first[name] != second[name]]
+        # The base's own layers are below those of the plan.
+        own = (digests[-len(order.plan.layers) :] for digests in layers)
+        for layer, one, other in zip(order.plan.layers, *own, strict=True):
+            if one != other:
+                differing.append(f"the layer of {quoted(*layer.command)}")
         return layers, differing
     finally:
         for tag in tags:
-            for name in (tag, *(f"{tag}-{number}" for number in range(1, len(order.plan.layers)))):
+            names = [f"{tag}-{number}" for number in range(1, len(order.plan.layers))]
+            for name in names if differing else (tag, *names):
                 engine.remove(name)
 
 
-def differences(
-    first: Mapping[str, Mapping[str, object]], second: Mapping[str, Mapping[str, object]]
-) -> Iterator[str]:
-    for name in sorted({*first, *second}):
-        if name not in first or name not in second:
-            yield f"{name}: only in the {'first' if name in first else 'second'}"
-        elif what := [key for key, value in first[name].items() if second[name][key] != value]:
-            yield f"{name}: {', '.join(what)}"
-
-
-def files_of(archive: Path) -> dict[str, dict[str, object]]:
-    """What each layer of a saved image says of each file."""
-    files = {}
-    with tarfile.open(archive) as image:
-        (manifest,) = json.load(_member(image, "manifest.json"))
-        for number, layer in enumerate(manifest["Layers"], 1):
-            with tarfile.open(fileobj=_member(image, layer)) as members:
-                for member in members:
-                    files[f"layer {number}: /{member.name.removeprefix('./')}"] = {
-                        "kind": member.type,
-                        "mode": member.mode,
-                        "owner": member.uid,
-                        "group": member.gid,
-                        "time": member.mtime,
-                        "link": member.linkname,
-                        "content": _digest(members, member),
-                    }
-    return files
-
-
-def _digest(files: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    digest = hashlib.sha256()
-    if member.isreg() and (stream := files.extractfile(member)):
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    stream = archive.extractfile(name)
-    assert stream is not None, f"{name} of {archive.name!r} is not a file"
-    return stream
+def compared_tags(plan: ImagePlan) -> list[str]:
+    return [f"qnn-ci/{plan.name}:compared-{name}" for name in ("first", "second")]

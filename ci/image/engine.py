@@ -84,10 +84,6 @@ class Engine:
         """The output of `docker image inspect`."""
         return dict(self._client.images.get(reference).attrs)
 
-    def save(self, reference: str, path: Path) -> None:
-        with path.open("wb") as stream:
-            stream.writelines(self._client.images.get(reference).save())
-
     def remove(self, reference: str) -> None:
         """Remove the name, and the image if it has no other. A missing image is no error."""
         import docker.errors

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   nox -s image -- wheels
-  nox -s image -- wheels --base my-debian:12 --apt-sources /etc/apt/sources.list
+  nox -s image -- wheels --base my-debian:12
   nox -s image -- base --check-reproducible
   nox -s image -- qnn-2.37-ndk-r26c
   python -m ci image --list
@@ -43,9 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "build on this image, local or not [QNN_CI_BASE_IMAGE, manifests/images.toml]",
         default=os.environ.get("QNN_CI_BASE_IMAGE"),
     )
-    switch(parser, "--check-reproducible", "build twice, compare, and keep neither")
-    valued(parser, "--save", "FILE", "also write the image as an archive", type=Path)
-    valued(parser, "--apt-sources", "FILE", "fetch Debian packages from the sources in this file", type=Path)
+    switch(parser, "--check-reproducible", "build twice and compare; only builds that differ are kept")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.name is None:
         raise UsageError("which image?", fix=Fix("{}, one of: {}", ("image", "NAME"), ", ".join(names)))
-    if args.apt_sources and not args.apt_sources.is_file():
-        raise UsageError(f"there is no file {args.apt_sources}", fix="name an existing file")
     plan = plan_of(args.name)
     selection = selection_of(args)
     stage = StageRun.as_typed("image", plan.profile.name if plan.profile else "", "x86_64-linux")
@@ -71,23 +67,21 @@ def run(args: argparse.Namespace) -> int:
         base_id = engine.image_id(base) or engine.pull(base)
         CONTEXT.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{CONTEXT}.lock"):
-            order = _order(plan, engine, base, base_id, args.apt_sources, selection.store)
+            order = _order(plan, engine, base, base_id, selection.store)
             if args.check_reproducible:
                 _compare(stage, order, engine)
             else:
-                _build(stage, order, engine, args.save)
+                _build(stage, order, engine)
     return stage.close(selection.reports)
 
 
-def _order(
-    plan: ImagePlan, engine: Engine, base: str, base_id: str, sources: Path | None, store: Path
-) -> Order:
+def _order(plan: ImagePlan, engine: Engine, base: str, base_id: str, store: Path) -> Order:
     """What is to be built, with all that it is built from fetched and verified."""
     from ci.image import contents
     from provisioning.store import Store
 
     trees = contents.trees_of(plan, Store(store))
-    contents.keep_packages(plan, engine, base_id, sources, contents.CONTEXT / contents.PACKAGES)
+    contents.keep_packages(plan, engine, base_id, contents.CONTEXT / contents.PACKAGES)
     for environment in plan.environments:
         contents.keep_wheels(plan, environment, contents.CONTEXT / contents.ENVIRONMENTS / environment)
     folders = {name: contents.CONTEXT / name for name in (contents.PACKAGES, contents.ENVIRONMENTS)}
@@ -117,7 +111,7 @@ def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
     return names
 
 
-def _build(stage: StageRun, order: Order, engine: Engine, save: Path | None) -> None:
+def _build(stage: StageRun, order: Order, engine: Engine) -> None:
     from ci.image.contents import build
 
     plan = order.plan
@@ -127,10 +121,6 @@ def _build(stage: StageRun, order: Order, engine: Engine, save: Path | None) -> 
     size, layers = int(attributes["Size"]), list(attributes["RootFS"]["Layers"])
     stage.metrics |= {"size": size, "layers": layers, "manifest": order.labels["qnn-ci.manifest"]}
     stage.artifacts.append(Artifact("image", plan.tag, str(attributes["Id"]).removeprefix("sha256:"), size))
-    if save:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        engine.save(plan.tag, save)
-        stage.artifacts.append(Artifact.of("archive", save))
     stage.add("image-size", Severity.NOTE, plan.tag, f"{units.size(size)} in {len(layers)} layers")
     if plan.profile is None:
         message = "holds no SDK, so there is nothing to validate inside"
@@ -173,18 +163,17 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
 
 
 def _compare(stage: StageRun, order: Order, engine: Engine) -> None:
-    import tempfile
-
-    from ci.image.contents import build_twice
+    from ci.image.contents import build_twice, compared_tags
 
     name = order.plan.name
     sys.stderr.write(f"building {name} twice; the log is {order.log}\n")
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.log.parent) as scratch:
-        layers, differences = build_twice(order, engine, Path(scratch))
-    stage.metrics["layers"] = [[*names] for names in layers]
+    layers, differences = build_twice(order, engine)
+    stage.metrics["layers"] = [[*digests] for digests in layers]
     if not differences:
         message = f"two builds have the same settings and the same {len(layers[0])} layers"
         stage.add("image-reproducible", Severity.NOTE, name, message)
-    fix = "find what writes it in docker/, and make it write the same or remove it"
+    first, second = compared_tags(order.plan)
+    saved = f"docker save -o first.tar {first}; docker save -o second.tar {second}"
+    fix = f"{saved}; diffoscope first.tar second.tar"
     for line in differences:
         stage.add("image-reproducible", Severity.ERROR, name, f"two builds differ: {line}", fix)

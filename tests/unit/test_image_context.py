@@ -13,7 +13,7 @@ import pytest
 
 from ci.image.contents import DebianPackage, PackageLock, check_packages, keep_packages, packages_in, plan_of
 from ci.image.engine import ContainerCommand, Engine
-from provisioning.base.errors import CheckFailed, IntegrityError, UpstreamError
+from provisioning.base.errors import IntegrityError
 
 CONTENT = b"a package"
 GPP = DebianPackage("g++", "4:12.2.0-3", hashlib.sha256(CONTENT).hexdigest())
@@ -51,7 +51,7 @@ def test_locked_packages_are_fetched_by_version_once_for_each_base(
     apt: AptInContainer, tmp_path: Path
 ) -> None:
     for base in ("base", "base", "other"):
-        keep_packages(PLAN, apt, base, None, tmp_path / "packages")
+        keep_packages(PLAN, apt, base, tmp_path / "packages")
     assert [job.command[-1] for job in apt.jobs] == ["g++"] * 2
     assert "Package: g++\nPin: version 4:12.2.0-3\n" in apt.pins
     assert apt.jobs[0].environment["SNAPSHOT"] == LOCK.snapshot
@@ -61,25 +61,21 @@ def test_locked_packages_are_fetched_by_version_once_for_each_base(
 def test_other_bytes_under_the_same_version_are_refused_each_time(
     apt: AptInContainer, tmp_path: Path
 ) -> None:
-    keep_packages(PLAN, apt, "base", None, tmp_path / "packages")
+    keep_packages(PLAN, apt, "base", tmp_path / "packages")
     good, apt.files = apt.files, dict.fromkeys(apt.files, b"not the package")
     for _ in range(2):
         with pytest.raises(IntegrityError, match=GPP.sha256):
-            keep_packages(PLAN, apt, "other", None, tmp_path / "packages")
+            keep_packages(PLAN, apt, "other", tmp_path / "packages")
     apt.files = good
-    keep_packages(PLAN, apt, "base", None, tmp_path / "packages")
+    keep_packages(PLAN, apt, "base", tmp_path / "packages")
     assert packages_in(tmp_path / "packages") == [GPP]
 
 
 @pytest.mark.parametrize(
-    ("package", "error"),
-    [
-        (DebianPackage("zlib1g", "1.2", "0" * 64), CheckFailed),
-        (DebianPackage("g++", "4:12.3", "0" * 64), UpstreamError),
-    ],
+    "package", [DebianPackage("zlib1g", "1.2", "0" * 64), DebianPackage("g++", "4:12.3", GPP.sha256)]
 )
-def test_a_package_that_is_not_pinned_is_refused(package: DebianPackage, error: type[Exception]) -> None:
-    with pytest.raises(error, match=re.escape(f"{package.name} {package.version}")):
+def test_a_package_that_is_not_pinned_is_refused(package: DebianPackage) -> None:
+    with pytest.raises(IntegrityError, match=re.escape(package.version)):
         check_packages([GPP], [GPP, package])
 
 
@@ -88,7 +84,7 @@ def test_packages_that_changed_since_they_were_fetched_are_fetched_again(
     apt: AptInContainer, tmp_path: Path, change: str
 ) -> None:
     folder = tmp_path / "packages"
-    keep_packages(PLAN, apt, "base", None, folder)
+    keep_packages(PLAN, apt, "base", folder)
     (package,) = folder.glob("*.deb")
     if change == "folder removed":
         shutil.rmtree(folder)
@@ -97,5 +93,5 @@ def test_packages_that_changed_since_they_were_fetched_are_fetched_again(
     else:
         place = package if change == "file changed" else folder / "more_1.0_all.deb"
         place.write_bytes(b"something else")
-    keep_packages(PLAN, apt, "base", None, folder)
+    keep_packages(PLAN, apt, "base", folder)
     assert (len(apt.jobs), packages_in(folder)) == (2, [GPP])
