@@ -117,17 +117,16 @@ def compile(
     precision: str | None = None,
     soc: str | None = None,
     calibrate: str | os.PathLike[str] | Sequence[Any] | None = None,
-    python: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
     options: Sequence[str] = (),
 ) -> Compiled:
     """Compile a model, run it on the HTP emulator and compare it with float. Raises Failed.
 
     `model` is a torch module with its `inputs`, what torch.export gave, or what the command takes: a .pt2, an
-    .onnx, "file.py:function". `calibrate` is a folder of samples, or samples as inputs are. `python` exports
-    a "file.py:function" in place of the locked environment. `options` are more flags of `qnn-ci compile`."""
+    .onnx, "file.py:function". `calibrate` is a folder of samples, or samples as inputs are. `options` are
+    more flags of `qnn-ci compile`."""
     __tracebackhide__ = True
-    with _request("compile", model, inputs, soc, calibrate, python, output) as request:
+    with _request("compile", model, inputs, soc, calibrate, output) as request:
         request.words += ["--precision", precision] if precision else []
         # A test searches nothing.
         request.words += ["-o", str(request.folder), "--no-search", *options]
@@ -236,7 +235,6 @@ def _request(
     inputs: Any = None,
     soc: str | None = None,
     calibrate: Any = None,
-    python: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> Iterator[_Request]:
     __tracebackhide__ = True
@@ -253,16 +251,12 @@ def _request(
             if inputs is not None:
                 raise TypeError(f"{named} has its own inputs: pass none")
         else:
-            if python:
-                raise TypeError("this Python exports a module: python= is for file.py:function")
             content = _exported(model, inputs)
             if output is None:
                 place, request.keeps_files = _folder_of(content), False
             named = str(place / f"{type(model).__name__.lower()}.pt2")
             request.files[Path(named)] = content
         request.words.append(named)
-        if python:
-            request.words += ["--python", os.fspath(python)]
         if soc:
             request.words += ["--soc", soc]
         if calibrate is not None:

@@ -16,8 +16,8 @@ import pytest
 
 from qnn_ci import api
 
-MARKER = "qnn(precision, soc, python): what `qnn` compiles for; lists make a test for each combination"
-FIELDS = ("precision", "soc", "python")
+MARKER = "qnn(precision, soc): what `qnn` compiles for; lists make a test for each combination"
+FIELDS = ("precision", "soc")
 PYTHON = "qnn_python"
 """The property of a test, and of its JUnit case, that names the interpreter of the work."""
 EXPORTED_BY = "qnn_exported_by"
@@ -31,21 +31,14 @@ class Qnn:
     item: pytest.Item
     precision: str | None = None
     soc: str | None = None
-    python: str | None = None
 
     def compile(self, model: Any, inputs: Any = None, **more: Any) -> api.Compiled:
         """As qnn_ci.compile. Its accuracy is in the JUnit case, too."""
         __tracebackhide__ = True
         function = isinstance(model, str) and ".py:" in model
-        chosen: dict[str, Any] = {
-            "precision": self.precision,
-            "soc": self.soc,
-            "python": self.python if function else None,
-        }
-        chosen |= more
-        done = api.compile(model, inputs, **chosen)
+        done = api.compile(model, inputs, **{"precision": self.precision, "soc": self.soc, **more})
         figures = {name: done.accuracy[name] for name in ("sqnr_db",) if name in done.accuracy}
-        theirs = chosen["python"] or done.python if function else ""
+        theirs = done.python if function else ""
         self._record(done, figures, theirs if isinstance(model, (str, os.PathLike)) else sys.executable)
         return done
 
@@ -75,9 +68,6 @@ class Qnn:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("qnn", "programs for Qualcomm's NPUs (qnn-ci)")
-    group.addoption(
-        "--qnn-python", metavar="PATH", help="the Python that exports a model of file.py:function"
-    )
     group.addoption("--qnn-soc", metavar="CHIP", help="the chip of tests that name none")
 
 
@@ -110,7 +100,6 @@ def qnn(request: pytest.FixtureRequest) -> Qnn:
     if unknown := sorted(set(options) - set(FIELDS)):
         pytest.fail(f"{', '.join(unknown)}: expected @pytest.mark.{MARKER}", pytrace=False)
     options.setdefault("soc", request.config.getoption("--qnn-soc"))
-    options.setdefault("python", request.config.getoption("--qnn-python"))
     return Qnn(request.node, **options)
 
 

@@ -139,7 +139,7 @@ def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
         return None
     # Its nodes have other names, and one chip is enough for a trial.
     alone: dict[str, Any] = {"program": None, "keep_on_cpu": (), "and_socs": (), "embed": False}
-    model = replace(model, typed=str(rewritten.model), dimensions=(), python=None, **alone)
+    model = replace(model, typed=str(rewritten.model), dimensions=(), **alone)
     if rewritten.samples:
         inferences = rewritten.compared or model.inferences
         model = replace(model, calibrate=str(rewritten.samples), inferences=inferences)

@@ -15,7 +15,6 @@ EXAMPLES = """\
   qnn-ci compile model.onnx --precision 16a8w --calibrate samples/ -o out/
   qnn-ci compile Llama-3.2-1B/ --soc SM8750 --precision 16a8w --calibrate text.txt --context 1024 -o out/
   qnn-ci compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt --through executorch -o out/
-  qnn-ci compile net.py:model --python .venv/bin/python -o out/
   qnn-ci compile net.py:model --precision 8a8w --suite models.toml -o out/
 """
 

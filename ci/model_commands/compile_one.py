@@ -15,7 +15,6 @@ from ci.one_model.product import (
     Compiles,
     History,
     Product,
-    exported_by,
     judged,
     require_fp16,
     write_products,
@@ -41,11 +40,8 @@ def compile_model(
     programs = lane.programs_of(model)
     for program in programs:
         require_fp16(program)
-    output, typed = model.output.absolute(), model.typed
+    output = model.output.absolute()
     with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
-        if model.python:
-            model = report.model = exported_by(model.python, model, new, publish)
-            programs = lane.programs_of(model)
         extension = extension_of(lane, model, suite) if suite else None
         if extension:
             programs = extension.programs
@@ -60,7 +56,7 @@ def compile_model(
             if error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
                 error.fix = fix_of(error, model, plan.programs[0].soc, history)
             raise
-        write_products(products, replace(model, typed=typed), new, publish, report, history)
+        write_products(products, model, new, publish, report, history)
         if lacking := next((product.unverified for product in products if product.unverified), None):
             raise lacking
         if extension:
@@ -112,8 +108,6 @@ def quantize_model(
         disk_errors(ELSEWHERE),
         writing_into(model.output.absolute(), model.selection.store) as (new, publish),
     ):
-        exported = exported_by(model.python, model, new, publish) if model.python else model
-        report.model = exported
-        products = quantized(exported)
+        products = quantized(model)
         write_products(products, model, new, publish, report, History())
     return judged(products, report)

@@ -231,8 +231,9 @@ def _fix_of_call(error: Exception) -> str:
     """Of an error in the user's code."""
     if isinstance(error, ModuleNotFoundError):
         return (
-            "--python .venv/bin/python, a Python that has it, exports the model; in a suite:"
-            ' requirements = "requirements.txt"'
+            "export the model in your own environment, which has it:"
+            ' torch.export.save(torch.export.export(model.eval(), inputs), "net.pt2"), and compile net.pt2;'
+            ' in a suite: requirements = "requirements.txt"'
         )
     place = _users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
     return where_paths_begin(error) or f"correct {place or 'your own code, which raises it'}"

@@ -59,7 +59,7 @@ PYTORCH = ModelLane(
     "PyTorch models",
     "ci.lanes.executorch",
     "executorch",
-    ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout", "variable"),
+    ("keep_going", "keep_on_cpu", "backend", "jobs", "run_timeout", "variable"),
 )
 ONNX = ModelLane(
     "ONNX models",
@@ -102,8 +102,6 @@ class OneModel:
     precision_file: Path | None = None
     """In place of a precision: that of `tune`."""
     calibrate: str | None = None
-    python: Path | None = None
-    """Exports a PyTorch model."""
     backend: str | None = None
     per_channel: bool = False
     variables: tuple[str, ...] = ()
@@ -219,7 +217,7 @@ def add_model(
     parser: argparse.ArgumentParser, help: str = MODEL_HELP, *, optional: bool = False
 ) -> argparse._ArgumentGroup:
     """What all commands for one model have alike; returns the group of ONNX models' flags."""
-    parser.set_defaults(precision=None, precision_file=None, python=None, backend=None, option=[])
+    parser.set_defaults(precision=None, precision_file=None, backend=None, option=[])
     parser.add_argument("model", metavar="MODEL", help=help, nargs="?" if optional else None)
     valued(
         parser,
@@ -270,7 +268,6 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         calibrate=args.calibrate,
         calibration=args.calibration,
         inferences=args.inferences,
-        python=args.python,
         backend=args.backend,
         per_channel=args.per_channel,
         variables=tuple(args.variable),
@@ -338,13 +335,6 @@ def add_output(
     models' flags."""
     parser.add_argument("-o", "--output", type=Path, required=required, metavar="DIR", help=output)
     pytorch = parser.add_argument_group("PyTorch models")
-    valued(
-        pytorch,
-        "--python",
-        "PYTHON",
-        "export the model with this Python, which has the model's packages: .venv/bin/python",
-        type=Path,
-    )
     pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
     return pytorch
 

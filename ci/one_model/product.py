@@ -8,13 +8,13 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ci.one_model.model import OneModel
-from ci.one_model.output import Publish, document_of, keep_origins, origin_of, require_own
+from ci.one_model.output import Publish, document_of, origin_of, require_own
 from ci.one_model.report import ModelReport
 from ci.outcome import Result
 from ci.suite.accuracy import against_nearest, in_words
@@ -275,18 +275,6 @@ def require_fp16(program: Program) -> None:
             f"{program.soc} has no fp16: QNN refuses it, or computes it in float32",
             fix=Fix("{} or 16a8w; or a chip that has fp16: --soc {}", ("--precision", "8a8w"), DEFAULT_SOC),
         )
-
-
-def exported_by(python: Path, model: OneModel, scratch: Path, publish: Publish) -> OneModel:
-    """As the .pt2 that this Python exports, which then lies in the output."""
-    from ci.models.other_python import export_with
-
-    exported = export_with(python, model.file, model.samples_folder, scratch, 0, model.work.timeout)
-    require_own([model.output / exported.name], model.typed)
-    (path,) = publish([exported])
-    keep_origins([path], model.typed)
-    sys.stderr.write(f"{python} exported {path}\n")
-    return replace(model, typed=str(path))
 
 
 @dataclass(slots=True)

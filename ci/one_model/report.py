@@ -28,7 +28,7 @@ class ModelReport:
 
     name: str
     model: OneModel
-    """Which the commands that are offered take; of one that another Python exports, what it exported."""
+    """Which the commands that are offered take."""
     stage: StageRun
     more: dict[str, Metric] = field(default_factory=dict)
     """Other metrics that have a row for each model."""

@@ -16,12 +16,11 @@ from ci.__main__ import VERBS
 from ci.models.factory import find, make
 from ci.models.imports import search_first
 from ci.models.inputs import InputsUsed
-from ci.models.other_python import export_with
 from ci.models.samples import samples_of
-from ci.models.user_model import BadFactory, user_model
+from ci.models.user_model import BadFactory
 from ci.one_model.output import writing_into
-from provisioning.base.command_line import Parser, main
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.command_line import main
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from tests.support.typed import typed
 
@@ -32,10 +31,6 @@ def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),)
 """
-
-
-READS_SEED = NET.replace("(0)", '(int(open("seed.txt").read()))')
-"""By a path that begins in the user's folder."""
 
 
 def ci(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -129,38 +124,6 @@ def test_arrays_of_a_sample_go_by_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_another_python_exports_a_model_of_a_package_called_ci(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "seed.txt").write_text("0")
-    monkeypatch.setattr(Parser, "started_in", str(tmp_path))
-    where = tmp_path / "clone"
-    where.mkdir()
-    (where / "ci").mkdir()
-    (where / "ci" / "__init__.py").touch()
-    (where / "ci" / "models.py").write_text(READS_SEED)
-    out = tmp_path / "out"
-    out.mkdir()
-    file = export_with(
-        Path(sys.executable), user_model("ci.models:net", where), None, out, seed=0, timeout=100
-    )
-    assert file == out / "models-net.pt2"
-    assert len(make("models-net.pt2", {}, out).sample(0)) == 1
-
-
-def test_a_python_without_torch_and_a_model_that_does_not_export_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("def net():\n    raise ValueError('no weights here')\n")
-    named = user_model("net.py:net", tmp_path)
-    with pytest.raises(CheckFailed, match="no weights here"):
-        export_with(Path(sys.executable), named, None, tmp_path, seed=0, timeout=100)
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
-    bare.chmod(0o755)
-    with pytest.raises(EnvironmentLacking):
-        export_with(bare, named, None, tmp_path, seed=0, timeout=100)
-
-
-@pytest.mark.whole
 def test_a_quantized_model_is_loaded_by_torch_alone_and_compiled_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     done = ci("quantize", "net.py:net", "--precision", "8a8w", "-o", "out", cwd=tmp_path)
@@ -220,7 +183,6 @@ ON_LPAI = ("--backend", "lpai", "--precision", "8a8w")
         (("gone.pt2", "-o", "out"), 2),
         (("net.py:net", "--embed", "-o", "out"), 2),
         (("net.py:net", "--suite", "gone/models.toml", "-o", "out"), 2),
-        (("net.py:net", "--python", "gone/python", "-o", "out"), 2),
         (("net.py:net", "--calibrate", "gone", "-o", "out"), 2),
         (("net.py:net", "-o", "/proc/out"), 2),
         (("net.py:net", "--backend", "gpu", "-o", "out"), 1),

@@ -120,7 +120,7 @@ BROKEN = (
     ("recurrent", "recurrent", "", "8a8w", "first state as an input"),
     ("biased", "biased", "", "8a8w", "register_buffer"),
     ("named", "named", "", "fp16", "torch.export.save"),
-    ("lacking", "lacking", "", "fp16", "--python"),
+    ("lacking", "lacking", "", "fp16", "torch.export.save"),
     ("anchored", "anchored", "", "8a8w", "keep it with register_buffer: aten.sigmoid.default at "),
     ("loud", "loud", "", "fp16", "x * 0.01"),
     ("mixed", "mixed", "", "fp16", "w[i : i + 1]"),

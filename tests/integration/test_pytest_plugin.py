@@ -16,7 +16,6 @@ from tests.integration.test_installed import package
 from tests.support.journey_files import FILES
 from tests.support.journeys import Stage, journeys
 from tests.support.runner import runner_reports
-from tests.support.scripts import script
 from tests.support.typed import typed
 
 __all__ = ["package", "runner_reports"]
@@ -61,11 +60,6 @@ def test_onnx(qnn: Qnn):
 def test_wrong_marker(qnn: Qnn):
     pass
 """
-THEIRS = """\
-def test_net(qnn):
-    assert qnn.compile("net.py:make", precision="fp16").sqnr_db > 40
-"""
-
 ALONE = """\
 import sys, pytest
 path, before = list(sys.path), set(sys.modules)
@@ -136,7 +130,7 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     FILES["ONNX convolution"](folder / "net.onnx")
     said = pytest_in(folder, site, variables, "-n2", "--junitxml=junit.xml")
     assert "1 failed, 3 passed" in said and "1 error" in said, said
-    assert "200" in said and "expected @pytest.mark.qnn(precision, soc, python)" in said
+    assert "200" in said and "expected @pytest.mark.qnn(precision, soc)" in said
     # The interpreter of the work is said, and is not the tests' own word alone.
     assert "compiled and run by" in said
     (case,) = (
@@ -146,17 +140,3 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     assert float(properties["qnn_sqnr_db"]) > 20 and properties["qnn_python"]
     left = sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
     assert left == ["junit.xml", "net.onnx", "test_net.py"]
-
-
-@pytest.mark.whole
-def test_a_function_is_exported_by_the_python_that_is_asked_for(
-    site: Path, runner_reports: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    assert typed("provision", "--reports", tmp_path / "reports", package="provisioning").returncode == 0
-    FILES["net"](tmp_path / "net.py")
-    (tmp_path / "test_net.py").write_text(THEIRS, encoding="utf-8")
-    theirs = script(tmp_path / "python", f'touch "{tmp_path}/used"\nexec "{sys.executable}" "$@"')
-    variables = Stage(tmp_path_factory, journeys()).variables
-    said = pytest_in(tmp_path, site, variables, "--qnn-python", str(theirs))
-    assert "1 passed" in said and f"exported by {theirs}, compiled and run by" in said, said
-    assert (tmp_path / "used").is_file()

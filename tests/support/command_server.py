@@ -33,11 +33,7 @@ LATER = (
     *("provisioning.store", "provisioning.validation.context", "ci.gate.stage_output"),
     *("ci.one_model.into_suite", "ci.one_model.output", "ci.explain.audit"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.product"),
-    *(
-        "ci.one_model.output",
-        "ci.models.other_python",
-        "ci.report.html",
-    ),
+    *("ci.one_model.output", "ci.report.html"),
     *("provisioning.components", "provisioning.validation.compiler"),
     *("filelock", "jinja2", "rich.console", "rich.table", "tomlkit"),
 )

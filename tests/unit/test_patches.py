@@ -18,7 +18,6 @@ ELSEWHERE = "what a stand-in of ExecuTorch lacks is left out"
 
 REASONS = {
     "integration/test_build_wheel.py": PROCESS,
-    "integration/test_compile.py": "where a command was started is known to the process alone",
     "integration/test_content.py": PROCESS,
     "integration/test_executorch_work.py": PROCESS,
     "integration/test_image_wheels.py": "PyTorch's own index is out of reach",
