@@ -12,10 +12,24 @@ from pathlib import Path
 
 from ci.artifacts.against_sdk import version
 from ci.artifacts.program import CompiledProgram
-from ci.device import bundle_contents, bundle_manifest
-from ci.device.bundle_contents import BACKEND, DIALOG, DSP, LPAI, QNN, SPEAKER, BundleItem, Model
+from ci.device import bundle_contents
+from ci.device.bundle_contents import (
+    BACKEND,
+    DIALOG,
+    DSP,
+    LPAI,
+    MANIFEST_NAME,
+    QNN,
+    RUN,
+    SPEAKER,
+    Bundle,
+    BundledFile,
+    BundleItem,
+    Model,
+    run_script,
+)
 from provisioning import elf, pe, qnn_libraries
-from provisioning.base.commands import Fix, captured, quoted
+from provisioning.base.commands import Fix, captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Report, Severity
 from provisioning.base.settings import ANDROID, OFFICIAL_PROFILE, ROOT, WINDOWS, Selection, dist_path
@@ -42,8 +56,6 @@ class BundleOptions:
     lpai: bool
     signed: Path | None
     root: Path | None
-    symbols: bool
-    """Leave them in what was built."""
     output: Path | None
 
 
@@ -57,8 +69,6 @@ class Draft:
     """What run.sh starts; empty where an application of the user's is the runner."""
     arguments: str = ""
     """Arguments of run.sh, where they are always the same."""
-    strip: bool = False
-    """Whether runner and libraries are of a build, and go without their symbols."""
 
 
 def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> None:
@@ -84,36 +94,10 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
         return
     into = (options.output or BUNDLES / f"{target}-{selection.soc}").absolute()
-    program = _strip_program() if draft.strip else ""
-    if draft.strip and not program and any(map(_has_symbols, items)):
-        message = f"no program that strips for {target} was found: the files keep their symbols"
-        fix = f"put {STRIP[0]} on PATH, or set ANDROID_NDK_ROOT; --symbols keeps them without a word"
-        stage.add("bundle-strip", Severity.WARNING, draft.runner, message, fix)
-    bundle = write(items, into, selection, build_id, draft, program)
+    bundle = write(items, into, selection, build_id, draft)
     stage.artifacts += [
         Artifact(file.kind, str(into / file.path), file.sha256, file.size) for file in bundle.files
     ]
-
-
-STRIP = ("llvm-strip", "aarch64-linux-gnu-strip")
-
-
-def _strip_program() -> str:
-    """One of the NDK, else of this machine; empty if there is none."""
-    ndk = Path(os.environ.get("ANDROID_NDK_ROOT") or os.devnull)
-    own = sorted(map(str, ndk.glob(f"toolchains/llvm/prebuilt/*/bin/{STRIP[0]}")))
-    return next(filter(None, [*own, *map(shutil.which, STRIP)]), "")
-
-
-def _has_symbols(item: BundleItem) -> bool:
-    return item.kind in ("runner", "library") and b".symtab" in item.path.read_bytes()
-
-
-def _strip(program: str, path: Path) -> None:
-    command = [program, "--strip-unneeded", str(path)]
-    done = captured(command)
-    if done.returncode:
-        raise CheckFailed(f"{quoted(*command)} failed: {done.stderr.strip()[-300:]}", fix="--symbols")
 
 
 def _for_phones(selection: Selection) -> Fix:
@@ -164,7 +148,7 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
             signed = options.signed.absolute() if options.signed else SIGNED
             items += bundle_contents.lpai_items(sdk, selection, soc, signed)
     items += [BundleItem("model", model.path, f"models/{model.path.name}") for model in models]
-    return Draft(items, models, runner, strip=not options.symbols)
+    return Draft(items, models, runner)
 
 
 def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
@@ -182,23 +166,16 @@ def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
 
 
 def _refuse_runner(options: BundleOptions, what: str) -> None:
-    names = ("lpai", "root", "runner", "symbols", "dist", "signed")
+    names = ("lpai", "root", "runner", "dist", "signed")
     if named := [f"--{name}" for name in names if getattr(options, name)]:
         raise UsageError(f"{', '.join(named)}: not for {what}", fix=f"leave out {' '.join(named)}")
 
 
 def write(
-    items: Sequence[BundleItem], into: Path, selection: Selection, build_id: str, draft: Draft, strip: str
-) -> bundle_manifest.Bundle:
+    items: Sequence[BundleItem], into: Path, selection: Selection, build_id: str, draft: Draft
+) -> Bundle:
     """Replace an older bundle in one step. Raises UsageError if `into` holds anything else."""
-    texts = {}
-    if draft.runner:
-        places = [*(item.place for item in items), bundle_manifest.RUN]
-        texts = {
-            bundle_manifest.RUN: bundle_manifest.run_script(selection.target, draft.runner, draft.arguments),
-            bundle_manifest.PUSH: bundle_manifest.push_script(selection.target, places, draft.arguments),
-        }
-    is_bundle = all((into / name).is_file() for name in (*texts, bundle_manifest.NAME))
+    is_bundle = all((into / name).is_file() for name in ([RUN] if draft.runner else []) + [MANIFEST_NAME])
     if into.exists() and any(into.iterdir()) and not is_bundle:
         raise UsageError(f"{into} is not empty, and no bundle", fix="name another folder with --output")
     part = into.with_name(f".{into.name}.part-{os.getpid()}")
@@ -209,18 +186,16 @@ def write(
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(item.path, to)
             to.chmod(0o755 if item.kind == "runner" else 0o644)
-            if strip and _has_symbols(item):
-                _strip(strip, to)
-        for name, text in texts.items():
-            (part / name).write_text(text, encoding="utf-8")
-            (part / name).chmod(0o755)
         files = [_file(part, item.kind, item.place) for item in items]
-        if bundle_manifest.RUN in texts:
-            files.append(_file(part, "script", bundle_manifest.RUN))
-        bundle = bundle_manifest.Bundle(
+        if draft.runner:
+            script = run_script(selection.target, draft.runner, draft.arguments)
+            (part / RUN).write_text(script, encoding="utf-8")
+            (part / RUN).chmod(0o755)
+            files.append(_file(part, "script", RUN))
+        bundle = Bundle(
             selection.target, selection.soc, selection.profile, build_id, tuple(files), draft.runner
         )
-        (part / bundle_manifest.NAME).write_text(bundle.encode(), encoding="utf-8")
+        (part / MANIFEST_NAME).write_text(bundle.encode(), encoding="utf-8")
         shutil.rmtree(into, ignore_errors=True)
         part.replace(into)
     finally:
@@ -228,9 +203,9 @@ def write(
     return bundle
 
 
-def _file(root: Path, kind: str, place: str) -> bundle_manifest.BundledFile:
+def _file(root: Path, kind: str, place: str) -> BundledFile:
     artifact = Artifact.of(kind, root / place)
-    return bundle_manifest.BundledFile(place, kind, artifact.sha256, artifact.size)
+    return BundledFile(place, kind, artifact.sha256, artifact.size)
 
 
 def signature_findings(libraries: Sequence[Path], root: Path | None) -> tuple[Finding, ...]:

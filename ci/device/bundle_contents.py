@@ -1,23 +1,26 @@
-"""Which files a device needs for a target and a chip, and where they come from."""
+"""What is in a bundle: the files that a device needs for a target and a chip, manifest.json, which names each
+with its hash, and run.sh, which runs on the device."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 
 from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, read_dlc, read_model
 from ci.artifacts.program import CompiledProgram, ContextStrings, DelegateOptions, first_bytes
 from ci.artifacts.program import read as read_program
 from ci.artifacts.refusals import require_recorded
-from ci.device.bundle_manifest import check_files
 from provisioning import elf, qnn_libraries
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.files import hash_file
 from provisioning.base.settings import ANDROID, WINDOWS, Selection, profile_flags
 from provisioning.dist import LIBRARIES, MANIFEST, RUNNER
+from provisioning.environment import DEVICE_DIRECTORIES, DEVICE_DSP_DIRECTORIES
 from provisioning.manifest import Soc
 
 BACKEND = "libqnn_executorch_backend.so"
@@ -286,3 +289,95 @@ def _needed(sdk: Path, choices: Sequence[Path], target: str, soc: Soc) -> Path:
         f"{sdk}: expected {expected} for {target} and Hexagon v{soc.arch}, found none",
         fix="provision it for this target and chip, or name an SDK that has it with QNN_SDK_ROOT",
     )
+
+
+# The bundle's own files
+
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA = 1
+AGAIN = Fix("make it again: {}", ("bundle",))
+
+
+@dataclass(frozen=True, slots=True)
+class BundledFile:
+    path: str
+    kind: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    target: str
+    soc: str
+    profile: str
+    qnn_build_id: str
+    files: tuple[BundledFile, ...]
+    runner: str = RUNNER.name
+    schema: int = SCHEMA
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(file.path for file in self.files if file.kind == "model")
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Raises UsageError if it is no bundle, CheckFailed if a file differs from its manifest."""
+    path = folder / MANIFEST_NAME
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
+        bundle = Bundle(**{**data, "files": tuple(BundledFile(**file) for file in data["files"])})
+        if bundle.target not in DEVICE_DIRECTORIES:
+            raise ValueError(f"target {bundle.target}, expected {' or '.join(DEVICE_DIRECTORIES)}")
+        for file in bundle.files:
+            if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
+                raise ValueError(f"{file.path} is outside the bundle")
+    except FileNotFoundError as error:
+        raise UsageError(f"{folder} holds no {MANIFEST_NAME}", fix=AGAIN) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: not a bundle's manifest: {error}", fix=AGAIN) from error
+    check_files(folder, {file.path: file.sha256 for file in bundle.files}, AGAIN)
+    return bundle
+
+
+def check_files(folder: Path, recorded: Mapping[str, str], fix: str) -> None:
+    """Raise CheckFailed for a file that is missing, or has another hash than its manifest says."""
+    for place, sha256 in recorded.items():
+        path = folder / place
+        actual = hash_file(path) if path.is_file() else "no such file"
+        if actual != sha256:
+            message = f"{path}: expected {sha256} as {folder / MANIFEST_NAME} says, found {actual}"
+            raise CheckFailed(message, fix=fix)
+
+
+RUN = "run.sh"
+WRAPPER = "QNN_CI_WRAPPER"
+EXAMPLE = "--model_path models/NAME.pte …"
+"""The arguments of run.sh in its comment."""
+
+_RUN = """\
+#!/bin/sh
+# Runs on the device, from the folder it is in: sh run.sh {arguments}
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+cd "$here" || exit 1
+chmod +x {runner}
+export LD_LIBRARY_PATH="$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+# Separated by semicolons. Our folder comes first, or the system's skel is loaded.
+export ADSP_LIBRARY_PATH="$here/dsp;{system}"
+mkdir -p outputs
+# A program and its arguments that the runner is run with: an emulator, for example.
+# shellcheck disable=SC2086
+exec ${{{wrapper}:-}} ./{runner} "$@"
+"""
+
+
+def run_script(target: str, runner: str = RUNNER.name, arguments: str = "") -> str:
+    program = shlex.quote(f"{RUNNER.parent}/{runner}")
+    system = ";".join(DEVICE_DSP_DIRECTORIES[target])
+    return _RUN.format(system=system, wrapper=WRAPPER, runner=program, arguments=arguments or EXAMPLE)

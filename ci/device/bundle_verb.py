@@ -1,4 +1,4 @@
-"""`bundle`: exactly the files that a device needs, checked as one, with scripts to push and run them."""
+"""`bundle`: exactly the files that a device needs, checked as one, with a script to run them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     switch(parser, "--lpai", "add LPAI's libraries and its signed skel")
     valued(parser, "--signed", "DIR", "the overlay of sign_lpai [dist/overlay]", type=Path)
     valued(parser, "--root", "CERT", "the root certificate that the signed skel must end in", type=Path)
-    switch(parser, "--symbols", "keep the symbols of the runner and its libraries")
     parser.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="the folder to write to [dist/bundles/TARGET-SOC]"
     )
@@ -52,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
         lpai=args.lpai,
         signed=args.signed,
         root=args.root,
-        symbols=args.symbols,
         output=args.output,
     )
     selection = selection_of(args)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.device import session, transport
-from ci.device.bundle_manifest import NAME as MANIFEST
-from ci.device.bundle_manifest import Bundle, read_bundle
+from ci.device.bundle_contents import MANIFEST_NAME, Bundle, read_bundle
 from ci.device.transport import Device
 from ci.diagnose.explain import nearest, read
 from provisioning.base.commands import Fix
@@ -37,7 +36,6 @@ class DeviceOptions:
     bundle: Path | None
     serial: str | None
     ssh: str | None
-    ssh_config: Path | None
     device_dir: str | None
     wait: float
     wrap: str
@@ -113,7 +111,8 @@ def _job(options: DeviceOptions, selection: Selection) -> DeviceRun:
 def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
     """The only bundle there is; target and chips narrow the choice if they are named."""
     patterns = [f"{target or '*'}-{soc}" for soc in socs] or [f"{target or '*'}-*"]
-    folders = sorted({path.parent for pattern in patterns for path in bundles.glob(f"{pattern}/{MANIFEST}")})
+    files = (path for pattern in patterns for path in bundles.glob(f"{pattern}/{MANIFEST_NAME}"))
+    folders = sorted({path.parent for path in files})
     if len(folders) == 1:
         return folders[0]
     if not folders:
@@ -162,7 +161,7 @@ def _device(options: DeviceOptions, bundle: Bundle) -> AbstractContextManager[De
     if options.ssh and options.serial:
         raise UsageError("--serial is for adb, --ssh is not: give one of them")
     if options.ssh:
-        return transport.ssh(options.ssh, options.ssh_config)
+        return transport.ssh(options.ssh)
     if bundle.target != "aarch64-android" and not options.serial:
         raise UsageError(
             f"the bundle is for {bundle.target}: expected --ssh USER@HOST, found none",

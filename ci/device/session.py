@@ -14,12 +14,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.device.bundle_manifest import KEPT_CLEAN, LOCK, OURS, RUN, WRAPPER
+from ci.device.bundle_contents import RUN, WRAPPER
 from ci.device.transport import SECONDS, CommandResult, Device, Lost, TimedOut, batches
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UpstreamError, UsageError
 from provisioning.base.findings import Artifact, Metric
 from provisioning.base.units import utc_now
+
+OURS = ".qnn-ci"
+"""Marks a folder on the device that a bundle was pushed to: its files may be removed."""
+
+LOCK = f"{OURS}/lock"
+"""Exists while a run has the folder."""
 
 CLAIM_SECONDS = 60.0
 """How long one of these scripts may take."""
@@ -35,24 +41,22 @@ class Holder:
 
     machine: str
     process: int
-    started: str
-    """When the process began, by the kernel: its number may be another process's later."""
     description: str
     """The run in words, for people."""
 
     def encode(self) -> str:
-        return f"{self.machine} {self.process} {self.started} {self.description}"
+        return f"{self.machine} {self.process} {self.description}"
 
     @classmethod
     def decode(cls, text: str) -> Holder | None:
-        match text.strip().split(" ", 3):
-            case [machine, process, started, description] if process.isdecimal() and description:
-                return cls(machine, int(process), started, description)
+        match text.strip().split(" ", 2):
+            case [machine, process, description] if process.isdecimal() and description:
+                return cls(machine, int(process), description)
         return None
 
     def gone(self) -> bool:
         """Whether the process has ended. Only processes of this machine are known to have."""
-        return self.machine == _machine() and _started(self.process) != self.started
+        return self.machine == _machine() and not Path(f"/proc/{self.process}").exists()
 
 
 def this_process() -> Holder:
@@ -63,7 +67,7 @@ def this_process() -> Holder:
         user = f"user {os.getuid()}"
     where = f"{user} on {platform.node() or 'a machine without a name'}"
     description = f"{where}, process {process}, since {utc_now()}"
-    return Holder(_machine(), process, _started(process), description)
+    return Holder(_machine(), process, description)
 
 
 @contextmanager
@@ -71,7 +75,7 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0, poll: float = _PO
     """Create the folder and keep other runs out of it.
 
     Raises UsageError if it holds other files, EnvironmentLacking if another run has it for longer than `wait`
-    seconds, asked for every `poll` seconds. The claim of a run of this machine that has ended is taken over.
+    seconds, asked for every `poll` seconds. The claim of a run of this machine that has ended is removed.
     """
     holder = this_process().encode()
     until = time.monotonic() + wait
@@ -80,8 +84,7 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0, poll: float = _PO
         other = Holder.decode(taken)
         if other is not None and other.gone() and taken != tried:
             tried = taken
-            if _take_over(device, folder, taken, holder):
-                break
+            _release(device, folder, taken)
         elif time.monotonic() >= until:
             raise EnvironmentLacking(
                 f"{device.name}: {folder} is in use by {other.description if other else 'another run'}",
@@ -93,7 +96,7 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0, poll: float = _PO
     try:
         yield
     except BaseException:
-        # The first error is the one to show; the next run of this machine takes the folder over.
+        # The first error is the one to show; the next run of this machine removes the claim.
         with suppress(ToolkitError):
             _release(device, folder, holder)
         raise
@@ -132,19 +135,6 @@ def _claim(device: Device, folder: str, holder: str) -> str | None:
     )
 
 
-def _take_over(device: Device, folder: str, dead: str, holder: str) -> bool:
-    """Take over a dead holder's claim. Of several processes that try, the one that creates the folder `next`
-    succeeds."""
-    script = (
-        f"cd {shlex.quote(folder)} && mkdir {LOCK}/next 2>/dev/null || exit {_TAKEN}\n"
-        f'[ "$(cat {LOCK}/holder)" = {shlex.quote(dead.strip())} ] &&\n'
-        f"echo {shlex.quote(holder)} > {LOCK}/next/holder &&\n"
-        f"mv -f {LOCK}/next/holder {LOCK}/holder && rm -rf {LOCK}/next && exit\n"
-        f"rm -rf {LOCK}/next; exit {_TAKEN}"
-    )
-    return device.shell(script, seconds=CLAIM_SECONDS).code == _CLAIMED
-
-
 def _release(device: Device, folder: str, holder: str) -> None:
     """Remove the claim if it is still that holder's."""
     script = (
@@ -168,15 +158,6 @@ def _machine() -> str:
         return platform.node() or "unknown"
 
 
-def _started(process: int) -> str:
-    """When the process began, by the kernel; empty if there is no such process."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return fields.rpartition(")")[2].split()[19]
-
-
 # A run
 
 
@@ -189,7 +170,7 @@ STOP_SECONDS = 10
 """How long a process has to end after each signal."""
 
 STILL_RUNS = 5
-CLEANED = (*KEPT_CLEAN, INPUTS)
+CLEANED = ("bin", "lib", "dsp", INPUTS)
 """Folders where no file of an earlier run may stay."""
 
 

@@ -197,11 +197,11 @@ def adb(serial: str | None) -> Iterator[Adb]:
 
 
 @contextmanager
-def ssh(destination: str, config: Path | None) -> Iterator[Ssh]:
+def ssh(destination: str) -> Iterator[Ssh]:
     """One connection for all scripts and transfers, so that each costs no login of its own."""
     program = _program("ssh", "apt-get install openssh-client")
     with tempfile.TemporaryDirectory(prefix="qnn-ci-") as folder:
-        options = (*(("-F", str(config)) if config else ()), "-o", f"ControlPath={folder}/connection")
+        options = ("-o", f"ControlPath={folder}/connection")
         device = Ssh(program, destination, options)
         device.connect(Path(folder) / "errors")
         try:

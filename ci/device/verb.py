@@ -28,7 +28,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     way = parser.add_argument_group("the device")
     valued(way, "--serial", "S", "a device that adb lists [the only one]")
     valued(way, "--ssh", "USER@HOST", "a Linux device, as ssh knows it")
-    valued(way, "--ssh-config", "FILE", "instead of ~/.ssh/config", type=Path)
     valued(way, "--device-dir", "DIR", "the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]")
     valued(
         way,
@@ -58,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
         bundle=args.bundle,
         serial=args.serial,
         ssh=args.ssh,
-        ssh_config=args.ssh_config,
         device_dir=args.device_dir,
         wait=args.wait,
         wrap=args.wrap,

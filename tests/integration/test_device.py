@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -80,9 +81,9 @@ def linux(arm64: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ki
     bundled = bundle(arm64, folder / "sdk", program, target="aarch64-linux")
     assert bundled.returncode == 0, bundled.stderr + bundled.stdout
     keys = tmp_path_factory.mktemp("keys")
-    with ssh_server(keys) as config:
-        flags = ("--ssh", HOST, "--ssh-config", config, "--wrap", QEMU)
-        yield Kit(folder / "bundle", flags, {}, tmp_path_factory.mktemp("board") / "qnn ci")
+    with ssh_server(keys) as environ:
+        flags = ("--ssh", HOST, "--wrap", QEMU)
+        yield Kit(folder / "bundle", flags, environ, tmp_path_factory.mktemp("board") / "qnn ci")
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,7 @@ def with_a_sleeper(linux: Kit, folder: Path) -> list[str]:
 @pytest.mark.whole
 def test_a_runner_that_hangs_is_ended_on_the_device(linux: Kit, tmp_path: Path) -> None:
     command = [*with_a_sleeper(linux, tmp_path), "--timeout", "3"]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 1
+    assert subprocess.run(command, cwd=ROOT, env={**os.environ, **linux.environ}, check=False).returncode == 1
     assert report(tmp_path)["metrics"]["exit_code"] is None
     assert gone(int((linux.folder / "sleeper.pid").read_text(encoding="utf-8")))
 
@@ -171,7 +172,8 @@ def test_an_interrupted_run_ends_the_runner_and_a_second_run_meanwhile_is_refuse
     linux: Kit, tmp_path: Path
 ) -> None:
     pid_file = linux.folder / "sleeper.pid"
-    with subprocess.Popen(with_a_sleeper(linux, tmp_path), cwd=ROOT) as process:
+    command, environ = with_a_sleeper(linux, tmp_path), {**os.environ, **linux.environ}
+    with subprocess.Popen(command, cwd=ROOT, env=environ) as process:
         deadline = time.monotonic() + 60
         while not (pid_file.is_file() and pid_file.read_text(encoding="utf-8").strip()):
             assert time.monotonic() < deadline and process.poll() is None

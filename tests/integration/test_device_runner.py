@@ -38,10 +38,10 @@ def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     reports = ("--reports", tmp_path / "reports")
     assert run_stage("bundle", *bundle, *reports, environ={}).returncode == 0
     (tmp_path / "keys").mkdir()
-    with ssh_server(tmp_path / "keys") as config:
-        way = ("--ssh", HOST, "--ssh-config", config, "--wrap", f"qemu-aarch64 -L {GLIBC.parent}")
+    with ssh_server(tmp_path / "keys") as environ:
+        way = ("--ssh", HOST, "--wrap", f"qemu-aarch64 -L {GLIBC.parent}")
         where = ("--device-dir", tmp_path / "board", "--inputs", inputs)
-        done = run_stage("run_device", tmp_path / "bundle", *way, *where, *reports, environ={})
+        done = run_stage("run_device", tmp_path / "bundle", *way, *where, *reports, environ=environ)
     assert done.returncode == 0, done.stderr + done.stdout
     values = array.array("f")
     for artifact in json.loads((tmp_path / "reports" / "run_device.json").read_text("utf-8"))["artifacts"]:

@@ -8,7 +8,7 @@ such a signature. Held here: every file reaches the place where a device looks f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -38,14 +38,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with ssh_server(tmp_path_factory.mktemp("keys")) as path:
-        yield path
+def reachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    with ssh_server(tmp_path_factory.mktemp("keys")) as environ:
+        yield environ
 
 
 @pytest.mark.parametrize("soc", ["SM8850", pytest.param("SAR2230P", marks=pytest.mark.whole)])
 def test_what_is_signed_is_bundled_pushed_and_run(
-    built: Built, config: Path, soc: str, tmp_path: Path
+    built: Built, reachable: Mapping[str, str], soc: str, tmp_path: Path
 ) -> None:
     sdk, overlay, bundle = built.folder / "sdk", tmp_path / "overlay", tmp_path / "bundle"
     environ = {"QNN_SDK_ROOT": sdk, "QNN_CI_STORE": built.folder / "store"}
@@ -69,10 +69,10 @@ def test_what_is_signed_is_bundled_pushed_and_run(
     assert digest(bundle / SKEL) == digest(skel)
 
     device = tmp_path / "board"
-    ssh = ("--ssh", HOST, "--ssh-config", config, "--wrap", f"qemu-aarch64 -L {GLIBC.parent}")
+    ssh = ("--ssh", HOST, "--wrap", f"qemu-aarch64 -L {GLIBC.parent}")
     inputs = ("--inputs", make_inputs(tmp_path / "in", b"abc"))
     there = ("--device-dir", device, "--reports", tmp_path / "run")
-    ran = run_stage("run_device", bundle, *ssh, *inputs, *there, environ=environ)
+    ran = run_stage("run_device", bundle, *ssh, *inputs, *there, environ={**environ, **reachable})
     assert ran.returncode == 0, ran.stderr + ran.stdout
     (output,) = (tmp_path / "run" / "device" / "outputs").iterdir()
     assert output.read_bytes() == b"bcd"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from getpass import getuser
 from pathlib import Path
 
 from tests.support import needs
 from tests.support.ports import free_port
+from tests.support.scripts import script
 
 HOST = "board"
 _CONFIG = """\
@@ -36,9 +39,11 @@ Host {host}
 
 
 @contextmanager
-def ssh_server(folder: Path) -> Iterator[Path]:
-    """The client's configuration, in which the server is called `board`."""
+def ssh_server(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Variables of a user in whose configuration of ssh the server is called `board`."""
     program = needs.program("sshd")
+    # ssh takes the home directory from the system's list of users, and not from a variable.
+    ssh = script(folder / "bin" / "ssh", f'exec {shutil.which("ssh")} -F {folder}/ssh_config "$@"')
     for name in ("host", "user"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=60
@@ -54,7 +59,7 @@ def ssh_server(folder: Path) -> Iterator[Path]:
         with subprocess.Popen([program, "-D", "-E", str(log), "-f", str(config)]) as server:
             try:
                 _await(server, port, log)
-                yield client
+                yield {"PATH": f"{ssh.parent}:{os.environ['PATH']}"}
             finally:
                 server.terminate()
 

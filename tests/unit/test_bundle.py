@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ci.device import bundle_manifest, bundle_verb
+from ci.device import bundle_contents, bundle_verb
 from ci.signing import lpai_signers
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -103,7 +103,6 @@ def test_a_bundle_is_the_files_of_its_chip_alone(maker: Maker) -> None:
         "dsp/libQnnHtpV75Skel.so",
         "models/model.pte",
         "manifest.json",
-        "push.sh",
         "run.sh",
     }
 
@@ -114,25 +113,6 @@ def add_libraries(maker: Maker) -> None:
     Library(machine=AARCH64, soname=backend, needed=["libllama.so", "libc.so.6"]).write(lib / backend)
     for name in ("libllama.so", "libother.so"):
         Library(machine=AARCH64, soname=name, needed=["libc.so.6"], content=b".symtab").write(lib / name)
-
-
-def test_what_was_built_goes_without_its_symbols_unless_they_are_wanted(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_libraries(maker)
-    built = (maker.dist / "lib/libllama.so").read_bytes()
-    monkeypatch.setenv("PATH", str(maker.root / "tools"))
-    monkeypatch.delenv("ANDROID_NDK_ROOT", raising=False)
-    bundled, rules = [], []
-    for flags, tool in (((), False), ((), True), (("--symbols",), True)):
-        if tool:
-            script(maker.root / "tools/llvm-strip", 'printf stripped > "$2"')
-        assert maker.make(maker.model(), *flags) == 0
-        bundled.append((maker.bundle / "lib/libllama.so").read_bytes())
-        rules.append(maker.rules())
-    assert bundled == [built, b"stripped", built]
-    assert rules == [["bundle-strip"], [], []]
-    assert (maker.dist / "lib/libllama.so").read_bytes() == built
 
 
 def dialog(maker: Maker, *flags: str | Path, **changes: Any) -> int:
@@ -161,7 +141,7 @@ def test_a_language_model_is_bundled_with_genie(maker: Maker) -> None:
     assert places == {
         *("genie_config.json", "htp.json", "tokenizer.json", "decode_0.bin", "bin/genie-t2t-run"),
         *("lib/libGenie.so", "lib/libQnnHtpNetRunExtensions.so", "lib/libQnnHtpV75Stub.so"),
-        *("dsp/libQnnHtpV75Skel.so", "manifest.json", "push.sh", "run.sh", *(f"lib/{name}" for name in BASE)),
+        *("dsp/libQnnHtpV75Skel.so", "manifest.json", "run.sh", *(f"lib/{name}" for name in BASE)),
     }
 
 
@@ -307,7 +287,7 @@ SIGNED = "dsp/libQnnLpaiSkel.so"
 def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(maker: Maker, overlay: Path) -> None:
     model = maker.model(f"{NEWER} soc_type=SM8850;arch=81 \0")
     assert maker.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
-    files = {file.path: file.kind for file in bundle_manifest.read_bundle(maker.bundle).files}
+    files = {file.path: file.kind for file in bundle_contents.read_bundle(maker.bundle).files}
     assert files == {
         "bin/qnn_executor_runner": "runner",
         "lib/libqnn_executorch_backend.so": "library",
@@ -348,31 +328,18 @@ def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(maker: Mak
     assert not maker.bundle.exists()
 
 
-@pytest.fixture(params=["aarch64-android", "aarch64-linux"])
-def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A bundle's scripts and its other files."""
-    folder = tmp_path / "a bundle's"
-    for place in PLACES:
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_text(place, encoding="utf-8")
-    (folder / "run.sh").write_text(bundle_manifest.run_script(request.param), encoding="utf-8")
-    (folder / "push.sh").write_text(bundle_manifest.push_script(request.param, PLACES), encoding="utf-8")
-    return folder
-
-
-SCRIPTS = ("run.sh", "push.sh")
-PLACES = ("bin/qnn_executor_runner", "dsp/libQnnHtpV75Skel.so", "models/it's a model.pte", "run.sh")
-
-
 @pytest.mark.needs("shellcheck")
-def test_the_scripts_are_good_shell(written: Path) -> None:
-    command = [program("shellcheck"), "--severity=style", *(str(written / name) for name in SCRIPTS)]
+@pytest.mark.parametrize("target", ["aarch64-android", "aarch64-linux"])
+def test_the_script_is_good_shell(tmp_path: Path, target: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(bundle_contents.run_script(target), encoding="utf-8")
+    command = [program("shellcheck"), "--severity=style", str(path)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
 def test_run_sh_gives_the_runner_the_bundles_folders_first_and_its_arguments(tmp_path: Path) -> None:
-    text = bundle_manifest.run_script("aarch64-android")
+    text = bundle_contents.run_script("aarch64-android")
     (tmp_path / "run.sh").write_text(text, encoding="utf-8")
     answer = 'echo "$LD_LIBRARY_PATH|$ADSP_LIBRARY_PATH"; printf "%s|" "$@"'
     script(tmp_path / "bin" / "qnn_executor_runner", answer).chmod(0o644)
@@ -383,58 +350,13 @@ def test_run_sh_gives_the_runner_the_bundles_folders_first_and_its_arguments(tmp
     assert done.stdout.endswith("--model_path|a model.pte|")
 
 
-def push(bundle: Path, device: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """To a device that is a folder here, behind stand-ins for adb and ssh that have its shell."""
-    folder = bundle.parent / "programs"
-    folder.mkdir(exist_ok=True)
-    adb = 'while [ "$1" = -s ]; do shift 2; done\ncase $1 in\nshell) shift; exec sh -c "$*";;\n'
-    adb += "push) shift; for last; do :; done; while [ $# -gt 1 ]; do "
-    adb += 'cp "$1" "$last" || exit 1; shift; done;;\nesac\n'
-    for name, text in (("adb", adb), ("ssh", 'shift\nexec sh -c "$*"\n')):
-        (folder / name).write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
-        (folder / name).chmod(0o755)
-    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "DEVICE_DIR": str(device)}
-    command = ["sh", str(bundle / "push.sh"), *flags]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-
-
-def flags_of(written: Path) -> tuple[str, ...]:
-    return ("-s", "serial") if "adb" in (written / "push.sh").read_text(encoding="utf-8") else ("board",)
-
-
-def files_in(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def test_push_sh_leaves_no_skel_of_an_earlier_bundle(written: Path, tmp_path: Path) -> None:
-    device = tmp_path / "the board's; folder"
-    push(written, device, *flags_of(written))
-    (device / "dsp" / "libQnnHtpV79Skel.so").touch()
-    push(written, device, *flags_of(written))
-    assert files_in(device) == set(PLACES)
-
-
-def test_push_sh_removes_nothing_in_a_folder_with_other_files(written: Path, tmp_path: Path) -> None:
-    (tmp_path / "usr" / "bin").mkdir(parents=True)
-    (tmp_path / "usr" / "bin" / "sh").touch()
-    for _ in range(2):
-        done = push(written, tmp_path / "usr", *flags_of(written))
-        assert "holds other files" in done.stderr and (tmp_path / "usr" / "bin" / "sh").is_file()
-
-
-def test_push_sh_keeps_out_of_a_folder_that_a_run_has(written: Path, tmp_path: Path) -> None:
-    (tmp_path / "board" / bundle_manifest.LOCK).mkdir(parents=True)
-    done = push(written, tmp_path / "board", *flags_of(written))
-    assert (done.returncode, files_in(tmp_path / "board")) == (3, set()), done.stderr
-
-
 @pytest.mark.parametrize(("old", "new"), [('"run.sh"', '"../run.sh"'), ("aarch64-linux", "riscv64-linux")])
 def test_a_manifest_that_cannot_be_trusted_is_refused(maker: Maker, old: str, new: str) -> None:
     maker.make(maker.model())
     path = maker.bundle / "manifest.json"
     path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     with pytest.raises(UsageError, match=re.escape(new.strip('"'))):
-        bundle_manifest.read_bundle(maker.bundle)
+        bundle_contents.read_bundle(maker.bundle)
 
 
 def test_a_program_for_lpai_needs_what_lpai_needs(maker: Maker, overlay: Path) -> None:

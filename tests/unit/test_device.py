@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ci.device import run_bundle, session
-from ci.device.bundle_manifest import LOCK
-from ci.device.session import Holder, claimed, this_process
+from ci.device.session import LOCK, Holder, claimed, this_process
 from ci.device.transport import Adb, CommandResult, TimedOut
 from ci.diagnose.tables import failure_rules
 from ci.gate.supervision import death, with_causes
@@ -175,20 +174,20 @@ def test_what_somebody_else_took_meanwhile_is_left_to_them(folder: str) -> None:
     """A user removed the claim by hand, as the message says, and began another run."""
     holder = Path(folder) / LOCK / "holder"
     with claimed(Local(), folder):
-        holder.write_text("another-boot/1 7 1 ann\n", encoding="utf-8")
-    assert holder.read_text(encoding="utf-8") == "another-boot/1 7 1 ann\n"
+        holder.write_text("another-boot/1 7 ann\n", encoding="utf-8")
+    assert holder.read_text(encoding="utf-8") == "another-boot/1 7 ann\n"
 
 
-def test_what_a_killed_run_of_this_machine_left_is_taken_over(folder: str) -> None:
+def test_what_a_killed_run_of_this_machine_left_is_removed(folder: str) -> None:
     me = this_process()
-    hold(folder, Holder(me.machine, ended_process(), "1", "somebody").encode())
+    hold(folder, Holder(me.machine, ended_process(), "somebody").encode())
     with claimed(Local(), folder):
         holder = Holder.decode((Path(folder) / LOCK / "holder").read_text(encoding="utf-8"))
         assert holder is not None and holder.process == me.process
 
 
 def test_what_another_machine_holds_is_left_alone(folder: str) -> None:
-    lock = hold(folder, Holder("another-boot/1", ended_process(), "1", "ann on builder, process 7").encode())
+    lock = hold(folder, Holder("another-boot/1", ended_process(), "ann on builder, process 7").encode())
     with pytest.raises(EnvironmentLacking, match="ann on builder, process 7") as caught:
         claimed(Local(), folder).__enter__()
     assert lock.is_dir() and quoted("rm", "-r", f"{folder}/{LOCK}") in caught.value.fix

@@ -48,7 +48,7 @@ PRINTING = ("provisioning", "ci", "lab")
 
 ELSEWHERE = {
     # Scripts that are run and not printed, and whose quoting their own tests hold.
-    "ci/device/bundle_manifest.py",
+    "ci/device/bundle_contents.py",
     "ci/device/session.py",
 }
 
