@@ -270,20 +270,6 @@ class Dlc:
     """The chips of a flexible context; none for an uncompiled graph."""
 
 
-def contexts_by_chip(content: bytes) -> dict[str, bytes]:
-    """The context of each chip in a flexible context, by the chip's name in lower case; empty for any other
-    DLC.
-
-    Raises ValueError for a damaged one."""
-    if not content.startswith(DLC_MARK):
-        return {}
-    try:
-        members = _members(content)
-    except (zipfile.BadZipFile, struct.error, RuntimeError) as error:
-        raise ValueError(f"a DLC that cannot be read: {error}") from error
-    return {cache[1]: bytes(data) for name, data in members.items() if (cache := _CACHE.fullmatch(name))}
-
-
 def read_dlc(path: Path) -> Dlc:
     """Raises CheckFailed for a damaged file or another kind of file."""
     try:

@@ -138,7 +138,7 @@ def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
     if not rewritten.model or not rewritten.made:
         return None
     # Its nodes have other names, and one chip is enough for a trial.
-    alone: dict[str, Any] = {"program": None, "keep_on_cpu": (), "and_socs": (), "embed": False}
+    alone: dict[str, Any] = {"program": None, "keep_on_cpu": (), "embed": False}
     model = replace(model, typed=str(rewritten.model), dimensions=(), **alone)
     if rewritten.samples:
         inferences = rewritten.compared or model.inferences

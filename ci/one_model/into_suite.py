@@ -40,7 +40,7 @@ def require_place(suite: Path, *, measured: bool) -> None:
     if not measured:
         raise UsageError(
             "--suite accepts measured thresholds, but this command does not run the model",
-            fix=leave_out("--suite", ", or the flags that prevent the run: --verify, --backend, --and-soc"),
+            fix=leave_out("--suite", ", or the flags that prevent the run: --verify, --backend"),
         )
     if suite.suffix != ".toml" or suite.is_dir():
         raise UsageError(f"--suite {suite}: expected a .toml file", fix="--suite models.toml")

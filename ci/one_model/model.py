@@ -16,7 +16,7 @@ from ci.suite.precision import precision_named, scheme_named
 from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
 from provisioning.base.commands import Fix, leave_out, session
 from provisioning.base.errors import UnknownName, UsageError
-from provisioning.base.selection import add_selection, chip_named, selection_of
+from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection, user_path
 
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"
@@ -65,7 +65,7 @@ ONNX = ModelLane(
     "ONNX models",
     "ci.lanes.onnx",
     "onnx",
-    ("per_channel", "embed", "and_soc", "dimension", "option", "source"),
+    ("per_channel", "embed", "dimension", "option", "source"),
 )
 CHECKPOINT = ModelLane(
     "checkpoints of language models",
@@ -125,7 +125,6 @@ class OneModel:
     """Whether files are named by their precision, where the lane does not do so anyway."""
     keep_on_cpu: tuple[str, ...] = ()
     embed: bool = False
-    and_socs: tuple[str, ...] = ()
     language: Language | None = None
 
     @property
@@ -153,7 +152,7 @@ class OneModel:
     @property
     def gives_figures(self) -> bool:
         """Whether its program is run and compared, which gives a suite its thresholds."""
-        return self.verify and self.backend in (None, "htp") and not self.and_socs
+        return self.verify and self.backend in (None, "htp")
 
     def for_chip(self, soc: str) -> OneModel:
         if self.selection.socs == (soc,):
@@ -385,12 +384,6 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     switch(parser, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
     switch(parser, "--embed", "put the context into the .onnx")
-    repeatable(
-        parser,
-        "--and-soc",
-        "CHIP",
-        "make one file for this chip too, a flexible context (QNN 2.49.40 or later)",
-    )
     add_option(onnx)
     add_language(parser.add_argument_group(CHECKPOINT.models))
     verbose = "also show QNN's build, traffic with memory, and all slices of the outputs"
@@ -411,7 +404,6 @@ def model_to_compile(args: argparse.Namespace) -> OneModel:
         several_precisions=len(args.precisions or ()) > 1,
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,
-        and_socs=tuple(map(chip_named, args.and_soc)),
         language=Language(
             args.through or "genie",
             args.context or 128,

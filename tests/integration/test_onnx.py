@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import helper
 
-from ci.artifacts.compiled_onnx import read_dlc
 from ci.lanes.onnx import steps
 from ci.lanes.onnx.records import NOTHING, Preparing
 from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
@@ -26,9 +23,6 @@ from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.arrays import saved
 from ci.plain import read
 from ci.suite.accepted import load_baseline
-from ci.suite.suite_file import accepted_path
-from provisioning.accepted_file import load_accepted
-from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.base.units import decibels
@@ -36,9 +30,6 @@ from tests.support.onnx_models import conv_model, model_of, write
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
-
-
-BUILD = "v2.51.0.260929181845"
 
 
 def onnx_command(
@@ -73,30 +64,6 @@ def compiled(model: Path, samples: Path, tmp_path_factory: pytest.TempPathFactor
 
 class TestCompile:
     @pytest.mark.whole
-    def test_one_file_for_two_chips(self, model: Path, tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        done = onnx_command("compile", model, "--soc", "SM8650", "--and-soc", "SM8750", "-o", out)
-        assert re.search(r"SM8750 \d\d\.\d dB", done.stdout)
-        assert read_dlc(out / "net_ctx_qnn.bin").chips == ("SM8650", "SM8750")
-        np.save(tmp_path / "x.npy", np.zeros((1, 3, 8, 8), np.float32))
-        refused = onnx_command(
-            "run", out / "net_ctx.onnx", "--input", tmp_path / "x.npy", "--soc", "SM8650", code=2
-        )
-        assert "flexible" in refused.stderr
-
-    @pytest.mark.parametrize("held", [[], ["SM8650"], ["SM8650", "SM8750"]])
-    def test_a_file_that_lacks_a_chip_or_is_of_another_build_is_bad(self, held: list[str]) -> None:
-        from ci.lanes.onnx.graph import require_chips
-
-        stream = io.BytesIO()
-        with zipfile.ZipFile(stream, "w") as archive:
-            for chip in held:
-                build = BUILD if chip == "SM8650" else "v2.47.0.260601000000"
-                archive.writestr(f"htp.cache.{chip.lower()}.0", f"{build} soc_type={chip};arch=75")
-        with pytest.raises(CheckFailed):
-            require_chips("x.onnx", [stream.getvalue()], ["SM8650", "SM8750"], BUILD)
-
-    @pytest.mark.whole
     def test_a_quantized_model_runs_in_plain_onnx_runtime_and_compiles(
         self, model: Path, samples: Path, tmp_path: Path
     ) -> None:
@@ -113,34 +80,6 @@ class TestCompile:
         assert 40 < decibels((wanted**2).sum(), ((wanted - quantized) ** 2).sum()) < 110
         done = onnx_command("compile", product, "-o", tmp_path / "out")
         assert "SM8650 qdq" in done.stdout
-
-    def test_a_suite_can_hold_that_qnn_refuses_an_operator(self, model: Path, tmp_path: Path) -> None:
-        erf = model_of([helper.make_node("Erf", ["x"], ["y"], name="erf")], output=(1, 3, 8, 8))
-        write(erf, tmp_path / "erf.onnx")
-        shutil.copy(model, tmp_path / "net.onnx")
-        cases = {"known": ("erf", '["Erf"]'), "other": ("erf", '["Acos"]'), "taken": ("net", '["Conv"]')}
-        lines = [
-            f'{name} = {{ model = "{file}.onnx", run = [{{ lane = "onnx", precision = "fp16", '
-            f'socs = ["SM8650"], refused = {operators} }}] }}'
-            for name, (file, operators) in cases.items()
-        ]
-        (tmp_path / "suite.toml").write_text("\n".join(["schema = 2", "[case]", *lines, ""]))
-        stage = ("test_onnx", "--suite", "suite.toml", "--reports", "reports", "--accept")
-        onnx_command(*stage, code=1, cwd=tmp_path)
-        report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
-        found = {
-            finding["subject"]: finding for finding in report["findings"] if finding["subject"] != "test_onnx"
-        }
-        assert {name.partition("/")[0]: finding["severity"] for name, finding in found.items()} == {
-            "known": "note",
-            "other": "error",
-            "taken": "error",
-        }
-        assert "Erf" in found["other/fp16/SM8650"]["message"]
-        accepted = load_accepted(accepted_path(tmp_path / "suite.toml", "wheels"))
-        assert {name: values["refused"] for name, values in accepted.subjects.items()} == {
-            "onnx/known/fp16/SM8650": ["Erf"]
-        }
 
     @pytest.mark.long("compiles a model and reads its context again")
     def test_an_unchanged_model_is_compiled_once(self, compiled: Path, model: Path, samples: Path) -> None:

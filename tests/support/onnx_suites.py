@@ -14,7 +14,6 @@ from ci.lanes.onnx.records import (
     Accuracy,
     Audit,
     CompiledContext,
-    Contexts,
     NotCompiled,
     PreparedModel,
     ProgramFacts,
@@ -70,9 +69,10 @@ CONTEXT = CompiledContext(
     audit=Audit(9, (), 1),
     near=Accuracy(FIGURES),
     bytes=50_000,
-    reload_equal=True,
     ddr=Traffic(read=100, written=10),
     half_floats=True,
+    cpu_seconds=2.0,
+    peak=5 << 20,
 )
 REFUSES_ERF = Audit(9, (Unsupported("erf_1", "Erf", "not supported"),), 2)
 USED = InputsUsed(2, 32)
@@ -85,14 +85,8 @@ def near(**figures: float) -> Accuracy:
     return Accuracy({**FIGURES, **figures})
 
 
-def contexts(**changes: Any) -> Contexts:
-    """`changes` are those of the context beside its .onnx."""
-    forms = {"beside": replace(CONTEXT, **changes), "embedded": CONTEXT}
-    return Contexts(forms=forms, forms_equal=True, cpu_seconds=2.0, peak=5 << 20)
-
-
 def facts(**changes: Any) -> ProgramFacts:
-    return ProgramFacts(prepared=PREPARED, quantized=QUANTIZED, contexts=contexts(**changes))
+    return ProgramFacts(prepared=PREPARED, quantized=QUANTIZED, context=replace(CONTEXT, **changes))
 
 
 def ended(**how: Any) -> ProgramFacts:

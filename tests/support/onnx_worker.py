@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.onnx import worker
-from ci.lanes.onnx.records import CompileOptions
+from ci.lanes.onnx.records import CONTEXT, CompileOptions
 from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.arrays import save
@@ -43,13 +43,12 @@ def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named:
         reply["model"] = str(write(conv_model(), order.into / "model.onnx"))
         for name in (SAMPLES, CALIBRATION, EXPECTED):
             save(order.into / name, [{"x": np.zeros(1)}])
-    if work.__name__ == "compile_forms":
+    if work.__name__ == "compile_context":
         options: CompileOptions = arguments[1]
-        for form in options.forms:
-            for suffix in (".onnx", ".json"):
-                path = order.into / form / f"{options.stem}{suffix}"
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(form)
+        for suffix in (".onnx", ".json"):
+            path = order.into / CONTEXT / f"{options.stem}{suffix}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("embedded" if options.embed else "beside")
     return reply
 
 

@@ -103,7 +103,6 @@ ONNX_RUN = RUN | {
     "options": {"vtcm_mb": 4},
     "budget": {"Galaxy S25": "2 ms"},
     "forecast": True,
-    "refused": ("Erf",),
 }
 ONNX_CASE = {
     "non_finite": True,

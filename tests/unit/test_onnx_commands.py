@@ -32,7 +32,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 from tests.support import onnx_worker
 from tests.support.onnx_models import context_model, conv_model, write
-from tests.support.onnx_suites import PREPARED, contexts, near
+from tests.support.onnx_suites import CONTEXT, PREPARED, near
 from tests.support.own_table import own_table
 
 
@@ -113,7 +113,7 @@ class StandIn:
         self.replies: dict[str, dict[str, Any]] = {
             "prepare": as_json(replace(PREPARED, used=InputsUsed(0, 3, noise=True))),
             "quantize": as_json(QuantizedModel(model="quantized.onnx", calibrated_by=3)),
-            "compile_forms": as_json(contexts()),
+            "compile_context": as_json(CONTEXT),
             "run": as_json(RunReply((1.0,), "v2.0.0.1")),
             "mixed": as_json(MIXED),
             "estimate": as_json(NO_ESTIMATES),
@@ -162,19 +162,11 @@ class TestCompile:
         text = capsys.readouterr().err
         assert "SIGSEGV" in text and str(tmp_path / "reports/onnx/net/fp16/SM8650.log") in text
 
-    def test_one_whose_reload_gives_other_outputs_is_exit_code_1_and_no_file(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stand_in.replies["compile_forms"] = as_json(contexts(reload_equal=False))
-        assert self.compiled(tmp_path, "--no-search") == 1
-        assert not (tmp_path / "out").exists()
-        assert f"diagnose -- {tmp_path / 'reports/onnx'}" in capsys.readouterr().err
-
     def test_of_several_precisions_the_first_that_needs_it_is_searched(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        lost = contexts(near=near(sqnr_db=3.0, reference_sqnr_db=60.0))
-        stand_in.replies["compile_forms"] = as_json(lost)
+        lost = replace(CONTEXT, near=near(sqnr_db=3.0, reference_sqnr_db=60.0))
+        stand_in.replies["compile_context"] = as_json(lost)
         stand_in.replies["prepare"] = as_json(replace(PREPARED, used=InputsUsed(3, 9, given=12)))
         stand_in.replies["scores"] = {"found": {"units": [], "whole": [0.1], "left": 0}}
         stand_in.replies["rewrite"] = {"error": REFUSAL}
@@ -200,13 +192,12 @@ class TestCompile:
     def test_what_a_suite_gets_is_what_the_user_gets(self, stand_in: StandIn, tmp_path: Path) -> None:
         suite, out = tmp_path / "models.toml", tmp_path / "out"
         assert self.compiled(tmp_path, "--suite", str(suite)) == 0
-        assert [what for what, _ in stand_in.orders] == ["prepare", "quantize", "compile_forms"]
+        assert [what for what, _ in stand_in.orders] == ["prepare", "quantize", "compile_context"]
         (program,) = programs_of(suite)
         assert program.name == "net/fp16/SM8650" and program.case.model == "net.onnx"
         assert names_in(out) == ["net_ctx.json", "net_ctx.onnx"]
-        # The other form is a part of the same result.
         assert self.compiled(tmp_path, "--suite", str(suite), "--embed") == 0
-        assert (out / "net_ctx.onnx").read_text() == "embedded" and len(stand_in.orders) == 4
+        assert (out / "net_ctx.onnx").read_text() == "embedded"
 
 
 class TestRun:

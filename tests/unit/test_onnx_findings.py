@@ -16,12 +16,11 @@ from ci.lanes.onnx.findings import (
     cost,
     findings_of,
 )
-from ci.lanes.onnx.records import Accuracy, Contexts, ProgramFacts
+from ci.lanes.onnx.records import Accuracy, ProgramFacts
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.suite.accepted import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Severity
 from tests.support.onnx_suites import (
-    CONTEXT,
     QUANTIZED,
     REFUSES_ERF,
     SUITE,
@@ -53,7 +52,6 @@ class TestFindings:
             ({"near": near(sqnr_db=19.9)}, "onnx-accuracy"),
             ({"near": Accuracy()}, "onnx-accuracy"),
             ({"near": near(agreement=0.99)}, "onnx-accuracy"),
-            ({"reload_equal": False}, "onnx-reload"),
             ({"audit": REFUSES_ERF}, "onnx-cpu-node"),
         ],
     )
@@ -80,14 +78,6 @@ class TestFindings:
     def test_a_good_figure_of_outputs_that_hardly_vary_is_a_warning(self, program: OnnxProgram) -> None:
         found = facts(near=near(variation_sqnr_db=-29.6))
         assert rules(program, compiled(found)) == [("accuracy-constant", Severity.WARNING)]
-
-    def test_what_only_the_embedded_form_has_is_an_error_too(self, program: OnnxProgram) -> None:
-        forms = {"beside": CONTEXT, "embedded": replace(CONTEXT, audit=REFUSES_ERF)}
-        found = replace(facts(), contexts=Contexts(forms=forms, forms_equal=False))
-        assert rules(program, compiled(found)) == [
-            ("onnx-cpu-node", Severity.ERROR),
-            ("onnx-forms", Severity.ERROR),
-        ]
 
     def test_fp16_that_is_computed_in_float32_is_an_error(self, tmp_path: Path) -> None:
         suite = SUITE.replace("16a8w", "fp16").replace(", reference_sqnr_db = 30", "")

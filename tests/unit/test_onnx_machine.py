@@ -35,8 +35,8 @@ def quantize(order: OnnxOrder, files: ModelFiles) -> Any:
     return steps.quantize(order, files, "")
 
 
-def compile_forms(order: OnnxOrder, files: ModelFiles) -> Any:
-    return steps.compile_forms(order, files, CompileOptions(), traced=True)
+def compile_context(order: OnnxOrder, files: ModelFiles) -> Any:
+    return steps.compile_context(order, files, CompileOptions(), traced=True)
 
 
 def caused_by(cause: Exception) -> CheckFailed:
@@ -51,8 +51,8 @@ def caused_by(cause: Exception) -> CheckFailed:
         (quantize, "quantized", MemoryError()),
         (quantize, "quantized", OSError(28, "No space left on device")),
         (quantize, "quantized", RuntimeError("Failed to allocate memory for requested buffer")),
-        (compile_forms, "compiled", caused_by(RuntimeError("std::bad_alloc"))),
-        (compile_forms, "compiled", caused_by(OSError(28, "No space left on device"))),
+        (compile_context, "compiled", caused_by(RuntimeError("std::bad_alloc"))),
+        (compile_context, "compiled", caused_by(OSError(28, "No space left on device"))),
     ],
 )
 def test_they_are_raised(
@@ -70,7 +70,7 @@ def test_they_are_raised(
         done(step, tmp_path)
 
 
-@pytest.mark.parametrize(("step", "what"), [(quantize, "quantized"), (compile_forms, "compiled")])
+@pytest.mark.parametrize(("step", "what"), [(quantize, "quantized"), (compile_context, "compiled")])
 def test_what_qnn_fails_with_stays_a_result(
     step: Step, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from ci import trouble
 from ci.__main__ import VERBS
 from ci.lanes.onnx import stage as onnx_stage
-from ci.lanes.onnx.records import Contexts, NotCompiled, QuantizedModel
+from ci.lanes.onnx.records import CompiledContext, NotCompiled, QuantizedModel
 from ci.lanes.onnx.suite import programs_of
 from ci.plain import as_json
 from ci.suite.accepted import Recorded, load_baseline
@@ -25,7 +26,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
 from tests.support import onnx_worker
-from tests.support.onnx_suites import PREPARED, SUITE, contexts, near, write_suite
+from tests.support.onnx_suites import CONTEXT, PREPARED, REFUSES_ERF, SUITE, near, write_suite
 
 
 class TestSuite:
@@ -48,7 +49,7 @@ class TestSuite:
 class TestStage:
     @pytest.fixture(autouse=True)
     def _worker(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        self.answers: Contexts | NotCompiled = contexts()
+        self.answers: CompiledContext | NotCompiled = CONTEXT
         self.wrong: dict[str, str] = {}
         self.folder = tmp_path
         environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(tmp_path)}
@@ -60,7 +61,7 @@ class TestStage:
         replies = {
             "prepare": as_json(PREPARED),
             "quantize": as_json(QuantizedModel(model="m", calibrated_by=32)),
-            "compile_forms": as_json(self.answers),
+            "compile_context": as_json(self.answers),
         }
         (self.folder / "replies.json").write_text(json.dumps({"replies": replies, "wrong": self.wrong}))
         command = ["test_onnx", "--suite", str(write_suite(folder, text)), *self.places(folder), *arguments]
@@ -90,7 +91,7 @@ class TestStage:
 
     @pytest.mark.parametrize(
         ("crash", "bad"),
-        [("compile_forms", ["SM8650"]), ("prepare", ["SM8650", "SM8750"])],
+        [("compile_context", ["SM8650"]), ("prepare", ["SM8650", "SM8750"])],
     )
     def test_a_crash_concerns_what_needed_the_step(self, tmp_path: Path, crash: str, bad: list[str]) -> None:
         self.wrong = {"do": crash, "soc": "SM8650", "how": "crashes"}
@@ -106,11 +107,11 @@ class TestStage:
         assert self.report(tmp_path).metrics["cached"] == 2 - len(bad)
 
     def test_a_crash_of_the_trace_alone_is_a_note_that_names_it(self, tmp_path: Path) -> None:
-        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "crashes", "traced": "yes"}
+        self.wrong = {"do": "compile_context", "soc": "SM8650", "how": "crashes", "traced": "yes"}
         assert self.stage(tmp_path) == 0
         assert (
-            self.done().count("compile_forms u16u8 SM8650") == 2
-            and self.done().count("compile_forms u16u8 SM8750") == 1
+            self.done().count("compile_context u16u8 SM8650") == 2
+            and self.done().count("compile_context u16u8 SM8750") == 1
         )
         for _ in "12":
             (note,) = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-trace"]
@@ -139,7 +140,7 @@ class TestStage:
         # Other tests run beside this one, and take the processor from what computes.
         monkeypatch.setattr(trouble, "BUSY", 0.05)
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": how, "words": words}
+        self.wrong = {"do": "compile_context", "soc": "SM8650", "how": how, "words": words}
         limit = ("--timeout", "2")
         assert self.stage(tmp_path, "--accept", *limit, text=recorded) == code
         assert self.rules(tmp_path) == {rule}
@@ -160,10 +161,10 @@ class TestStage:
     def test_a_models_own_error_beside_one_of_the_machine_does_not_make_it_a_verdict(
         self, tmp_path: Path
     ) -> None:
-        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "waits for ever"}
-        self.answers = contexts(reload_equal=False)
+        self.wrong = {"do": "compile_context", "soc": "SM8650", "how": "waits for ever"}
+        self.answers = replace(CONTEXT, audit=REFUSES_ERF)
         assert self.stage(tmp_path, "--timeout", "2") == 3
-        assert self.rules(tmp_path) == {"onnx-machine", "onnx-reload"}
+        assert self.rules(tmp_path) == {"onnx-machine", "onnx-cpu-node"}
 
     def test_what_passed_is_remembered_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
         for text, code, cached in ((SUITE, 0, 0), (SUITE, 0, 2), (SUITE.replace(" 20,", " 40,"), 1, 0)):
@@ -172,9 +173,9 @@ class TestStage:
 
     def test_a_failure_removes_a_remembered_pass_also_with_no_cache(self, tmp_path: Path) -> None:
         assert self.stage(tmp_path) == 0
-        self.answers = contexts(reload_equal=False)
+        self.answers = replace(CONTEXT, audit=REFUSES_ERF)
         assert self.stage(tmp_path, "--no-cache") == 1
-        assert self.rules(tmp_path) == {"onnx-reload"}
+        assert self.rules(tmp_path) == {"onnx-cpu-node"}
         assert self.stage(tmp_path) == 1 and len(self.done()) == 4
 
     def test_costs_are_agreed_on_and_held_to_from_then_on(self, tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ class TestStage:
         self, tmp_path: Path
     ) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.wrong = {"do": "compile_forms", "soc": "SM8650", "how": "crashes"}
+        self.wrong = {"do": "compile_context", "soc": "SM8650", "how": "crashes"}
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         agreed = self.agreed(tmp_path)
         assert agreed["net/16a8w/SM8650"].failed == "crash"
@@ -200,7 +201,7 @@ class TestStage:
         assert self.stage(tmp_path, text=recorded) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 and len(self.done()) == 1
         self.wrong = {}
-        self.answers = contexts(near=near(reference_sqnr_db=40.0))
+        self.answers = replace(CONTEXT, near=near(reference_sqnr_db=40.0))
         assert self.stage(tmp_path, "--no-cache", text=recorded) == 1
         assert self.rules(tmp_path) == {"onnx-changed"}
         changed = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-changed"]
@@ -210,14 +211,14 @@ class TestStage:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         shutil.rmtree(tmp_path / "store")
-        self.answers = contexts(near=near(reference_sqnr_db=40.0))
+        self.answers = replace(CONTEXT, near=near(reference_sqnr_db=40.0))
         for _ in range(2):
             assert self.stage(tmp_path, text=recorded) == 1
             assert self.report(tmp_path).metrics["cached"] == 0
 
     def test_wrong_outputs_of_a_recorded_case_are_said_and_pass(self, tmp_path: Path) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.answers = contexts(near=near(sqnr_db=-4.0, reference_sqnr_db=-3.0))
+        self.answers = replace(CONTEXT, near=near(sqnr_db=-4.0, reference_sqnr_db=-3.0))
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         wrong = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-wrong"]
         assert len(wrong) == 2 and "-3.0 dB" in wrong[0].message
@@ -234,7 +235,7 @@ class TestStage:
         self, tmp_path: Path
     ) -> None:
         bare = SUITE.partition("thresholds")[0]
-        self.answers = contexts(near=near(sqnr_db=7.0))
+        self.answers = replace(CONTEXT, near=near(sqnr_db=7.0))
         assert self.stage(tmp_path, text=bare) == 1
         assert self.rules(tmp_path) == {"onnx-accuracy"}
         failing = next(

@@ -81,7 +81,6 @@ def test_a_command_for_one_model_has_the_models_lane(
         ("net.onnx", ["--keep-going"]),
         ("net.onnx", ["--run-timeout", "3"]),
         ("net.py:make", ["--per-channel"]),
-        ("net.py:make", ["--and-soc", "SM8750"]),
         ("net.onnx", ["--shared-weights"]),
     ],
 )

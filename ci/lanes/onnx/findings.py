@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from ci.explain.losses import beyond_in_words
 from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
-from ci.lanes.onnx import BESIDE
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.records import Accuracy, CompiledContext, NotCompiled, ProgramFacts, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
@@ -68,14 +67,13 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         return
     facts = facts_in(result)
     if ended := facts.ended:
-        message = ended.message if program.case.recorded else ""
-        message = message or f"not compiled: QNN refuses {', '.join(ended.refused)}, as the suite says"
+        message = ended.message or f"not compiled: QNN refuses {', '.join(ended.refused)}"
         rule = "onnx-fails" if ended.failed else "onnx-refuses"
         fix = Fix("{} asks it again", again.plus("--no-cache"))
         yield Finding(rule, Severity.NOTE, program.name, message, fix)
         return
-    contexts, context = facts.contexts_made, facts.compiled
-    if crash := contexts.trace_crash:
+    context = facts.compiled
+    if crash := context.trace_crash:
         message = f"done without the provider's trace of refused operators: with it, {crash}"
         fix = Fix("`compile` and `audit` trace, and may end so; {} tries it again", again.plus("--no-cache"))
         yield Finding("onnx-trace", Severity.NOTE, program.name, message, fix)
@@ -84,18 +82,8 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         yield from placeholder(program, near, every.plus("--accept"))
         yield from constant_outputs(program, near, context.near.slices, again)
     yield from factory_notes(program, facts.prepared.notes, again)
-    for form, made in contexts.forms.items():
-        if not made.reload_equal:
-            how = "beside its .onnx" if form == BESIDE else form
-            message = f"the reloaded context ({how}) gives other outputs than the session that compiled it"
-            yield error("onnx-reload", message)
-    # All forms report the same node.
-    for message in dict.fromkeys(
-        str(node) for made in contexts.forms.values() for node in made.audit.unsupported
-    ):
-        yield error("onnx-cpu-node", message)
-    if not contexts.forms_equal:
-        yield error("onnx-forms", "the embedded context gives other outputs than the context in a file")
+    for node in context.audit.unsupported:
+        yield error("onnx-cpu-node", str(node))
     if program.case.recorded and computed_otherwise(near):
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, again.plus("--no-cache", "--keep"))
@@ -116,8 +104,8 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         else:
             yield error("onnx-accuracy", message, joined(fixes))
     yield from below_usual_of(program, near, lambda: causes, divergence)
-    for node in context.reciprocals:
-        message = f"{node}: {RECIPROCAL}"
+    for name in context.reciprocals:
+        message = f"{name}: {RECIPROCAL}"
         yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
     if program.run.precision == "fp16" and context.half_floats is False:
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
@@ -136,8 +124,8 @@ def _command(program: OnnxProgram, verb: str, *more: str) -> str:
 
 
 def was_compiled(result: Result) -> bool:
-    """Neither failed nor refused by QNN as the suite says."""
-    return isinstance(result.record, ProgramFacts) and result.record.contexts is not None
+    """Neither failed nor refused by QNN."""
+    return isinstance(result.record, ProgramFacts) and result.record.context is not None
 
 
 def build_id_of(result: Result) -> str:
@@ -206,14 +194,14 @@ def outcome_of(result: Result) -> dict[str, object]:
     """By the fields of a baseline, what becomes of a program beside its costs and figures."""
     facts, draws = facts_in(result), tuple[dict[str, float], ...]()
     ended = facts.ended or NotCompiled(failed="", build_id="")
-    if facts.contexts:
+    if facts.context:
         draws = tuple(map(rounded, facts.compiled.draws))
     return {
         "refused": ended.refused,
         "taken": ended.taken,
         "failed": ended.failed,
         "message": first_line(ended.message) if ended.failed else "",
-        "in_float": facts.contexts is not None and facts.quantized_model.in_float,
+        "in_float": facts.context is not None and facts.quantized_model.in_float,
         "draws": draws,
         "estimated": estimated_of(facts.estimate),
     }
@@ -260,9 +248,9 @@ def costs_of(result: Result) -> dict[str, float]:
     facts = facts_in(result)
     traffic = as_json(facts.compiled.ddr) if facts.compiled.ddr else {}
     costs = {f"ddr_{name}": value for name, value in traffic.items()}
-    costs |= {"context_bytes": facts.compiled.bytes, "cpu_seconds": facts.contexts_made.cpu_seconds}
-    if facts.estimate and (of_chips := [*facts.estimate.estimates.values()]):
-        costs["estimate_us"] = of_chips[0].us
+    costs |= {"context_bytes": facts.compiled.bytes, "cpu_seconds": facts.compiled.cpu_seconds}
+    if facts.estimate and (estimates := [*facts.estimate.estimates.values()]):
+        costs["estimate_us"] = estimates[0].us
     return {name: costs[name] for name in COSTS if name in costs}
 
 

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from ci.artifacts.compiled_onnx import (
     CONTEXT_OPERATOR,
     context_beside,
-    contexts_by_chip,
     is_below,
     read_model,
 )
-from ci.artifacts.program import SOC
 from ci.artifacts.refusals import record_path, require_recorded
 from ci.forecast import ModelSize
 from ci.models.inputs import GraphSignature, Tensor, is_fixed
@@ -30,7 +28,6 @@ from ci.suite.precision import precision_named
 from provisioning.base.commands import add_flags, joined
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
-from provisioning.components import BUILD_ID
 from provisioning.manifest import load_socs
 
 if TYPE_CHECKING:
@@ -627,17 +624,3 @@ def require_fit(
             f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
             fix="compile it for that chip, with --soc",
         )
-
-
-def require_chips(name: str, contexts: Sequence[bytes], chips: Sequence[str], build: str) -> None:
-    """Raises CheckFailed if the contexts of a flexible one lack a chip, or another QNN build made them."""
-    for chip in chips:
-        if not contexts or any(not _holds(data, chip, build) for data in contexts):
-            message = f"{name} has no context of QNN {build} for {chip}, which was requested"
-            fix = "use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself"
-            raise CheckFailed(message, fix=fix)
-
-
-def _holds(data: bytes, chip: str, build: str) -> bool:
-    part = contexts_by_chip(data).get(chip.lower(), b"")
-    return {*SOC.findall(part)} == {chip.encode()} and {*BUILD_ID.findall(part)} <= {build.encode()}

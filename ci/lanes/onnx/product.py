@@ -16,7 +16,6 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.refusals import record_path
 from ci.cached_steps import Step, require_done
 from ci.forecast import Forecasted, QnnEstimates, by_measurement, forecast, load_fit, load_forecasts
-from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
 from ci.lanes.onnx.graph import (
     RECIPROCAL,
@@ -31,8 +30,9 @@ from ci.lanes.onnx.graph import (
     signature_of,
     soc_of,
 )
-from ci.lanes.onnx.options import NO_SETTINGS, Settings, files_of, parse_assignments, settings_of
+from ci.lanes.onnx.options import NO_SETTINGS, Settings, parse_assignments, settings_of
 from ci.lanes.onnx.records import (
+    CONTEXT,
     DRAWN,
     NOTHING,
     Chips,
@@ -48,7 +48,6 @@ from ci.lanes.onnx.records import (
     TakenModel,
     facts_in,
 )
-from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.stage import (
     COMPILED,
     WORKER,
@@ -73,7 +72,6 @@ from ci.one_model.product import Outcome, Product, SuiteRow
 from ci.outcome import Result, error_follows, line_of
 from ci.plain import as_json, read
 from ci.progress import Line
-from ci.results import CachedResults, Key
 from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
@@ -85,7 +83,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Metric, Severity
+from provisioning.base.findings import Severity
 from provisioning.base.progress import at_work
 from provisioning.base.rendering import plural
 from provisioning.manifest import soc_named
@@ -97,12 +95,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool = True) -> OnnxProgram:
-    """For the first chip, with or without the command line's --option; in `suite`, if one is to have it."""
-    options, selection = parse_assignments(model.options) if with_options else {}, model.selection
+def program_of(model: OneModel, suite: Path | None = None) -> OnnxProgram:
+    """For the first chip; in `suite`, if one is to have it."""
+    options, selection = parse_assignments(model.options), model.selection
     for chip in selection.socs:
         # Before the suite's own check, whose message would name a field.
-        settings_of(options, soc=soc_named(chip), embed=True)
+        settings_of(options, soc=soc_named(chip), embed=model.embed)
     named = model.file
     assert named.file is not None
     dimensions = dimensions_of(model.dimensions)
@@ -224,35 +222,21 @@ def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
 
 
 def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
-    """The contexts as files. A suite that is to have the model has the command's options in its run."""
-    in_suite, own = plan.programs[0].suite.name != NO_SUITE, parse_assignments(model.options)
+    """The context as files."""
+    in_suite = plan.programs[0].suite.name != NO_SUITE
 
     def accepts(program: OnnxProgram, result: Result) -> bool:
-        """A stage's own result has no files of these names."""
-        files = written(plan, model, program, result.folder) if result.folder else []
-        whole = any(path.suffix == ".onnx" for path in files)
-        if program.case.metric and result.folder:
-            whole = whole and (result.folder / OUTPUTS).is_file()
-        return whole and (not in_suite or passes_suite(plan, program, result, new_baseline=True))
+        return not in_suite or passes_suite(plan, program, result, new_baseline=True)
 
     def options(program: OnnxProgram) -> CompileOptions:
         keeps_outputs = program.case.metric is not None
         options = replace(
-            suite_options(program), stem=_stem(plan, model, program), keeps_outputs=keeps_outputs
+            suite_options(program),
+            stem=_stem(plan, model, program),
+            embed=model.embed,
+            keeps_outputs=keeps_outputs,
         )
-        if in_suite:
-            return replace(options, chips=(program.soc,))
-        return replace(
-            options,
-            forms=(FORMS[model.embed],),
-            settings=settings_of(own, soc=soc_named(program.soc), embed=model.embed),
-            chips=chips_of(model, program),
-            estimates=estimated(program),
-        )
-
-    def known_by(results: CachedResults) -> Key:
-        files: list[Metric] = [results.digest(path) for path in files_of(own)]
-        return {"files of the command's options": files}
+        return options if in_suite else replace(options, estimates=estimated(program))
 
     drawn = Preparing(drawn=True, compares=model.verify)
     return onnx_step(
@@ -261,17 +245,11 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
         "compiled",
         options=options,
         preparing=suite_samples if in_suite else lambda program: drawn,
-        known_by=known_by,
         reply=ProgramFacts,
         accepts=accepts,
         line=_line,
         keeps_files=True,
     )
-
-
-def chips_of(model: OneModel, program: OnnxProgram) -> tuple[str, ...]:
-    """Those of one flexible context."""
-    return tuple(dict.fromkeys([program.soc, *model.and_socs]))
 
 
 def _stem(plan: OnnxPlan, model: OneModel, program: OnnxProgram) -> str:
@@ -282,7 +260,7 @@ def _stem(plan: OnnxPlan, model: OneModel, program: OnnxProgram) -> str:
 
 def written(plan: OnnxPlan, model: OneModel, program: OnnxProgram, folder: Path) -> list[Path]:
     """What the user gets of a result."""
-    return sorted((folder / FORMS[model.embed]).glob(f"{_stem(plan, model, program)}*"))
+    return sorted((folder / CONTEXT).glob(f"{_stem(plan, model, program)}*"))
 
 
 def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step:
@@ -320,15 +298,8 @@ FIELDS = ("precision", "per_channel", "calibration", "options")
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[OnnxProgram]:
-    socs = model.selection.socs
-    if model.and_socs and len(socs) > 1:
-        raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
-    if model.and_socs and not model.verify:
-        raise UsageError("--and-soc runs the model, but --verify none does not", fix="leave one out")
-    for chip in (*socs, *model.and_socs):
-        settings_of(parse_assignments(model.options), soc=soc_named(chip), embed=model.embed)
-    program = program_of(model, suite, with_options=bool(suite))
-    return [replace(program, soc=soc) for soc in socs]
+    program = program_of(model, suite)
+    return [replace(program, soc=soc) for soc in model.selection.socs]
 
 
 def planned(model: OneModel, programs: Sequence[OnnxProgram]) -> OnnxPlan:
@@ -351,19 +322,12 @@ def product_of(
     result = require_done(results[COMPILED])
     assert result.folder is not None
     facts, files = facts_in(result), written(plan, model, program, result.folder)
-    if not (contexts := facts.contexts):
+    if not (context := facts.context):
         (finding,) = findings_of(program, result)
         raise CheckFailed(finding.message, fix=finding.fix)
-    context = contexts.measured
-    chips, near, used = chips_of(model, program), context.near, facts.used
+    near, used = context.near, facts.used
     ran = against_in_words(near.figures, context.each_db, "float", used) if near.figures else "not run"
-    words = [f"{chips[0]} {program.run.name}: {ran}; nothing on the CPU"]
-    if contexts.of_chips:
-        words += [
-            f"  one flexible context for {', '.join(chips)}, which only a device runs;"
-            " compiled for each alone:",
-            *(f"    {chip} {figure}" for chip, figure in contexts.of_chips.items()),
-        ]
+    words = [f"{program.soc} {program.run.name}: {ran}; nothing on the CPU"]
     forecasted, ddr = forecast_of_chip(program, facts.estimate), context.ddr
     build, nodes = context.record.build_id, plural(context.audit.nodes, "node")
     more = [f"QNN {build}, {nodes} on HTP", *near.slices]
@@ -379,10 +343,10 @@ def product_of(
     wrong, low = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, evidence)
     warnings = [*drawn_to_calibrate(program), *constant_inputs(facts.prepared.constant), *low]
     if kind == "fp16" and context.half_floats is False:
-        warnings += [not_in_fp16(chips[0])]
+        warnings += [not_in_fp16(program.soc)]
     warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context.reciprocals]
     size = sum(path.stat().st_size for path in files)
-    outcome = outcome_of(context, size, forecasted, contexts.cpu_seconds)
+    outcome = outcome_of(context, size, forecasted)
     return Product(
         {path.name: path for path in files},
         words,
@@ -395,7 +359,7 @@ def product_of(
             "on_cpu": [],
             "ddr": as_json(ddr) if ddr else None,
         },
-        chips=", ".join(chips),
+        chips=program.soc,
     )
 
 
@@ -412,11 +376,9 @@ def suite_row(plan: OnnxPlan, results: Results) -> SuiteRow:
     return SuiteRow(measured_of(plan, results[COMPILED]))
 
 
-def outcome_of(
-    context: CompiledContext, size: int, forecasted: Forecasted | None, cpu_seconds: float
-) -> Outcome:
+def outcome_of(context: CompiledContext, size: int, forecasted: Forecasted | None) -> Outcome:
     """Of a context that was compiled and run. `forecasted` are the phones that have its chip."""
-    costs, figures = {"size": size, "cpu_seconds": cpu_seconds}, context.near.figures
+    costs, figures = {"size": size, "cpu_seconds": context.cpu_seconds}, context.near.figures
     if ddr := context.ddr:
         costs["ddr"] = ddr.read + ddr.written
     if forecasted and forecasted.forecasts:

@@ -192,8 +192,8 @@ def compiled(
     cpu: bool = False,
     traced: bool = True,
     why: str = "",
-) -> tuple[Any, Audit, Traffic | None]:
-    """Write the context. Returns the session that made it, the audit and the compiler's traffic.
+) -> tuple[Audit, Traffic | None]:
+    """Write the context. Returns the audit and the compiler's traffic.
 
     NotOnProvider names what HTP cannot take; with `cpu`, those nodes are written beside the contexts. The
     traffic and QNN's reasons are read from `log`, which must receive the printed output; without `log`
@@ -209,7 +209,7 @@ def compiled(
     wanted = {**_context_options(settings, context, embed), FALLBACK: "0" if cpu else "1"}
     severity = VERBOSE if log else ERRORS_ONLY
     try:
-        session = _session(model, provider, wanted, settings.dynamic, severity=severity)
+        _session(model, provider, wanted, severity=severity)
     except Exception as error:
         reasons = refusals(text_since(log, before)) if log else {}
         audit = _audit(trace, reasons)
@@ -222,7 +222,7 @@ def compiled(
         fix = _explained(message, *reasons.values()) or (why and f"{why} says why")
         raise CheckFailed("".join([message, *listed]), fix=fix) from error
     reasons = refusals(text_since(log, before)) if log else {}
-    return session, _audit(trace, reasons), _traffic(log, before) if log else None
+    return _audit(trace, reasons), _traffic(log, before) if log else None
 
 
 def estimated(
@@ -255,20 +255,6 @@ def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str
         "ep.context_file_path": str(context),
         "ep.context_embed_mode": "1" if embed else "0",
     }
-
-
-def compiled_for_all(
-    model: Path, precision: Precision, socs: Sequence[Soc], settings: Settings, context: Path, *, embed: bool
-) -> None:
-    """Write one context for all the chips. It is not run, because the provider only prepares such a model."""
-    provider = {
-        **provider_options(precision, socs[0], settings, None),
-        "soc_model": ",".join(str(soc.id) for soc in socs),
-        "htp_arch": ",".join(str(soc.arch) for soc in socs),
-    }
-    message = "the QNN provider cannot compile it for all of these chips"
-    with _failing(message, "compile for each chip by itself, without --and-soc"):
-        _session(model, provider, _context_options(settings, context, embed))
 
 
 def reloaded(

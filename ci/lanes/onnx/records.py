@@ -9,7 +9,6 @@ from ci.artifacts.compiler_log import Traffic
 from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import RewrittenPlace
 from ci.forecast import QnnEstimates
-from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.graph import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
@@ -19,6 +18,8 @@ from ci.results import ExportReply, Key
 
 MODEL, QUANTIZED = "model_ctx", "model_qdq"
 """Names of files that no user sees."""
+CONTEXT = "context"
+"""The folder of a result that has the context and its .onnx."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,8 @@ NOTHING = Nothing()
 class CompileOptions:
     stem: str = MODEL
     """Of its files."""
-    forms: tuple[str, ...] = FORMS
-    settings: Settings | None = None
-    """Of the command line; None: the run's."""
-    chips: tuple[str, ...] = ()
-    """Those of one context that a user gets, which must then be sound; none of a stage."""
+    embed: bool = False
+    """Whether the context is inside its .onnx, and not beside it."""
     estimates: tuple[str, ...] = ()
     """The chips for which QNN is asked what it will take."""
     keeps_outputs: bool = False
@@ -131,7 +129,7 @@ class QuantizedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCompiled:
-    """What QNN refuses as the suite says, and how a case failed whose failures are results."""
+    """What QNN refuses, and how a case failed: of one whose failures are results."""
 
     failed: str
     """How; empty if QNN refused it."""
@@ -166,8 +164,6 @@ class CompiledContext:
     audit: Audit
     near: Accuracy
     bytes: int
-    reload_equal: bool
-    """Whether the reloaded context gives what the session gave that compiled it."""
     ddr: Traffic | None
     """None where the compiler gave no summary."""
     half_floats: bool | None = None
@@ -180,31 +176,11 @@ class CompiledContext:
     """Operators whose indices are outputs."""
     reciprocals: tuple[str, ...] = ()
     """Nodes that the provider computes wrongly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contexts:
-    """A chip's contexts by form, and what it took to make them."""
-
-    forms: Mapping[str, CompiledContext]
-    forms_equal: bool
     trace_crash: str = ""
     """How the process ended that traced which operators QNN refuses: it was done without."""
-    of_chips: Mapping[str, str] = field(default_factory=dict)
-    """By chip of a flexible context, how near the one is that was compiled for it alone."""
-    seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak: int = 0
-    """The most bytes of memory that it had."""
-
-    @property
-    def measured(self) -> CompiledContext:
-        return next(self.forms[form] for form in FORMS if form in self.forms)
-
-
-@dataclass(frozen=True, slots=True)
-class ChipFigures:
-    of_chips: Mapping[str, str]
+    """The most bytes of memory that it took to make it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,20 +205,15 @@ class TakenModel:
 class ProgramFacts(TakenModel):
     """What became of a program."""
 
-    contexts: Contexts | None = None
+    context: CompiledContext | None = None
     ended: NotCompiled | None = None
-    """How it ended without contexts."""
+    """How it ended without a context."""
     estimate: QnnEstimates | None = None
 
     @property
-    def contexts_made(self) -> Contexts:
-        assert self.contexts is not None
-        return self.contexts
-
-    @property
     def compiled(self) -> CompiledContext:
-        """The context that was measured."""
-        return self.contexts_made.measured
+        assert self.context is not None
+        return self.context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

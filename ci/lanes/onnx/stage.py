@@ -29,7 +29,14 @@ from ci.lanes.onnx.findings import (
     was_compiled,
 )
 from ci.lanes.onnx.options import files_of
-from ci.lanes.onnx.records import NOTHING, CompileOptions, ExportedModel, Preparing, ProgramFacts, facts_in
+from ci.lanes.onnx.records import (
+    NOTHING,
+    CompileOptions,
+    ExportedModel,
+    Preparing,
+    ProgramFacts,
+    facts_in,
+)
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, calibrating
 from ci.models.own_packages import OwnPackages
@@ -130,12 +137,11 @@ def onnx_step(
     *,
     options: Callable[[OnnxProgram], DataclassInstance] = lambda program: NOTHING,
     preparing: Callable[[OnnxProgram], Preparing] = lambda program: Preparing(drawn=True),
-    known_by: Callable[[CachedResults], Key] = lambda results: {},
     **more: Any,
 ) -> Step:
     """What the function `task` of the worker does with each program. Programs of one model share its export;
     those of one run its quantized model. The task gets the options beside the program, and its result depends
-    on them and on what it is `known_by`."""
+    on them."""
 
     def key(program: OnnxProgram, results: CachedResults) -> Key:
         """The run, and what its model's samples are judged by; the export gives model and samples."""
@@ -148,7 +154,6 @@ def onnx_step(
             "calibrating": calibrating(program.case, program.run),
             "options": {name: value for name, value in asked.items() if name not in LIMITS_OF_SEARCHES},
             "files of options": files,
-            **known_by(results),
         }
 
     def export(program: OnnxProgram) -> ChildTask:
@@ -268,12 +273,9 @@ def _with_figures(result: Result, score: MetricFigures | Failure) -> Result:
     if isinstance(score, Failure):
         return replace(result, failure=score)
     facts = facts_in(result)
-    forms = dict(facts.contexts_made.forms)
-    form = next(name for name, context in forms.items() if context is facts.compiled)
     near = facts.compiled.near
     near = replace(near, figures={**near.figures, **score.figures})
-    forms[form] = replace(forms[form], near=near)
-    return replace(result, record=replace(facts, contexts=replace(facts.contexts_made, forms=forms)))
+    return replace(result, record=replace(facts, context=replace(facts.compiled, near=near)))
 
 
 def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
@@ -347,7 +349,7 @@ def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues
         if result.record:
             costs: Mapping[str, object] = {**dict.fromkeys(COSTS), "accuracy": {}}
             if accuracy is not None:
-                megabytes = facts_in(result).contexts_made.peak >> 20
+                megabytes = facts_in(result).compiled.peak >> 20
                 costs = {**costs_of(result), "peak_mb": megabytes, "accuracy": rounded(accuracy)}
             recorded[name] = {**costs, **outcome_of(result), "build_id": build_id_of(result)}
     return MeasuredValues(figures, recorded)

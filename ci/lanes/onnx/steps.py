@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import traceback
 from collections import Counter
@@ -14,14 +13,14 @@ from typing import Any
 
 import onnx
 
-from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_binaries
+from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.compiler_log import NO_TRAFFIC
 from ci.artifacts.refusals import record_path
-from ci.child import blame, doing
+from ci.child import blame
 from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, beyond_in_words, scores_of
 from ci.explain.onnx_graph import NO_PLACE, values_of
 from ci.forecast import QnnEstimates
-from ci.lanes.onnx import EMBEDDED, provider
+from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
     REWRITTEN,
     ContextRecord,
@@ -35,7 +34,6 @@ from ci.lanes.onnx.graph import (
     nodes_beside_context,
     problems_of,
     read_context,
-    require_chips,
     require_fit,
     shapes_of,
     signature_of,
@@ -44,16 +42,14 @@ from ci.lanes.onnx.graph import (
     wrong_reciprocals,
 )
 from ci.lanes.onnx.graphs import beyond_half, graph_of, places_of, repair, target_of
-from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.records import (
+    CONTEXT,
     MODEL,
     QUANTIZED,
     Accuracy,
-    ChipFigures,
     Chips,
     CompiledContext,
     CompileOptions,
-    Contexts,
     Mixed,
     NotCompiled,
     Nothing,
@@ -89,7 +85,6 @@ from ci.suite.accuracy import (
     compare,
     compared,
     each_sample_db,
-    in_words,
     missed,
     pair_of_choice,
     side_by_side,
@@ -422,73 +417,34 @@ def _require_precision(model: Path, precision: Precision, operators: Collection[
         raise UsageError(message, fix="use u16s16")
 
 
-def compile_forms(
+def compile_context(
     order: OnnxOrder, files: ModelFiles, options: CompileOptions, *, traced: bool
-) -> Contexts | NotCompiled:
-    """One chip: its contexts in each form, reloaded. All have the same graph, so costs and accuracy are
-    measured once, and the outputs of the others are compared with the first one's."""
-    if order.run.refused:
-        return _refused(order, files)
+) -> CompiledContext | NotCompiled:
+    """For one chip: compiled, then loaded, run and compared as a device would."""
     try:
-        return _contexts(order, files, options, traced=traced)
+        return _compiled(order, files, options, traced=traced)
     except CheckFailed as error:
         return _failed(order, files, error)
 
 
-def _contexts(order: OnnxOrder, files: ModelFiles, options: CompileOptions, *, traced: bool) -> Contexts:
-    settings = options.settings or order.run.settings(order.soc)
-    forms, outputs = dict[str, CompiledContext](), dict[str, list[Sample]]()
-    for form in options.forms:
-        (order.into / form).mkdir(parents=True)
-        path, log = order.into / form / f"{options.stem}.onnx", None if forms else order.log
-        forms[form], outputs[form] = write_context(
-            order,
-            files,
-            order.soc,
-            settings,
-            path,
-            embed=form == EMBEDDED,
-            most=1 if forms else None,
-            log=log,
-            traced=traced,
-        )
-    first, *others = outputs.values()
-    if options.keeps_outputs and forms[options.forms[0]].near.figures:
-        for file in (files.prepared / EXPECTED, files.quantized / REFERENCE):
-            if file.is_file():
-                shutil.copyfile(file, order.into / file.name)
-        save(order.into / OUTPUTS, first)
-    return Contexts(forms=forms, forms_equal=all(_equal(first[:1], other) for other in others))
-
-
-def write_context(
-    order: OnnxOrder,
-    files: ModelFiles,
-    soc_name: str,
-    settings: Settings,
-    path: Path,
-    *,
-    embed: bool = False,
-    most: int | None = None,
-    log: Path | None = None,
-    traced: bool = True,
-) -> tuple[CompiledContext, list[Sample]]:
-    """Compile the quantized model to `path`, run, reload and run again, and compare the result with what was
-    asked for; also the outputs of the session that compiled it.
-
-    At most `most` inferences are compared. The traffic is read from `log`."""
-    case, soc, precision = order.case, soc_named(soc_name), precision_named(order.run.precision)
-    samples, expected, reference = (
-        arrays[:most] for arrays in (files.samples(), files.expected(), files.reference())
+def _compiled(
+    order: OnnxOrder, files: ModelFiles, options: CompileOptions, *, traced: bool
+) -> CompiledContext:
+    case, soc, precision = order.case, soc_named(order.soc), precision_named(order.run.precision)
+    settings = order.run.settings(order.soc)
+    path = empty_folder(order.into / CONTEXT) / f"{options.stem}.onnx"
+    why = order.command("audit")
+    audit, ddr = provider.compiled(
+        files.model,
+        precision,
+        soc,
+        settings,
+        path,
+        embed=options.embed,
+        log=order.log,
+        traced=traced,
+        why=why,
     )
-    why = order.command("audit", soc_name)
-    session, audit, ddr = provider.compiled(
-        files.model, precision, soc, settings, path, embed=embed, log=log, traced=traced, why=why
-    )
-    doing("run")
-    outputs = [provider.run(session, sample, settings) for sample in samples]
-    # The reload below must be a session by itself.
-    del session
     if outside := nodes_beside_context(path):
         message = f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}"
         raise CheckFailed(message, fix=why and f"{why} says why")
@@ -497,12 +453,13 @@ def write_context(
     if not context.build_ids or not context.soc_id:
         raise CheckFailed(f"{path} says neither which QNN made it nor for which chip", fix="compile it again")
     require_fit(context, build, soc_id=soc.id, arch=soc.arch)
-    again = provider.reloaded(path, soc, settings, samples[:1])
+    samples, expected, reference = files.samples(), files.expected(), files.reference()
+    outputs = provider.reloaded(path, soc, settings, samples)
     written = (path, *context.beside)
     record = ContextRecord(
         model=path.name,
         files={file.name: hash_file(file) for file in written},
-        soc=soc_name,
+        soc=order.soc,
         soc_id=soc.id,
         arch=soc.arch,
         precision=precision.written,
@@ -513,6 +470,11 @@ def write_context(
     )
     record.write(record_path(path))
     compared = comparison_of(files, samples, expected, reference, path.parent, non_finite=case.non_finite)
+    if options.keeps_outputs and expected:
+        for file in (files.prepared / EXPECTED, files.quantized / REFERENCE):
+            if file.is_file():
+                shutil.copyfile(file, order.into / file.name)
+        save(order.into / OUTPUTS, outputs)
 
     def beyond() -> tuple[BeyondHalf, ...]:
         return beyond_half(files.source, samples, path.parent) if precision.name == FLOAT_KIND else ()
@@ -522,34 +484,13 @@ def write_context(
         audit=audit,
         near=compared.near(outputs, precision.name, beyond),
         bytes=sum(file.stat().st_size for file in written),
-        reload_equal=_equal(outputs[:1], again),
         ddr=ddr,
         half_floats=context.half_floats,
         each_db=tuple(compared.each_db(outputs)),
         draws=tuple(compared.each_draw(outputs)) if case.recorded else (),
         choices=tuple(compared.choosers),
         reciprocals=tuple(wrong_reciprocals(load_graph(files.model))),
-    ), outputs
-
-
-def _refused(order: OnnxOrder, files: ModelFiles) -> NotCompiled:
-    """QNN is to refuse the model for the operators that the suite names, and for no others."""
-    run, path = order.run, order.into / f"{MODEL}.onnx"
-    expected = ", ".join(sorted(run.refused))
-    try:
-        write_context(order, files, order.soc, run.settings(order.soc), path, most=1)
-    except provider.NotOnProvider as error:
-        refused = error.operators.difference(WITHOUT_PLACE)
-    else:
-        message = f"QNN compiles the whole model, but the suite says that it refuses {expected}"
-        raise CheckFailed(message, fix="remove refused from this run, so that its figures are held")
-    if refused != set(run.refused):
-        raise CheckFailed(
-            f"QNN refuses {', '.join(sorted(refused)) or 'quantizers alone'}, but the suite says that it"
-            f" refuses {expected}",
-            fix=f"write refused = {json.dumps(sorted(refused))} into this run, or change the model",
-        )
-    return _refusal(files, refused)
+    )
 
 
 def _refusal(files: ModelFiles, refused: Collection[str], message: str = "") -> NotCompiled:
@@ -576,39 +517,10 @@ def _failed(order: OnnxOrder, files: ModelFiles, error: Exception) -> NotCompile
     return NotCompiled(failed=failed, build_id=installed_build(), message=message[:MESSAGE])
 
 
-def flexible(order: OnnxOrder, files: ModelFiles, options: CompileOptions) -> ChipFigures:
-    """Replace the context of the first chip by one context for all chips.
-
-    The emulator refuses the whole file (`No runnable cache selected`), and its parts too, because the chips
-    share the weights beside them. So each chip's own context is run and compared, and the content of the file
-    is checked."""
-    settings, figures = options.settings or order.run.settings(order.soc), dict[str, str]()
-    scratch = empty_folder(order.scratch / "flexible")
-    for chip in options.chips:
-        (scratch / chip).mkdir()
-        context, _ = write_context(order, files, chip, settings, scratch / chip / f"{MODEL}.onnx")
-        figures[chip] = in_words(context.near.figures)
-    (form,), precision = options.forms, precision_named(order.run.precision)
-    path = empty_folder(order.into / form) / f"{options.stem}.onnx"
-    socs = [soc_named(chip) for chip in options.chips]
-    provider.compiled_for_all(files.model, precision, socs, settings, path, embed=form == EMBEDDED)
-    require_chips(path.name, context_binaries(path), options.chips, installed_build())
-    record = replace(
-        context.record,
-        model=path.name,
-        files={file.name: hash_file(file) for file in sorted(path.parent.iterdir())},
-        soc=", ".join(options.chips),
-        soc_id=0,
-        arch=0,
-    )
-    record.write(record_path(path))
-    return ChipFigures(figures)
-
-
 def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
     """Compile for HTP what it takes, and say what stays on the CPU and why."""
     path = order.into / f"{MODEL}.onnx"
-    _, audit, ddr = provider.compiled(files.model, *target_of(order), path, log=order.log, cpu=True)
+    audit, ddr = provider.compiled(files.model, *target_of(order), path, log=order.log, cpu=True)
     compiled = path if path.exists() else files.model
     nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
     reasons = {node.node: node.reason for node in audit.unsupported}
@@ -669,8 +581,3 @@ def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreRequest) -> Scores:
     floats = graph_of(source, sample, order.scratch, places_of(files.source))
     graphs = [graph_of(model, sample, order.scratch) for model in models]
     return scores_of(floats, graphs, limits.seconds)
-
-
-def _equal(one: Sequence[Sample], other: Sequence[Sample]) -> bool:
-    first, second = ([{name: row[name].tobytes() for name in row} for row in rows] for rows in (one, other))
-    return first == second

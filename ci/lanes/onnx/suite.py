@@ -59,9 +59,6 @@ class OnnxRun(MixedRun):
     """What a phone may take at most, by forecast: { "Galaxy S25" = "2 ms" }."""
     forecast: bool = False
     """Whether QNN is asked what it will take, which is then a cost. A budget needs it."""
-    refused: tuple[str, ...] = ()
-    """Operators that QNN does not take, once somebody knows: the program is right if QNN refuses it for these
-    and no others."""
 
     @property
     def kind(self) -> str:
@@ -120,10 +117,10 @@ class OnnxRun(MixedRun):
         return self
 
     def settings(self, soc: str) -> Settings:
-        """The options. Both an embedded context and one beside the model are made, so they must suit both."""
+        """The options, of a context that lies beside its .onnx."""
         given = self.options.items()
         values = {name: value if isinstance(value, bool | int) else str(value) for name, value in given}
-        return settings_of(values, soc=soc_named(soc), embed=True, where="options")
+        return settings_of(values, soc=soc_named(soc), embed=False, where="options")
 
 
 class OnnxCase(SuiteCase):

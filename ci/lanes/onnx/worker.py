@@ -39,8 +39,8 @@ from ci.lanes.onnx.records import (
     QUANTIZED,
     Chips,
     CommandAnswer,
+    CompiledContext,
     CompileOptions,
-    Contexts,
     ExportedModel,
     FileName,
     NotCompiled,
@@ -73,8 +73,8 @@ from ci.results import Key, digest_of
 from ci.suite import qnn_provider
 from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_metric
 from ci.work import in_fork
-from provisioning.base.commands import Fix, session
-from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError, UsageError
+from provisioning.base.commands import Fix
+from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder, hash_file
 from provisioning.base.settings import ROOT
 from provisioning.manifest import soc_named
@@ -236,45 +236,34 @@ def _quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedM
 
 
 def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
-    """A chip's contexts, run and compared; what is to be told of its model and samples."""
+    """A chip's context, run and compared; what is to be told of its model and samples."""
     facts = ProgramFacts(prepared=held[0][0])
     try:
         files, model = quantized(order)
         if isinstance(model, NotCompiled):
             return replace(facts, ended=model)
         facts = replace(facts, quantized=model)
-        contexts = _contexts(order, files, options)
+        context = _context(order, files, options)
     except WorkerDied as gone:
         return replace(facts, ended=_crash(order, gone))
-    if isinstance(contexts, NotCompiled):
-        return replace(facts, ended=contexts)
+    if isinstance(context, NotCompiled):
+        return replace(facts, ended=context)
     estimate = _estimate(order, files, options.estimates) if options.estimates else None
-    return replace(facts, contexts=contexts, estimate=estimate)
+    return replace(facts, context=context, estimate=estimate)
 
 
-def _contexts(order: OnnxOrder, files: ModelFiles, options: CompileOptions) -> Contexts | NotCompiled:
-    """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
-    where the trace is the result; `trace_crash` has how it ended."""
+def _context(order: OnnxOrder, files: ModelFiles, options: CompileOptions) -> CompiledContext | NotCompiled:
+    """The trace of what QNN refuses crashes the provider itself at times. Then it is done without:
+    `trace_crash` has how it ended."""
     try:
-        contexts = in_part(order, steps.compile_forms, files, options, traced=True)
+        return in_part(order, steps.compile_context, files, options, traced=True)
     except WorkerDied as gone:
-        if not gone.is_own_crash or order.run.refused or gone.trouble(order.log):
+        if not gone.is_own_crash or gone.trouble(order.log):
             raise
         crash, _ = gone.explained(order.log)
         empty_folder(order.into)
-        contexts = in_part(order, steps.compile_forms, files, options, traced=False)
-        if isinstance(contexts, Contexts):
-            contexts = replace(contexts, trace_crash=crash)
-    if isinstance(contexts, NotCompiled) or not options.chips:
-        return contexts
-    if not all(context.reload_equal for context in contexts.forms.values()):
-        words = "the reloaded context gives other outputs than the session that compiled it"
-        fix = Fix("{}, then report it to the maker of the provider", session("diagnose", order.log))
-        message, code = f"{order.case.model}: {words}", CheckFailed.exit_code
-        raise Refused(error_reply("reload", message, fix=fix, exit_code=code))
-    if len(options.chips) == 1:
-        return contexts
-    return replace(contexts, of_chips=in_part(order, steps.flexible, files, options).of_chips)
+        context = in_part(order, steps.compile_context, files, options, traced=False)
+        return replace(context, trace_crash=crash) if isinstance(context, CompiledContext) else context
 
 
 def _estimate(order: OnnxOrder, files: ModelFiles, chips: tuple[str, ...]) -> QnnEstimates | None:
@@ -357,9 +346,6 @@ def _ran(request: Mapping[str, object]) -> dict[str, object]:
         context, soc = read_context(path), soc_named(asked.soc)
         if not asked.as_it_is:
             require_fit(context, qnn_provider.installed_build(), soc_id=soc.id, arch=soc.arch)
-        if context.record is not None and not context.record.soc_id:
-            message = f"{path} is a flexible context for {context.record.soc}, which the emulator cannot run"
-            raise UsageError(message, fix="to run it here, compile it for one chip, without --and-soc")
         inputs = [checked(given, context.signature, "--input")] * asked.repeat
         outputs = provider.reloaded(path, soc, asked.settings, inputs, cpu=True, took=took)
     save(Path(asked.outputs), outputs[-1:])
