@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TextIO, get_args
 
@@ -88,8 +88,6 @@ class FolderState:
     """What each project was configured with."""
     finished: bool = False
     """Whether all that was built is installed too."""
-    worked: bool = True
-    """Whether the build that follows had anything to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,8 @@ class Build:
         return self.folder / LOG
 
     def run(self, *, clean: bool = False, prepare: Callable[[], None] = lambda: None) -> FolderState:
-        """Configure and build all projects; `prepare` makes what they need in the folder."""
+        """Configure and build all projects; `prepare` makes what they need in the folder. Returns its state
+        before."""
         state = FolderState(("--clean",)) if clean else self.state()
         if state.reasons:
             if not clean:
@@ -140,7 +139,7 @@ class Build:
             if project.install and (worked or not state.finished):
                 self._execute(self.installing(project))
         self._record(configured, finished=True)
-        return replace(state, worked=worked)
+        return state
 
     def _execute(self, command: BuildCommand) -> bool:
         return execute(command, self.log, self.environ(os.environ), jobs=self.jobs)

@@ -31,7 +31,7 @@ PYTHON = "python"
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
 
 
-def collect(plan: SourcePlan, target_only: bool) -> dict[LoadableFile, CMakeTarget]:
+def collect(plan: SourcePlan) -> dict[LoadableFile, CMakeTarget]:
     """The programs and shared libraries that CMake built of ExecuTorch's own, without those of submodules.
 
     Raises CheckFailed for a missing one that the recipe names."""
@@ -42,12 +42,12 @@ def collect(plan: SourcePlan, target_only: bool) -> dict[LoadableFile, CMakeTarg
             continue
         folder = _folder(plan, target)
         for path in target.artifacts:
-            if path.is_file() and not (target_only and folder.startswith(PYTHON)):
+            if path.is_file():
                 built[LoadableFile(_kind(folder), path, f"{folder}/{path.name}")] = target
-    wanted = [pattern for pattern in plan.recipe.ships if not (target_only and pattern.startswith(PYTHON))]
-    missing = [pattern for pattern in wanted if not fnmatch.filter((file.place for file in built), pattern)]
+    places = [file.place for file in built]
+    missing = [pattern for pattern in plan.recipe.ships if not fnmatch.filter(places, pattern)]
     if missing:
-        found = ", ".join(sorted(file.place for file in built)) or "none"
+        found = ", ".join(sorted(places)) or "none"
         raise CheckFailed(
             f"expected the build to make {missing[0]}, found {found}",
             fix=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from ci.builds import built_files
-from ci.builds.built_files import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
-from ci.builds.cmake import STEERING, answer
-from ci.builds.install import PYTHON, assemble, collect, describe, identity, strip_program
+from ci.builds.built_files import BILL_OF_MATERIALS, alone_in, part_of, replace_build
+from ci.builds.cmake import STEERING
+from ci.builds.install import PYTHON, assemble, collect, describe, strip_program
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.source_plan import BuildOptions, SourcePlan, notes_of, plan_of
 from ci.builds.toolchain import find_program
-from ci.builds.tree import changed_since, link_with_copies, make_overlay
+from ci.builds.tree import link_with_copies, make_overlay
 from ci.runner import EXECUTORCHS, Runner
 from provisioning.base.commands import quoted
-from provisioning.base.errors import UsageError
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
-from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, ROOT, Selection
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.dist import FOLDER, MANIFEST, RUNNER
 from provisioning.manifest import load_profile
 
-PLACED = "placed.json"
-"""What the last build put into dist/, in its build folder."""
 
-
-def script(plan: SourcePlan, *, target_only: bool) -> str:
+def script(plan: SourcePlan) -> str:
     """The commands that a build runs; comments stand for steps without a command."""
     lines = [f"# {plan.recipe.summary}", f"unset {' '.join(STEERING)}"]
     cmake_build = plan.cmake_build()
@@ -44,8 +38,7 @@ def script(plan: SourcePlan, *, target_only: bool) -> str:
     lines += ["", *map(str, cmake_build.commands())]
     lines += ["", f"# Checked, and put into {plan.dist} with a manifest and a bill of materials:"]
     lines += ["#   programs → bin/, shared libraries → lib/"]
-    if not target_only:
-        lines += [f"#   {name} → {PYTHON}/{place}/" for name, place in plan.recipe.python.items()]
+    lines += [f"#   {name} → {PYTHON}/{place}/" for name, place in plan.recipe.python.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -54,8 +47,6 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
     if options.tried:
         # Before an hour of compiling.
         find_program("qemu-aarch64")
-        if options.toolchain_file:
-            raise UsageError("--try: --toolchain-file does not tell where the target's C library is")
     profile = load_profile(selection.profile)
     for note in notes_of(plan, profile):
         stage.findings.append(note)
@@ -69,18 +60,16 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
         "jobs": plan.jobs,
     }
     with alone_in(plan.root, "build"):
-        worked = _compile(plan, stage, clean=options.clean)
+        _compile(plan, stage, clean=options.clean)
         # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
             floor = options.glibc or profile.host["glibc"].floor
-            built = _put_into_dist(plan, stage, floor, options, selection, worked)
+            built = _put_into_dist(plan, stage, floor, selection, tried=options.tried)
             if built and plan.target == DEFAULT_TARGET:
-                put_into_python(plan, stage, target_only=options.target_only)
+                put_into_python(plan, stage)
 
 
-def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
-    """Returns whether there was anything to compile."""
-
+def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:
     def prepare() -> None:
         if not plan.flags_file.is_file() or plan.flags_file.read_text(encoding="utf-8") != plan.flags():
             replace_text(plan.flags_file, plan.flags())
@@ -89,22 +78,16 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
             folders = [project.source for project in plan.recipe.projects]
             link_with_copies(plan.tree.root, plan.written, plan.source, folders)
 
-    begun, now = time.monotonic(), time.time()
+    begun = time.monotonic()
     state = plan.cmake_build().run(clean=clean, prepare=prepare)
     stage.metrics |= {
         "rebuilt_because": list(state.reasons),
         "build_seconds": round(time.monotonic() - begun, 2),
     }
-    if state.worked and (written := changed_since(plan.tree.root, now, (plan.root, plan.dist))):
-        more = f" and {len(written) - 3} more" if len(written) > 3 else ""
-        message = f"it was written to while it was built: {', '.join(written[:3])}{more}"
-        fix = "unless that was you, name the folder under `written` in manifests/recipes/executorch.toml"
-        stage.add("build-tree", Severity.WARNING, str(plan.tree.root), message, fix)
-    return state.worked
 
 
 def _put_into_dist(
-    plan: SourcePlan, stage: StageRun, glibc: str, options: BuildOptions, selection: Selection, worked: bool
+    plan: SourcePlan, stage: StageRun, glibc: str, selection: Selection, *, tried: bool
 ) -> bool:
     """Replace the last build if the files pass every check; returns whether they did."""
     strip = strip_program(plan.build) if plan.build_type == "Release" else ""
@@ -113,30 +96,16 @@ def _put_into_dist(
         fix = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
         stage.add("build-strip", Severity.WARNING, plan.target, message, fix)
     private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
-    rules = [
-        identity(plan, selection.profile),
-        glibc,
-        strip,
-        options.target_only,
-        list(map(str, private)),
-        _own_code(),
-        [answer(plan.build / project.build).name for project in plan.recipe.projects],
-    ]
-    placed = plan.root / PLACED
-    if worked or options.tried or not _stands(placed, rules, plan.dist):
-        placed.unlink(missing_ok=True)
-        built = collect(plan, options.target_only)
-        with part_of(plan.dist) as part:
-            copies = assemble(list(built), part, strip)
-            stage.findings += built_files.check(copies, plan.target, glibc, private)
-            if options.tried:
-                _try_runner(plan, part, stage)
-            if any(finding.severity is Severity.ERROR for finding in stage.findings):
-                return False
-            describe(plan, copies, built.values(), part, selection.profile)
-            replace_build(part, plan.dist)
-        stamps = {"built": _stamps(file.path for file in built), "dist": _stamps(_placed_in(plan.dist))}
-        replace_text(placed, json.dumps({"rules": rules, **stamps}, indent=2))
+    built = collect(plan)
+    with part_of(plan.dist) as part:
+        copies = assemble(list(built), part, strip)
+        stage.findings += built_files.check(copies, plan.target, glibc, private)
+        if tried:
+            _try_runner(plan, part, stage)
+        if any(finding.severity is Severity.ERROR for finding in stage.findings):
+            return False
+        describe(plan, copies, built.values(), part, selection.profile)
+        replace_build(part, plan.dist)
     files = json.loads((plan.dist / MANIFEST).read_text(encoding="utf-8"))["files"]
     stage.artifacts += [
         Artifact(file["kind"], str(plan.dist / file["path"]), file["sha256"], file["size"]) for file in files
@@ -147,46 +116,14 @@ def _put_into_dist(
 
 
 def _try_runner(plan: SourcePlan, part: Path, stage: StageRun) -> None:
-    defined = plan.toolchain.definitions
-    sysroot = defined.get("CMAKE_SYSROOT") or sysroot_of(Path(defined["CMAKE_CXX_COMPILER"]))
+    sysroot = sysroot_of(find_program(f"{plan.recipe.compiler}g++").path)
     probe = probe_in(plan.root.parent / "probe", "portable")
     runner = Runner(part / RUNNER, EXECUTORCHS)
-    try_runner(runner, probe, find_program("qemu-aarch64"), Path(sysroot), stage)
+    try_runner(runner, probe, find_program("qemu-aarch64"), sysroot, stage)
 
 
-def _stands(placed: Path, rules: Sequence[object], dist: Path) -> bool:
-    """Whether dist/ has what CMake built since an earlier build, checked by the same rules."""
-    try:
-        record = json.loads(placed.read_text(encoding="utf-8"))
-        stamps = {"built": _stamps(map(Path, record["built"])), "dist": _stamps(_placed_in(dist))}
-        return bool(record == json.loads(json.dumps({"rules": rules, **stamps})))
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _placed_in(dist: Path) -> Iterator[Path]:
-    for name in OURS:
-        yield from [dist / name] if (dist / name).is_file() else (dist / name).rglob("*")
-
-
-def _stamps(files: Iterable[Path]) -> dict[str, tuple[int, int, int]]:
-    stamps = {str(path): path.stat() for path in files}
-    return {path: (stamp.st_size, stamp.st_mtime_ns, stamp.st_ino) for path, stamp in stamps.items()}
-
-
-def _own_code() -> str:
-    """A digest of what decides what a build ships, and whether it passes."""
-    tables = (MANIFESTS / "validation.toml", MANIFESTS / "device_libraries.toml")
-    files = (*sorted(Path(__file__).parent.glob("*.py")), *tables)
-    return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
-
-
-def put_into_python(plan: SourcePlan, stage: StageRun, *, target_only: bool = False) -> None:
+def put_into_python(plan: SourcePlan, stage: StageRun) -> None:
     ours = plan.dist / FOLDER
-    if target_only:
-        # The environment would use the overlay of an earlier build, with that build's adaptor.
-        shutil.rmtree(ours, ignore_errors=True)
-        return
     make_overlay(plan.tree, dict(_python_files(plan)), ours, stage.profile)
     stage.metrics["python_path"] = str(ours)
     sys.stdout.write(f"export PYTHONPATH={quoted(ours)}${{PYTHONPATH:+:$PYTHONPATH}}\n")

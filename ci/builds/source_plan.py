@@ -13,7 +13,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds import toolchain
@@ -239,9 +239,6 @@ class BuildOptions:
     output: Path | None
     glibc: str | None
     cmake_arg: Sequence[str]
-    target_only: bool
-    compiler: str | None
-    sysroot: Path | None
     toolchain_file: Path | None
     tried: bool
 
@@ -259,7 +256,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
     recipe = load_recipe(selection.target)
     ndk = [ANDROID_NDK] if recipe.toolchain == "ndk" else []
     needs = (QNN_SDK, *ndk, *([] if options.executorch else [EXECUTORCH_SOURCE]))
-    _check_headers(profile, selection, environ, needs)
+    _check_headers(profile, selection, environ)
     environment = resolve(selection, environ, needs=needs)
     environment.explain()
     suffix = "" if options.build_type == "RelWithDebInfo" else f"-{options.build_type}"
@@ -290,23 +287,17 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
     )
 
 
-def _check_headers(
-    profile: Profile, selection: Selection, environ: Mapping[str, str], needs: tuple[str, ...]
-) -> None:
+def _check_headers(profile: Profile, selection: Selection, environ: Mapping[str, str]) -> None:
     """Refuse a profile without headers before anything is provisioned for it."""
     if users_own(QNN_SDK, selection.store, environ, []) or any(
         not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
         for part in profile.components[QNN_SDK].parts
     ):
         return
-    message = f"the profile {profile.name} has QNN's libraries without the headers that a build needs"
-    try:
-        resolve(replace(selection, profile=OFFICIAL_PROFILE), environ, needs=needs)
-    except EnvironmentLacking as lacking:
-        raise EnvironmentLacking(
-            f"{message}, and {OFFICIAL_PROFILE} has them; {lacking.message}", fix=lacking.fix
-        ) from lacking
-    raise EnvironmentLacking(message, fix=add_flags("--profile", OFFICIAL_PROFILE))
+    raise EnvironmentLacking(
+        f"the profile {profile.name} has QNN's libraries without the headers that a build needs",
+        fix=add_flags("--profile", OFFICIAL_PROFILE),
+    )
 
 
 def sdk_at(root: Path) -> LocatedSdk:
@@ -359,5 +350,5 @@ def _toolchain(
     if recipe.toolchain == "ndk":
         return toolchain.ndk(environment.root(ANDROID_NDK).path)
     if recipe.toolchain == "cross":
-        return toolchain.cross(recipe, environ, options.compiler, options.sysroot, options.toolchain_file)
+        return toolchain.cross(recipe, environ, options.toolchain_file)
     return toolchain.host(environ)

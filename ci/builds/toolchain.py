@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.builds.tree import Recipe
@@ -139,34 +139,18 @@ def host(environ: Mapping[str, str]) -> Toolchain:
     return _compilers(cc, cxx)
 
 
-def cross(
-    recipe: Recipe, environ: Mapping[str, str], prefix: str | None, sysroot: Path | None, file: Path | None
-) -> Toolchain:
-    """Named by the prefix of its programs, or by a CMake toolchain file."""
-    if file is not None:
-        if prefix is not None or sysroot is not None:
-            raise UsageError("--toolchain-file says what --compiler and --sysroot say: give one or the other")
-        if not file.is_file():
-            raise UsageError(f"--toolchain-file {file}: there is no such file")
-        path = file.absolute()
-        return Toolchain(
-            identity=f"{path} {Artifact.of('', path).sha256}",
-            definitions={"CMAKE_TOOLCHAIN_FILE": str(path)},
-            files=(path,),
-        )
-    name = prefix if prefix is not None else recipe.compiler
-    cxx = find_program(f"{name}g++", environ)
-    cc = find_program(str(cxx.path.with_name(f"{Path(name).name}gcc")), environ)
-    compilers = _compilers(cc, cxx)
-    if sysroot is None:
-        return compilers
-    if not sysroot.is_dir():
-        raise UsageError(f"--sysroot {sysroot}: there is no such folder")
-    return replace(
-        compilers,
-        identity=f"{compilers.identity}, sysroot {sysroot.absolute()}",
-        definitions={**compilers.definitions, "CMAKE_SYSROOT": str(sysroot.absolute())},
-        roots=(sysroot.absolute(),),
+def cross(recipe: Recipe, environ: Mapping[str, str], file: Path | None) -> Toolchain:
+    """The cross compilers on PATH, or a vendor's, which a CMake toolchain file names with their sysroot."""
+    if file is None:
+        cxx = find_program(f"{recipe.compiler}g++", environ)
+        return _compilers(find_program(str(cxx.path.with_name(f"{recipe.compiler}gcc")), environ), cxx)
+    if not file.is_file():
+        raise UsageError(f"--toolchain-file {file}: there is no such file")
+    path = file.absolute()
+    return Toolchain(
+        identity=f"{path} {Artifact.of('', path).sha256}",
+        definitions={"CMAKE_TOOLCHAIN_FILE": str(path)},
+        files=(path,),
     )
 
 

@@ -340,18 +340,6 @@ def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profil
     part.replace(into)
 
 
-def changed_since(tree: Path, when: float, but: Collection[Path] = ()) -> list[str]:
-    """Files of the tree that were created or written after that moment, except in the folders in `but`."""
-    changed = []
-    for folder, folders, files in os.walk(tree):
-        folders[:] = sorted(name for name in folders if name != REPOSITORY and Path(folder, name) not in but)
-        for name in sorted(files):
-            path = Path(folder, name)
-            if _time_of(path) > when:
-                changed.append(str(path.relative_to(tree)))
-    return changed
-
-
 def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str], bool]) -> None:
     """Create these folders, and link everything else that they contain in the tree."""
     for folder in sorted(folders):
@@ -406,14 +394,6 @@ def _copy(path: Path, to: Path) -> None:
     shutil.copy2(path, to)
     # Files of the store are read-only, but the build replaces some of them.
     to.chmod(0o644 | (status.st_mode & 0o111))
-
-
-def _time_of(path: Path) -> float:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return 0.0
-    return max(status.st_mtime, status.st_ctime)
 
 
 def _remove(path: Path) -> None:

@@ -83,17 +83,13 @@ class SourceBuild:
         repeatable(
             parser, "--cmake-arg", "ARG", "NAME=VALUE or another argument, for configuring each project"
         )
-        switch(parser, "--target-only", "only the library and the runner, no Python adaptors")
-        parser.set_defaults(wheel=False, compiler=None, sysroot=None, toolchain_file=None, tried=False)
+        parser.set_defaults(wheel=False, toolchain_file=None, tried=False)
         if self.target == DEFAULT_TARGET:
             help = "build ExecuTorch's wheel with QNN instead, and an environment that has it"
             switch(parser, "--wheel", help)
         if self.target == "aarch64-linux":
-            valued(parser, "--compiler", "PREFIX", "the prefix of the compilers' names [aarch64-linux-gnu-]")
-            valued(parser, "--sysroot", "DIR", "the device's headers and libraries", type=Path)
-            valued(
-                parser, "--toolchain-file", "FILE", "a vendor's CMake toolchain, instead of both", type=Path
-            )
+            help = "a vendor's CMake toolchain [aarch64-linux-gnu-g++]"
+            valued(parser, "--toolchain-file", "FILE", help, type=Path)
             parser.add_argument(
                 "--try",
                 dest="tried",
@@ -120,17 +116,13 @@ class SourceBuild:
             output=args.output,
             glibc=args.glibc,
             cmake_arg=args.cmake_arg,
-            target_only=args.target_only,
-            compiler=args.compiler,
-            sysroot=args.sysroot,
             toolchain_file=args.toolchain_file,
             tried=args.tried,
         )
         selection = replace(selection_of(args), target=self.target)
         if args.dry_run:
             plan = plan_of(options, selection, os.environ)
-            text = wheel.script(plan) if args.wheel else source.script(plan, target_only=args.target_only)
-            sys.stdout.write(text)
+            sys.stdout.write(wheel.script(plan) if args.wheel else source.script(plan))
             return 0
         stage = StageRun.as_typed(self.name, selection.profile, self.target)
         with (

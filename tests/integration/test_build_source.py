@@ -142,12 +142,10 @@ def test_of_one_tree_each_target_has_its_own_and_goes_on_with_it(tmp_path: Path,
 
 
 @pytest.mark.whole
-def test_writing_into_the_tree_and_an_option_that_nothing_reads_are_reported(
+def test_an_option_that_nothing_reads_is_reported_and_a_users_folder_is_refused(
     tmp_path: Path, sources: Sources
 ) -> None:
     tree = make_tree(tmp_path)
-    with (tree / "backends/qualcomm/CMakeLists.txt").open("a", encoding="utf-8") as listing:
-        listing.write('file(WRITE "${CMAKE_CURRENT_LIST_DIR}/generated.h" "")\n')
     option = "option(SUPPORT_REGEX_LOOKAHEAD"
     replace_in(tree / "examples/qualcomm/CMakeLists.txt", option, "# SUPPORT_REGEX_LOOKAHEAD (")
     precious = tmp_path / "build" / "thesis.txt"
@@ -157,10 +155,8 @@ def test_writing_into_the_tree_and_an_option_that_nothing_reads_are_reported(
     assert (refused.code, precious.is_file()) == (2, True)
     precious.unlink()
     done = build(ARM64, tmp_path, tree, sources.sdk)
-    written = "it was written to while it was built: backends/qualcomm/generated.h"
-    findings = {finding["rule"]: finding for finding in done.report["findings"]}
-    assert (done.code, findings["build-tree"]["message"]) == (0, written)
-    assert findings["build-option"]["subject"] == "SUPPORT_REGEX_LOOKAHEAD"
+    (finding,) = done.report["findings"]
+    assert (done.code, finding["rule"], finding["subject"]) == (0, "build-option", "SUPPORT_REGEX_LOOKAHEAD")
 
 
 def test_the_dry_run_prints_the_commands_that_the_build_runs(sources: Sources, arm64: Built) -> None:
@@ -176,10 +172,8 @@ def test_the_dry_run_prints_the_commands_that_the_build_runs(sources: Sources, a
 def test_a_changed_source_is_compiled_alone_and_what_fails_leaves_the_last_good_build(tmp_path: Path) -> None:
     tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
     first = build(ARM64, tmp_path, tree, sdk)
-    inodes = {path: path.stat().st_ino for path in first.dist.rglob("*")}
     unchanged = build(ARM64, tmp_path, tree, sdk)
     assert (unchanged.code, unchanged.report["artifacts"]) == (0, first.report["artifacts"]), unchanged.err
-    assert {path: path.stat().st_ino for path in first.dist.rglob("*")} == inodes
     assert not re.search(r"(?m)^\[|^\$ \S+ (-S|--install)", unchanged.log)
     source = tree / "backends/qualcomm/runtime/backends/htp/target/HtpDevice.cpp"
     source.write_text(source.read_text(encoding="utf-8").replace("4000", "4001"), encoding="utf-8")
@@ -215,18 +209,19 @@ def test_a_changed_source_is_compiled_alone_and_what_fails_leaves_the_last_good_
 @pytest.mark.long("builds the tree twice")
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.whole), signal.SIGTERM])
 def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
-    sources: Sources, tmp_path: Path, how: signal.Signals
+    sources: Sources, tmp_path: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiler waits as long as a file is there, and says that it does."""
     waits, waiting = tmp_path / "waits", tmp_path / "waiting"
     for name in ("gcc", "g++"):
         real = shutil.which(f"aarch64-linux-gnu-{name}")
         waiter = f"[ -e {waits} ] && echo $$ > {waiting} && exec sleep 300"
-        script(tmp_path / f"slow-{name}", f'case "$*" in *platform.cpp*) {waiter};; esac\nexec {real} "$@"')
+        slow = tmp_path / "bin" / f"aarch64-linux-gnu-{name}"
+        script(slow, f'case "$*" in *platform.cpp*) {waiter};; esac\nexec {real} "$@"')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     waits.touch()
-    compiler = ("--profile", "qnn-2.37", "--compiler", tmp_path / "slow-")
     places = ("--build-dir", tmp_path / "build", "-o", tmp_path / "dist", "--reports", tmp_path / "reports")
-    command = [sys.executable, "-m", "ci", ARM64, *compiler, *places]
+    command = [sys.executable, "-m", "ci", ARM64, "--profile", "qnn-2.37", *places]
     named = {"QNN_SDK_ROOT": str(sources.sdk), "EXECUTORCH_ROOT": str(sources.tree), "CCACHE_DISABLE": "1"}
     environ = {**os.environ, **named}
     with subprocess.Popen(
@@ -239,7 +234,7 @@ def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
         assert process.wait(timeout=60) == 130
     assert gone(int(waiting.read_text(encoding="utf-8")))
     waits.unlink()
-    again = build(ARM64, tmp_path, sources.tree, sources.sdk, "--compiler", tmp_path / "slow-")
+    again = build(ARM64, tmp_path, sources.tree, sources.sdk)
     assert (again.code, again.report["metrics"]["rebuilt_because"]) == (0, []), again.err
 
 

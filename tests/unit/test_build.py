@@ -77,15 +77,15 @@ def test_an_output_folder_with_the_users_files_is_refused(tmp_path: Path, place:
         run_here(X86, "--dry-run", "--output", tmp_path, "--store", tmp_path / "store")
 
 
-def test_a_toolchain_file_is_known_by_its_content_and_excludes_the_other_ways(tmp_path: Path) -> None:
+def test_a_toolchain_file_is_known_by_its_content(tmp_path: Path) -> None:
     recipe, file = load_recipe("aarch64-linux"), tmp_path / "t.cmake"
     identities = set()
     for text in ("set(A 1)\n", "set(A 2)\n"):
         file.write_text(text, encoding="utf-8")
-        identities.add(cross(recipe, {}, None, None, file).identity)
+        identities.add(cross(recipe, {}, file).identity)
     assert len(identities) == 2
     with pytest.raises(UsageError, match="--toolchain-file"):
-        cross(recipe, {}, "arm-", None, file)
+        cross(recipe, {}, tmp_path / "nowhere.cmake")
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_build_without_the_backend_is_refused_with_what_it_made(
     made = CMakeTarget("r", "EXECUTABLE", plan.build, plan.source, (runner,), (), "", (), (), "r::@1")
     monkeypatch.setattr(SourcePlan, "targets", lambda plan: [made])
     with pytest.raises(CheckFailed, match=r"lib/libqnn_executorch_backend\.so.*bin/qnn_executor_runner"):
-        install.collect(plan, True)
+        install.collect(plan)
 
 
 def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
@@ -194,15 +194,6 @@ def test_the_overlay_has_the_flatc_that_the_build_made(plan: SourcePlan) -> None
     folder = plan.dist / "overlay" / "executorch" / "exir"
     assert os.access(folder / "flatc", os.X_OK)
     assert sorted(path.name for path in folder.iterdir()) == ["__init__.py", "flatc"]
-
-
-def test_a_build_without_adaptor_leaves_no_overlay_of_an_earlier_one(plan: SourcePlan) -> None:
-    plan.tree.root.mkdir(parents=True)
-    run = StageRun("build_x86", "wheels", "x86_64-linux", "")
-    source.put_into_python(plan, run)
-    assert (plan.dist / "overlay").is_dir()
-    source.put_into_python(plan, run, target_only=True)
-    assert not (plan.dist / "overlay").exists()
 
 
 LINUX = {"machine": AARCH64, "interpreter": "/lib/ld-linux-aarch64.so.1", "needed": ["libc.so.6"]}

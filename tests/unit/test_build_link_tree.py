@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import time
 from pathlib import Path
 
 import pytest
 
-from ci.builds.tree import SourceTree, changed_since, link_with_copies, make_overlay
+from ci.builds.tree import SourceTree, link_with_copies, make_overlay
 
 COPIED = ("third-party/flatcc",)
 FILES = (
@@ -51,16 +50,6 @@ def test_changes_of_the_tree_are_followed(shown: Path, tree: Path) -> None:
     copy = shown / "third-party/flatcc/src/c.c"
     assert (copy.read_text(encoding="utf-8"), copy.stat().st_mtime_ns) == ("changed", 10**18)
     assert sorted(path.name for path in shown.iterdir()) == ["backends", "exir", "third-party", "version.txt"]
-
-
-def test_files_written_since_a_moment_are_named(tree: Path) -> None:
-    now = time.time() + 10
-    assert changed_since(tree, now) == []
-    later = tree / "backends" / "qualcomm" / "generated.h"
-    later.touch()
-    os.utime(later, (now + 1, now + 1))
-    assert changed_since(tree, now) == ["backends/qualcomm/generated.h"]
-    assert changed_since(tree, now, (tree / "backends",)) == []
 
 
 def overlay_of(root: Path, files: dict[str, Path], into: Path) -> Path:
