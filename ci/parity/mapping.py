@@ -3,9 +3,8 @@ differences that it does not explain, each once, with the entries that nothing n
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
 from fnmatch import filter as matching
@@ -296,15 +295,14 @@ class Mapping(Model):
         entries: tuple[MappedPair | Alone | Dependency, ...] = (*self.pairs, *self.alone, *self.dependencies)
         return {name for entry in entries for name in (*entry.buck, *entry.cmake)}
 
-    def resolved(self, libraries: Iterable[str], renamed: MappingOf[str, str]) -> tuple[MappedPair, ...]:
-        """The pairs with the new names of renamed targets, and patterns replaced by the libraries that they
-        stand for."""
-        free = sorted(set(libraries) - self.named - set(renamed.values()))
+    def resolved(self, libraries: Iterable[str]) -> tuple[MappedPair, ...]:
+        """The pairs with patterns replaced by the libraries that they stand for."""
+        free = sorted(set(libraries) - self.named)
 
         def targets(names: tuple[str, ...], among: list[str]) -> tuple[str, ...]:
             found: list[str] = []
             for name in names:
-                found += matching(among, name) if "*" in name else [renamed.get(name, name)]
+                found += matching(among, name) if "*" in name else [name]
             return tuple(found) or names
 
         of_buck = [name for name in free if name.startswith("//")]
@@ -328,9 +326,6 @@ def load_mapping(path: Path = MAPPING) -> Mapping:
 
 ROOTS = ("parity-not-evaluated", "parity-target-missing")
 """Rules whose findings explain others, and so come first."""
-NEW = ("parity-missing-in-buck", "parity-unknown-file")
-"""Rules that find a file that Buck lacks."""
-
 _NO_WORDS: MappingOf[str, object] = MappingProxyType({})
 
 
@@ -450,10 +445,7 @@ class Findings:
                 del self._differences[key]
         if not self.incomplete:
             self._report_unused(tree, used)
-        kept = [*self._differences.values()]
-        for difference in kept:
-            if old := renamed_from(difference.what, kept):
-                difference.message += f"; {old} is named and gone: was it renamed?"
+        kept = self._differences.values()
         return tuple(
             sorted(kept, key=lambda item: (item.rule not in ROOTS, item.place, item.rule, item.what))
         )
@@ -470,20 +462,3 @@ class Findings:
             if not any(any_of(name, patterns) for name in self._dependencies):
                 why = "no mapped library depends on it"
                 self.report_stale("dependencies", position, dependency.name, why)
-
-
-def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:
-    """The file that is named and does not exist, if this is the only new file of its kind in the directory
-    and that the only missing one."""
-
-    def beside(*rules: str) -> set[str]:
-        return {
-            item.what for item in differences if item.rule in rules and kind_of(item.what) == kind_of(path)
-        }
-
-    gone = beside("parity-missing-file")
-    return gone.pop() if len(gone) == 1 and beside(*NEW, "parity-missing-in-cmake") == {path} else None
-
-
-def kind_of(path: str) -> tuple[str, str]:
-    return posixpath.dirname(path), posixpath.splitext(path)[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from functools import partial
 
@@ -81,9 +81,7 @@ class _Comparison:
             if library.kind not in _OF_THEIR_OWN
             and (library.kind == "cxx_library" or self.scope.part(library.folder) == self.scope.root)
         ]
-        self.renamed = self._renamed(self.mapping.resolved(free, {}), declared)
-        new_names = {old: library.name for old, library in self.renamed.items()}
-        self.resolved = self.mapping.resolved(free, new_names)
+        self.resolved = self.mapping.resolved(free)
         self.pairs = [
             pair
             for pair in self.resolved
@@ -132,34 +130,13 @@ class _Comparison:
             if (self.variant.name in pair.variants and pair not in complete)
             or not self.buck.failed.isdisjoint(package_of(label) for label in pair.buck)
         }
-        nodes = {
+        return {
             target: "" if pair.node in broken else pair.node
             for pair in self.resolved
             for target in (*pair.buck, *pair.cmake)
         }
-        return nodes | {old: nodes.get(library.name, "") for old, library in self.renamed.items()}
 
     # Targets
-
-    def _renamed(self, pairs: Sequence[MappedPair], declared: set[str]) -> dict[str, Target]:
-        """By its old name, what a pair's one missing target is now called.
-
-        It is the library that the mapping does not name and that compiles most of what the pair lacks."""
-        renamed: dict[str, Target] = {}
-        named = self.mapping.named
-        for pair in pairs:
-            both = (pair.buck, self.buck), (pair.cmake, self.cmake)
-            for (names, side), (others, other) in (both, both[::-1]):
-                gone = [name for name in names if name not in side.libraries and name not in declared]
-                # A pattern of the pair may have taken the new name already.
-                plain = [name for name in names if name in named]
-                lacking = _compiled(other, others) - _compiled(side, plain)
-                free = [name for name in side.libraries if name not in named]
-                for name in free if len(gone) == 1 else ():
-                    own = _compiled(side, [name])
-                    if 2 * len(own & lacking) > len(own | lacking):
-                        renamed[gone[0]] = side.libraries[name]
-        return renamed
 
     def _missing_targets(self, pair: MappedPair) -> list[tuple[str, str]]:
         """Names that a build does not declare, each with the build."""
@@ -169,15 +146,9 @@ class _Comparison:
     def _targets_exist(self, pair: MappedPair) -> None:
         rule = "parity-target-missing"
         position = [mapped.name for mapped in self.mapping.pairs].index(pair.name)
-        mapped = self.mapping.pairs[position]
         place = self.findings.source.place("pairs", position)
         for name, build in self._missing_targets(pair):
             self.report(rule, place, name, pair.name, {"build": build})
-        for name in (*mapped.buck, *mapped.cmake):
-            if library := self.renamed.get(name):
-                build = "Buck" if name.startswith("//") else "CMake"
-                words = {"build": build, "new": library.name, "entry": place}
-                self.report(rule, library.place, name, pair.name, words, case="renamed")
 
     def _unmapped(self) -> None:
         mapped = {name for pair in self.resolved for name in (*pair.buck, *pair.cmake)}
@@ -381,11 +352,6 @@ class _Comparison:
             if library.platforms and platform and platform not in library.platforms:
                 words = {"platforms": ", ".join(library.platforms), "pair": pair.name}
                 self.report("parity-platforms-differ", library.place, platform, library.name, words)
-
-
-def _compiled(side: Side, names: Iterable[str]) -> set[str]:
-    libraries = (library for name in names if (library := side.libraries.get(name)))
-    return {item.name for library in libraries for item in library.compiled}
 
 
 def _twin_of(side: Side, name: str) -> str:
