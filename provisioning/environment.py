@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from provisioning import licences
-from provisioning.base.commands import Command, Fix, session
+from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
     ANDROID,
@@ -31,7 +29,7 @@ from provisioning.dist import DESCRIPTION, OVERLAY, description_of, runner_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
-    from provisioning.store import FileSelection, Tree
+    from provisioning.store import Tree
 
 HOST_LIBRARIES = "x86_64-linux-clang"
 """The directory under the SDK's lib/ and bin/ that runs on the host."""
@@ -119,7 +117,7 @@ class Environment:
 class Trees(Protocol):
     """The part of the store that resolving needs."""
 
-    def find(self, component_name: str, component: Component, want: FileSelection) -> Tree | None: ...
+    def find(self, component_name: str, component: Component, targets: Set[str]) -> Tree | None: ...
 
 
 def resolve(
@@ -227,40 +225,7 @@ def why_no_phone(selection: Selection, environ: Mapping[str, str]) -> str:
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
     """The shortest flags that select the same for `provision`."""
     targets = () if selection.target == DEFAULT_TARGET else (DEFAULT_TARGET, selection.target)
-    chosen = replace(selection, named_targets=targets)
-    return [*selecting_flags(chosen, environ), *_consents(chosen)]
-
-
-def consenting(fix: str, selection: Selection) -> str:
-    """The fix with the flags without which its `provision` would refuse."""
-    if not isinstance(fix, Fix):
-        return fix
-
-    def accepted(command: Command) -> Command:
-        if command[0] != "provision" or licences.FLAG in command:
-            return command
-        named = [word for flag, word in pairwise(command) if flag == "--component"]
-        return (*command, *_consents(selection, named))
-
-    return fix.changed(accepted)
-
-
-def _consents(selection: Selection, only: Collection[str] = ()) -> list[str]:
-    """The flags without which `provision` refuses what this selection lacks: licences, bytes on trust.
-    `only`: of these components, where any are named."""
-    from provisioning.manifest import load_profile
-    from provisioning.store.trees import Trees
-
-    profile, store = load_profile(selection.profile), Trees(selection.store)
-    absent = [
-        pin
-        for name, pin in profile.pins.items()
-        if (pin.licence is not None or not pin.pinned)
-        and name not in profile.optional
-        and (name in only if only else serves(name, selection.named_targets))
-        and store.find_any(name, pin) is None
-    ]
-    return licences.flags(selection.store, absent)
+    return selecting_flags(replace(selection, named_targets=targets), environ)
 
 
 def serves(component: str, targets: Collection[str]) -> bool:
@@ -321,7 +286,6 @@ def _users_root(
         adopt(component, value, variable)
     except EnvironmentLacking as error:
         if needed:
-            error.fix = consenting(error.fix, selection)
             raise
         notes.append(f"{error.message}, so {component} is left out")
         return None
@@ -358,15 +322,9 @@ def _named_or_stored(
 def _from_store(
     component: str, variable: str, pin: Component, selection: Selection, trees: Trees
 ) -> Root | None:
-    from provisioning.manifest import soc_named
-    from provisioning.store import FileSelection
-
-    arches = frozenset({soc_named(soc).arch for soc in selection.socs})
     # Every target needs the host's part to lower models. A tree without it is enough for building.
-    for targets in dict.fromkeys(
-        (frozenset({DEFAULT_TARGET, selection.target}), frozenset({selection.target}))
-    ):
-        tree = trees.find(component, pin, FileSelection(targets=targets, arches=arches))
+    for targets in ({DEFAULT_TARGET, selection.target}, {selection.target}):
+        tree = trees.find(component, pin, targets)
         if tree is not None:
             return Root(tree.root / KINDS[component].inside, "store", variable, tree.version)
     return None

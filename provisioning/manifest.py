@@ -31,8 +31,7 @@ class Placement(Model):
     to: str = ""
     """Template of the destination, with the groups of `match`; empty keeps the path."""
     targets: tuple[Target, ...] = ()
-    """Taken only when one of these targets is selected; empty: always. A group named `arch` in `match`
-    limits the file to the Hexagon arches of the selected SoCs."""
+    """Taken only when one of these targets is selected; empty: always."""
 
     @model_validator(mode="after")
     def _template_fits(self) -> Placement:

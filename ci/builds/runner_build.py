@@ -208,8 +208,8 @@ def find_executorch(named: Path | None, selection: Selection) -> Executorch:
 
 
 def _provisioned(selection: Selection) -> Executorch:
-    from provisioning.manifest import load_profile, soc_named
-    from provisioning.store import FileSelection, Store
+    from provisioning.manifest import load_profile
+    from provisioning.store import Store
 
     profile = load_profile(selection.profile)
     pin = profile.components.get(EXECUTORCH_RUNTIME)
@@ -218,10 +218,7 @@ def _provisioned(selection: Selection) -> Executorch:
             f"the profile {profile.name} has no executorch wheel of {selection.target}",
             fix=Fix("{}, or name an unpacked wheel with --executorch DIR", ("--profile", DEFAULT_PROFILE)),
         )
-    want = FileSelection(
-        targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch})
-    )
-    if tree := Store(selection.store).find(EXECUTORCH_RUNTIME, pin, want):
+    if tree := Store(selection.store).find(EXECUTORCH_RUNTIME, pin, {selection.target}):
         return _package(tree.root)
     raise EnvironmentLacking(
         f"the executorch wheel of {selection.target} is not in the store ({selection.store})",

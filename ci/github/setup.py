@@ -177,14 +177,14 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
     """A component without the SDK: export its root under the names that other tools know."""
     from provisioning.components import COMPONENT_VARIABLES
     from provisioning.manifest import load_profile
-    from provisioning.store import FileSelection, Store
+    from provisioning.store import EVERYTHING, Store
 
     variable = COMPONENT_VARIABLES[component]
     pin = load_profile(selection.profile).pins[component]
     if root := environ.get(variable):
         version = identity_of(component, Path(root)).version
     else:
-        tree = Store(selection.store).find(component, pin, FileSelection(frozenset(), frozenset()))
+        tree = Store(selection.store).find(component, pin, EVERYTHING)
         if tree is None:
             raise UsageError(f"{component} was provisioned, but is not in {selection.store}")
         root, version = str(tree.root), tree.version

@@ -14,9 +14,9 @@ from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK, build_ids
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile
-from provisioning.store import FileSelection, Store
+from provisioning.store import Store
 
-HOST = FileSelection(targets=frozenset({"x86_64-linux"}))
+HOST = frozenset({"x86_64-linux"})
 
 
 def own_build(table: Builds) -> QnnBuild:

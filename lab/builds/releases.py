@@ -13,7 +13,7 @@ from lab.builds.table import EXECUTORCH_PACKAGE, Builds, Release
 from provisioning.base import progress
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.manifest import load_profile
-from provisioning.store import FileSelection, Store
+from provisioning.store import Store
 
 
 def versions(table: Builds) -> list[str]:
@@ -43,9 +43,8 @@ def tree_of(release: Release, store: Store) -> Path:
             f" and this is {sys.version_info[0]}.{sys.version_info[1]}",
             fix=f"install nox with Python {wanted[1]}.{wanted[2]}",
         )
-    want = FileSelection(targets=frozenset({"x86_64-linux"}))
     shown = progress.for_stream()
-    return store.provision(EXECUTORCH_PACKAGE, release.package(), want, progress=shown).root
+    return store.provision(EXECUTORCH_PACKAGE, release.package(), {"x86_64-linux"}, progress=shown).root
 
 
 def variables_of(release: Release | None, store: Store, environ: Mapping[str, str]) -> dict[str, str]:

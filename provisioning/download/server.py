@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -70,10 +70,6 @@ BLOCK = 1 << 20
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 
-ZIPS = (".zip", ".whl", ".aar", ".jar")
-
-ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
-
 BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT")
 """Where a custom CA bundle may be named; the first that is set counts."""
 
@@ -89,9 +85,7 @@ class Patience:
     longest_retry_after: float = 120.0
     connect_timeout: float = 15.0
     stall_timeout: float = 60.0
-    """Longest time in which nothing arrives, or less than `least_speed`."""
-    least_speed: int = 1000
-    """In bytes a second."""
+    """Longest time in which nothing arrives."""
     sleep: Callable[[float], None] = time.sleep
 
     def retry(self) -> Retry:
@@ -181,34 +175,8 @@ def _without_queries(record: logging.LogRecord) -> bool:
     return True
 
 
-def body_of(response: requests.Response, patience: Patience) -> Iterator[bytes]:
-    """The body as it arrives, never decoded: sizes and hashes are of the bytes on the wire."""
-    since, arrived = time.monotonic(), 0
-    while block := response.raw.read1(BLOCK, decode_content=False):
-        yield block
-        arrived += len(block)
-        if (passed := time.monotonic() - since) >= patience.stall_timeout:
-            if arrived < patience.least_speed * passed:
-                raise UpstreamError(
-                    f"{redact(response.url)}: {arrived} bytes arrived in {passed:.0f} s",
-                    fix=f"try again later: it goes on from there; or name a mirror in {MIRROR_VARIABLE}",
-                )
-            since, arrived = time.monotonic(), 0
-
-
 def whole_number(value: str | None) -> int | None:
     return int(value) if value is not None and re.fullmatch(r"\d{1,18}", value.strip(), re.ASCII) else None
-
-
-def check_start(block: bytes, response: requests.Response, url: str, name: str) -> None:
-    if not zip_expected(url, name) or any(start.startswith(block[:4]) for start in ZIP_STARTS):
-        return
-    kind = "a web page" if _is_page(response) or block.lstrip()[:1] == b"<" else "something else"
-    raise IntegrityError(
-        f"{redact(url)}: expected a zip file, the server sent {kind}",
-        fix=f"open the address in a browser to see what it says; another network or a mirror "
-        f"({MIRROR_VARIABLE}) may have the file",
-    )
 
 
 def refuse(response: requests.Response, url: str) -> NoReturn:
@@ -245,10 +213,6 @@ def refuse_page(response: requests.Response, url: str) -> None:
             f"{redact(url)}: the server sent a web page instead of the file",
             fix="open the address in a browser to see what it says (a sign-in, a licence, an error)",
         )
-
-
-def zip_expected(url: str, name: str) -> bool:
-    return urlsplit(url).path.lower().endswith(ZIPS) or name.lower().endswith(ZIPS)
 
 
 def in_words(error: BaseException, patience: Patience) -> str:

@@ -1,4 +1,4 @@
-"""Fetch one file over HTTP: resumed, retried, verified while it streams, and once for all processes.
+"""Fetch one file over HTTP: resumed, retried, verified while it streams.
 
 A transfer writes `<into>.part`, and renames it to `into` when size and hash are right. Whatever ends it (an
 error, a kill, a full disk), the next call continues from there, or starts over where no hash says whether the
@@ -21,15 +21,14 @@ from urllib.request import url2pathname
 
 from provisioning.base import units
 from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
-from provisioning.base.files import ANOTHER_STORE, digest_of, disk_errors, hash_file, mutex, write_all
+from provisioning.base.files import ANOTHER_STORE, digest_of, disk_errors, hash_file, write_all
 from provisioning.base.progress import SILENT, Progress
 from provisioning.download.server import (
+    BLOCK,
     MIRROR_VARIABLE,
     PATIENCE,
     NetworkError,
     Patience,
-    body_of,
-    check_start,
     file_name,
     in_words,
     open_session,
@@ -38,7 +37,6 @@ from provisioning.download.server import (
     refuse,
     refuse_page,
     whole_number,
-    zip_expected,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ class _StartOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The transfer of one file. The caller holds its mutex, so no other process writes the part file."""
+    """The transfer of one file. The caller sees to it that no other process writes the part file."""
 
     into: Path
     sha256: str | None
@@ -208,11 +206,9 @@ class Transfer:
             raise _StartOver("the server has no more bytes after those already here")
         elif status != 200:
             refuse(response, url)
-        elif not zip_expected(url, self.name):
+        else:
             refuse_page(response, url)
         if self.size is not None and total is not None and total != self.size:
-            if status == 200:
-                refuse_page(response, url)
             raise IntegrityError(
                 f"{redact(url)}: expected {self.size} bytes, the server has {total}",
                 fix="the file at this address is not the one the manifest names: try another mirror "
@@ -231,9 +227,8 @@ class Transfer:
             out = self.part.open("ab" if received else "wb", buffering=0)
         with out:
             try:
-                for block in body_of(response, self.patience):
-                    if received == 0:
-                        check_start(block, response, url, self.name)
+                # Never decoded: sizes and hashes are of the bytes on the wire.
+                while block := response.raw.read1(BLOCK, decode_content=False):
                     if total is not None and received + len(block) > total:
                         raise IntegrityError(
                             f"{redact(url)}: more bytes than the expected {total} arrived; nothing was kept",
@@ -290,20 +285,9 @@ def fetch(
 
     A file that is already there is used again if its hash is right. Without `sha256` the hash found is
     returned for the caller to record. Raises UpstreamError or IntegrityError for errors of the network and
-    EnvironmentLacking for errors of the disk.
+    EnvironmentLacking for errors of the disk. Two processes may not fetch the same file at once.
     """
     transfer = Transfer(into, sha256, size, progress, name or file_name(url), patience)
-    with alone(into, progress):
-        return transfer.reuse() or transfer.run(url)
-
-
-@contextlib.contextmanager
-def alone(into: Path, progress: Progress = SILENT) -> Iterator[None]:
-    """Make `into`'s folder and hold `into`'s mutex; other processes wait here, then find it finished."""
     with disk_errors(ANOTHER_STORE, into.parent):
         into.parent.mkdir(parents=True, exist_ok=True)
-        holding = contextlib.ExitStack()
-        waiting = f"{into.name}: waiting for another process that fetches it"
-        holding.enter_context(mutex(into.with_name(into.name + ".lock"), progress, waiting))
-    with holding:
-        yield
+    return transfer.reuse() or transfer.run(url)

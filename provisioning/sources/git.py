@@ -18,7 +18,7 @@ from provisioning.base.errors import EnvironmentLacking, IntegrityError, Toolkit
 from provisioning.base.files import hash_file
 from provisioning.base.progress import SILENT, Progress
 from provisioning.download.server import redact, redact_text
-from provisioning.download.transfer import Fetched, alone
+from provisioning.download.transfer import Fetched
 from provisioning.sources import Https, Place
 
 if TYPE_CHECKING:
@@ -72,49 +72,40 @@ class Git(Model):
         return entries
 
 
-class _Stuck(UpstreamError):
-    """git failed, but not because of the network or the disk."""
-
-
 def checkout(source: Git, into: Path, progress: Progress = SILENT) -> str:
     """Put the pinned commit at `into` and return its id; without a pin, the commit that the tag names now.
 
     The tag must name the pinned commit: the pin fixes the files, the tag is their version.
-    The work is done in a folder beside `into`, where an interrupted run continues; it is renamed when it is
-    complete. A finished checkout of the commit is used again.
+    The work is done in a folder beside `into`, which is renamed when it is complete. A finished checkout of
+    the commit is used again.
     """
     if shutil.which("git") is None:
         raise EnvironmentLacking(
             f"git is needed to fetch {redact(source.url)}, and it is not on PATH",
             fix="install git (Debian and Ubuntu: apt-get install git)",
         )
-    with alone(into, progress):
-        if (into / ".git").exists():
-            present = _git(["rev-parse", "HEAD"], into, source)
-            if source.commit not in (None, present):
-                raise IntegrityError(
-                    f"{into}: expected commit {source.commit}, found {present}", fix=f"remove {into}"
-                )
-            if changed := _git(["status", "--porcelain"], into, source).splitlines():
-                raise IntegrityError(
-                    f"{into}: expected no changes since the checkout, found {len(changed)}: {changed[0]}",
-                    fix=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
-                )
-            return present
-        building = into.with_name(f"{into.name}.part")
-        resumed = building.exists()
-        progress.start(f"{redact(source.url)} {source.tag}", None)
-        try:
-            try:
-                commit = _build(source, building)
-            except _Stuck:
-                if not resumed:
-                    raise
-                shutil.rmtree(building)  # a kill may leave what git itself cannot continue
-                commit = _build(source, building)
-            building.rename(into)
-        finally:
-            progress.finish()
+    if (into / ".git").exists():
+        present = _git(["rev-parse", "HEAD"], into, source)
+        if source.commit not in (None, present):
+            raise IntegrityError(
+                f"{into}: expected commit {source.commit}, found {present}", fix=f"remove {into}"
+            )
+        if changed := _git(["status", "--porcelain"], into, source).splitlines():
+            raise IntegrityError(
+                f"{into}: expected no changes since the checkout, found {len(changed)}: {changed[0]}",
+                fix=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
+            )
+        return present
+    building = into.with_name(f"{into.name}.part")
+    # A kill may leave what git itself cannot continue.
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    progress.start(f"{redact(source.url)} {source.tag}", None)
+    try:
+        commit = _build(source, building)
+        building.rename(into)
+    finally:
+        progress.finish()
     return commit
 
 
@@ -130,25 +121,18 @@ def files(checkout: Path, source: Git) -> list[str]:
 
 
 def _build(source: Git, building: Path) -> str:
-    if not (building / ".git").is_dir():
-        building.mkdir(parents=True, exist_ok=True)
-        _git(["init", "--quiet"], building, source)
-    for pattern in ("*.lock", "tmp_pack_*", "tmp_idx_*"):
-        for stale in (building / ".git").rglob(pattern):
-            stale.unlink()  # left by a git that was killed: our mutex shows that none is running
-    fetch, tag = ["fetch", "--quiet", "--depth=1", "--no-tags", source.url], f"refs/tags/{source.tag}"
-    try:
-        _git([*fetch, source.commit or tag], building, source)
-    except UpstreamError as error:
-        _explain_missing(source, building, error)
-        # Some servers only serve commits that a name points to. Then the tag must still point to the pin.
-        _git([*fetch, tag], building, source)
+    _git(["init", "--quiet"], building, source)
+    # The tag and not the commit, which alone does not show its version.
+    tag = f"refs/tags/{source.tag}"
+    _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, tag], building, source)
     commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], building, source)
     if source.commit not in (None, commit):
-        raise _moved(source, commit)
-    # The commit alone does not show its version.
-    if source.commit is not None and (now := _commit_of_tag(source, building)) != source.commit:
-        raise _moved(source, now or "no such tag")
+        raise IntegrityError(
+            f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {commit}: "
+            "the tag was moved or the pin is wrong",
+            fix="find out which before you change the pin; a tree of your own is used when its variable "
+            "names it",
+        )
     _git(["checkout", "--quiet", "--force", "--detach", commit], building, source)
     if source.submodules and (building / ".gitmodules").is_file():
         # Relative submodule addresses are resolved against the origin.
@@ -164,35 +148,6 @@ def _build(source: Git, building: Path) -> str:
             f"{building}: the checkout of {commit} is not clean", fix=f"remove {building} and try again"
         )
     return commit
-
-
-def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
-    """Raise the reason if the pin cannot exist any more; return if the tag still names it."""
-    now = _commit_of_tag(source, building)
-    if now is None:
-        has_no = f"neither commit {source.commit} nor" if source.commit else "no"
-        raise UpstreamError(
-            f"{redact(source.url)} has {has_no} tag {source.tag}",
-            fix="correct url, tag and commit in the manifest",
-        ) from error
-    if source.commit not in (None, now):
-        raise _moved(source, now) from error
-
-
-def _commit_of_tag(source: Git, building: Path) -> str | None:
-    listed = _git(["ls-remote", source.url, f"refs/tags/{source.tag}*"], building, source)
-    rows = (row.partition("\t") for row in listed.splitlines())
-    commits = {reference: commit for commit, _, reference in rows}
-    tag = f"refs/tags/{source.tag}"
-    return commits.get(tag + "^{}") or commits.get(tag)
-
-
-def _moved(source: Git, found: str) -> IntegrityError:
-    return IntegrityError(
-        f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {found}: "
-        "the tag was moved or the pin is wrong",
-        fix="find out which before you change the pin; a tree of your own is used when its variable names it",
-    )
 
 
 def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
@@ -211,6 +166,11 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
 
 
 _COMPLAINTS: Sequence[tuple[str, str, str]] = (
+    (
+        r"couldn't find remote ref",
+        "there is no such tag",
+        "correct url, tag and commit in the manifest",
+    ),
     (
         r"returned error: 40[13]",
         "the server refused the request",
@@ -246,4 +206,4 @@ def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
         if re.search(pattern, text, re.IGNORECASE):
             return UpstreamError(f"{where}: {message}: {last_words}", fix=fix, output=text)
     message = f"{where}: git {step} failed: {last_words}"
-    return _Stuck(message, fix="run the same command again", output=text)
+    return UpstreamError(message, fix="run the same command again", output=text)

@@ -1,39 +1,50 @@
 """The content-addressed cache of provisioned trees.
 
     <store>/CACHEDIR.TAG
-            downloads/   what was fetched, by sha256, kept so that a wider selection needs no second download
+            downloads/   what was fetched, by sha256, kept so that more targets need no second download
             trees/       <component>-<version>-<key>/ and, beside it, its inventory <…>.json
-            staging/     work in progress, one directory for each process at work
-            locks/       mutexes, and when each tree was last used
+            staging/     work in progress
+            locks/       the mutex, and of each tree when it was last used and that it was proved here
             cache/       what is remembered of work done
             licences.json
 
-A tree is built in staging/ and renamed into trees/; its inventory, renamed last, commits it: without one, a
-tree does not exist for anybody. So a kill at any moment leaves either the whole tree or leftovers that the
-next run removes. Files in trees are read-only; directories are not, so that `rm -rf` works here as on any
-cache. What somebody writes into a tree, `verify` names and `repair` removes.
+One process at a time changes a store. A tree is built in staging/ and renamed into trees/; its inventory,
+renamed last, commits it: without one, a tree does not exist for anybody. So a kill at any moment leaves
+either the whole tree or leftovers that the next change removes. Files in trees are read-only; directories are
+not, so that `rm -rf` works here as on any cache. What somebody writes into a tree, `verify` names and
+`repair` removes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import licences
-from provisioning.base.commands import Fix, quoted, session
-from provisioning.base.errors import EnvironmentLacking, Unlocked, UpstreamError
-from provisioning.base.files import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error, mutex, replace_text
+from provisioning.base.commands import Fix, session
+from provisioning.base.errors import EnvironmentLacking, Unlocked
+from provisioning.base.files import (
+    ANOTHER_STORE,
+    FULL,
+    IN_THE_WAY,
+    disk_error,
+    hash_file,
+    mutex,
+    replace_text,
+)
 from provisioning.base.progress import SILENT, Progress
 from provisioning.manifest import Component
-from provisioning.store import cleaning, locking
 from provisioning.store.assembly import Assembly
-from provisioning.store.inventory import Difference, Inventory
-from provisioning.store.tree_plan import EVERYTHING, FileSelection, Pinned
-from provisioning.store.trees import Tree, Trees
+from provisioning.store.inventory import Difference
+from provisioning.store.tree_plan import EVERYTHING, targets_in
+from provisioning.store.trees import Tree, Trees, against, claim
 
-__all__ = ["EVERYTHING", "FileSelection", "Store", "Tree", "unlocked"]
+__all__ = ["EVERYTHING", "Store", "Tree", "unlocked"]
 
 CACHEDIR_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -41,115 +52,69 @@ CACHEDIR_TAG = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Something that `gc` removes, and why."""
+
+    path: Path
+    reason: str
+    size: int
+
+
 class Store(Trees):
     def provision(
         self,
         component_name: str,
         component: Component,
-        want: FileSelection = EVERYTHING,
+        targets: Set[str] = EVERYTHING,
         *,
         trust_first_download: bool = False,
         accept: Mapping[str, str] | None = None,
         progress: Progress = SILENT,
         offline: bool = False,
     ) -> Tree:
-        """The tree for `want`; fetched, verified and composed if it is not there yet.
+        """The tree for these targets, whole; fetched, verified and composed if it is not.
 
-        `accept` maps the ids of licences that the user accepts now to how they were accepted. A tree that was
-        not made here is proved first. Bytes that the manifest does not name are fetched only with
-        `trust_first_download`; they must be the named SDK by what is inside.
-        """
-        proved = component.pinned or trust_first_download
-        if proved:
-            self.prove(component_name, component, want, progress=progress, offline=offline)
-        tree = self.find(component_name, component, want)
-        if tree is not None and (proved or self.is_proved(tree)):
+        A tree that was not made here is compared with the pins: one that a CI system's cache restored may
+        have been changed together with its inventory. `accept` maps the ids of licences that the user accepts
+        now to how they were accepted. Bytes that the manifest does not name are fetched only with
+        `trust_first_download`; they must be the named SDK by what is inside."""
+        tree = self._whole(component_name, component, targets)
+        if tree is not None:
             return tree
-        if not proved:
+        damaged = self.find(component_name, component, targets)
+        if not (component.pinned or trust_first_download or (damaged and self.is_proved(damaged))):
             raise unlocked(self.path, component_name, component)
         self.accept({component_name: component}, accept or {})
-        root = self.root_of(component_name, component, want)
-        with self._working_on(root.name, progress):
-            if (tree := self.find(component_name, component, want)) is not None:
+        with self._changing(progress) as staging:
+            # Another process may have made it meanwhile.
+            tree = self._whole(component_name, component, targets)
+            if tree is not None:
                 return tree
-            with locking.work_in_progress(self.staging, self.locks) as staging:
-                assembly = Assembly(self, staging, component_name, component, want, progress, offline)
-                return self._commit(root, staging, assembly.run())
+            damaged = self.find(component_name, component, targets)
+            made_for = damaged.targets if damaged else targets_in(component, targets)
+            assembly = Assembly(self, staging, component_name, component, made_for, progress, offline)
+            return self._commit(assembly, damaged)
 
-    def prove(
-        self,
-        component_name: str,
-        component: Component,
-        want: FileSelection,
-        *,
-        progress: Progress = SILENT,
-        offline: bool = False,
-    ) -> dict[str, list[Difference]]:
-        """Compare the tree that serves `want` with the pins, unless it was made or proved here: one that a CI
-        system's cache restored may have been changed together with its inventory. A tree that differs is made
-        anew, from its downloads, kept or fetched again; returns what was wrong, by tree."""
-        wrong: dict[str, list[Difference]] = {}
-        while (tree := self.find(component_name, component, want)) and not self.is_proved(tree):
-            if tree.root.name in wrong:
-                break  # A store that cannot be written to keeps no mark.
-            try:
-                wrong[tree.root.name] = self.prove_tree(tree, component, progress=progress, offline=offline)
-            except (EnvironmentLacking, UpstreamError) as error:
-                raise EnvironmentLacking(
-                    f"{tree.root.name} was not made here, and cannot be proved: {error.message}",
-                    fix=error.fix
-                    or Fix("{}, and {}", quoted("rm", "-rf", tree.root, tree.inventory_path), ("provision",)),
-                ) from error
-        return {name: differences for name, differences in wrong.items() if differences}
-
-    def prove_tree(
+    def repair(
         self, tree: Tree, component: Component, *, progress: Progress = SILENT, offline: bool = False
     ) -> list[Difference]:
-        """`prove` for one tree of this component, whether or not it was proved before."""
-        if self.against_pins(tree, component) == []:
-            self.mark_proved(tree)
-            return []
-        with (
-            self._working_on(tree.root.name, progress),
-            locking.work_in_progress(self.staging, self.locks) as staging,
-        ):
-            if Inventory.read(tree.inventory_path) != tree.inventory:
-                return []  # Another process has made it anew; who asks looks again.
-            assembly = Assembly(self, staging, tree.component, component, tree.want, progress, offline)
-            tree_again = assembly.run()
-            if wrong := self.against(tree, Pinned.of(tree_again)):
-                tree.root.rename(staging / "damaged")
-                if Pinned.of(tree_again) != Pinned.of(tree.inventory):
-                    tree.inventory_path.rename(staging / "damaged.json")
-                    self._commit(self.root_of(tree.component, component, tree.want), staging, tree_again)
-                    return wrong
-                # Its inventory stays, and with it every lease of the tree.
-                (staging / "tree").rename(tree.root)
-            self.mark_proved(tree)
-            return wrong
+        """Make a tree of this component anew, from its downloads, kept or fetched again, if any byte of it is
+        another; returns what was wrong."""
+        if not (component.pinned or self.is_proved(tree)):
+            raise unlocked(self.path, tree.component, component)
+        with self._changing(progress) as staging:
+            assembly = Assembly(self, staging, tree.component, component, tree.targets, progress, offline)
+            return list(self._commit(assembly, tree).repaired)
+
+    def remove(self, tree: Tree, progress: Progress = SILENT) -> None:
+        with self._changing(progress) as staging:
+            self._remove(tree.root, staging / "removed")
 
     def accept(self, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
         """Record that these components' licences are accepted; refuse when one is missing."""
         with _disk_errors(self.path):
             licences.require(self.path, components, accepted)
-
-    def repair(
-        self, tree: Tree, flags: Sequence[str] = (), *, progress: Progress = SILENT, offline: bool = False
-    ) -> list[Difference]:
-        """Repair a tree from kept downloads, fetching again what was pruned; returns what was wrong. `flags`
-        select its profile, for the fix where nothing says what its bytes are."""
-        wrong = self.verify(tree)
-        modes = {item.path: item.mode for item in tree.inventory.items}
-        for difference in wrong:
-            if difference.kind == "mode":
-                with _disk_errors(self.path):
-                    (tree.root / difference.path).chmod(modes[difference.path])
-        if any(difference.kind != "mode" for difference in wrong):
-            component = Component.model_validate(dict(tree.inventory.manifest), strict=False)
-            if not (component.pinned or self.is_proved(tree)):
-                raise unlocked(self.path, tree.component, component, flags)
-            self.prove_tree(tree, component, progress=progress, offline=offline)
-        return wrong
 
     def gc(
         self,
@@ -159,63 +124,151 @@ class Store(Trees):
         all_downloads: bool = False,
         dry_run: bool = False,
         progress: Progress = SILENT,
-    ) -> list[cleaning.Garbage]:
-        """Remove what nobody needs, once no process changes the store; returns what that was.
+    ) -> list[Garbage]:
+        """Remove what nobody needs; returns what that was.
 
-        That is: trees that are not `referenced`, that were unused for `older_than` seconds or that a wider
-        tree makes needless; downloads that no remaining tree came from; what killed processes left.
-        A tree that another process found, and may be reading, stays.
-        """
+        That is: trees that are not `referenced`, that were unused for `older_than` seconds or that a tree of
+        more targets makes needless; downloads that no remaining tree came from; what killed processes left.
+        A tree that another process found, and may be reading, stays."""
         if not self.path.is_dir():
             return []
-        with locking.Removal() as removal:
+        with contextlib.ExitStack() as claimed:
             if dry_run:
-                leftovers = cleaning.needless(self, referenced, older_than, all_downloads, removal)
-            else:
-                with _disk_errors(self.path):
-                    self._make_folders()
-                    with locking.exclusive(self.locks, progress):
-                        leftovers = cleaning.needless(self, referenced, older_than, all_downloads, removal)
-                        with locking.work_in_progress(self.staging, self.locks) as staging:
-                            for number, leftover in enumerate(leftovers):
-                                cleaning.remove(self, leftover.path, staging / f"{number}")
-        for name in removal.in_use:
-            progress.note(f"{name} stays, as another process uses it")
-        return leftovers
+                return self._garbage(referenced, older_than, all_downloads, claimed, progress)
+            with self._changing(progress) as staging:
+                garbage = self._garbage(referenced, older_than, all_downloads, claimed, progress)
+                for number, row in enumerate(garbage):
+                    self._remove(row.path, staging / f"{number}")
+        return garbage
+
+    def _whole(self, component_name: str, component: Component, targets: Set[str]) -> Tree | None:
+        tree = self.find(component_name, component, targets)
+        return tree if tree is not None and self.damage(tree, component) == [] else None
 
     @contextlib.contextmanager
-    def _working_on(self, name: str, progress: Progress) -> Iterator[None]:
-        """Keep other processes off one tree, and `gc` off the store."""
+    def _changing(self, progress: Progress) -> Iterator[Path]:
+        """Keep other processes from changing the store; the folder is empty, for work in progress."""
         with _disk_errors(self.path):
-            self._make_folders()
-            waiting = f"waiting for another process that works on {name}"
-            with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
-                yield
+            for folder in (self.downloads, self.folder, self.locks):
+                folder.mkdir(parents=True, exist_ok=True)
+            tag = self.path / "CACHEDIR.TAG"
+            if not tag.exists():
+                replace_text(tag, CACHEDIR_TAG)
+            with mutex(
+                self.locks / "store.lock", progress, "waiting for another process that changes the store"
+            ):
+                # What a killed process left there is no work of anybody.
+                shutil.rmtree(self.staging, ignore_errors=True)
+                self.staging.mkdir()
+                try:
+                    yield self.staging
+                finally:
+                    shutil.rmtree(self.staging, ignore_errors=True)
 
-    def _make_folders(self) -> None:
-        for folder in (self.downloads, self.folder, self.staging, self.locks):
-            folder.mkdir(parents=True, exist_ok=True)
-        tag = self.path / "CACHEDIR.TAG"
-        if not tag.exists():
-            replace_text(tag, CACHEDIR_TAG)
-
-    def _commit(self, root: Path, staging: Path, inventory: Inventory) -> Tree:
-        record = staging / "inventory.json"
-        record.write_text(inventory.as_json(), encoding="utf-8")
-        if root.exists():
-            root.rename(staging / "unfinished")
+    def _commit(self, assembly: Assembly, before: Tree | None) -> Tree:
+        """Make a tree and put it in the place of `before`, unless that is the same."""
+        inventory, staging = assembly.run(), assembly.staging
+        wrong = against(before, inventory) if before else []
+        if before is not None and not wrong:
+            self.mark_proved(before)
+            return before
+        root = self.root_of(assembly.name, assembly.component, assembly.targets)
+        for path in {root, before.root} if before else {root}:
+            self._remove(path, staging / f"before-{path.name}")
+        (staging / "inventory.json").write_text(inventory.as_json(), encoding="utf-8")
         (staging / "tree").rename(root)
-        tree = Tree(root, inventory)
-        record.replace(tree.inventory_path)
-        locking.lease(tree.inventory_path)
-        self.mark_used(root.name)
+        tree = Tree(root, inventory, tuple(wrong))
+        (staging / "inventory.json").replace(tree.inventory_path)
+        self._leased([tree])
         self.mark_proved(tree)
         return tree
+
+    def _remove(self, path: Path, into: Path) -> None:
+        """Move something into a folder of staging, from where it is deleted."""
+        if path.parent == self.folder:
+            # Without its inventory the tree is gone for everybody, even if its removal is interrupted.
+            for file in (path.with_name(f"{path.name}.json"), *self.locks.glob(f"{path.name}.*")):
+                file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(into)
+
+    def _garbage(
+        self,
+        referenced: Callable[[Tree], bool],
+        older_than: float | None,
+        all_downloads: bool,
+        claimed: contextlib.ExitStack,
+        progress: Progress,
+    ) -> list[Garbage]:
+        trees = self.trees()
+        reasons = self._reasons(trees, referenced, older_than)
+        for tree in trees:
+            if tree.root in reasons and not claim(tree.inventory_path, claimed):
+                progress.note(f"{tree.root.name} stays, as another process uses it")
+                del reasons[tree.root]
+        garbage = [
+            Garbage(tree.root, reasons[tree.root], tree.inventory.size)
+            for tree in trees
+            if tree.root in reasons
+        ]
+        committed = {tree.root.name for tree in trees}
+        for path in sorted(self.folder.glob("*")):
+            if path.name.removesuffix(".json") not in committed:
+                garbage.append(Garbage(path, "was never finished", _size(path)))
+        used = {
+            origin.sha256 for tree in trees if tree.root not in reasons for origin in tree.inventory.origins
+        }
+        for path in sorted(self.downloads.glob("*")):
+            if all_downloads or not _serves(path, used):
+                reason = (
+                    "is kept for more targets and repair only" if all_downloads else "no tree came from it"
+                )
+                garbage.append(Garbage(path, reason, _size(path)))
+        return garbage
+
+    def _reasons(
+        self, trees: Sequence[Tree], referenced: Callable[[Tree], bool], older_than: float | None
+    ) -> dict[Path, str]:
+        """Of the trees that nobody needs, by their roots."""
+        reasons: dict[Path, str] = {}
+        for tree in trees:
+            if not referenced(tree):
+                reasons[tree.root] = "no manifest names it"
+            elif older_than is not None and time.time() - self.last_used(tree) > older_than:
+                reasons[tree.root] = "was not used for long"
+        staying = [tree for tree in trees if tree.root not in reasons]
+        for tree in staying:
+            if any(_holds(other, tree) for other in staying):
+                reasons[tree.root] = "a tree of more targets holds all of it"
+        return reasons
+
+
+def _holds(wide: Tree, narrow: Tree) -> bool:
+    return wide.inventory.definition == narrow.inventory.definition and wide.targets > narrow.targets
+
+
+def _serves(download: Path, used: set[str]) -> bool:
+    name = download.name.partition(".")[0].removeprefix("git-")
+    if len(name) == 64 or download.is_dir():
+        return name in used
+    # Fetched without a known hash: named by its address.
+    return download.suffix != ".part" and hash_file(download) in used
+
+
+def _size(path: Path) -> int:
+    if path.is_dir() and not path.is_symlink():
+        return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+    return path.lstat().st_size
 
 
 def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> Unlocked:
     """The manifest does not name this component's bytes. `flags` select its profile."""
-    command = ("provision", *flags, "--component", name, *licences.flags(store, [component]))
+    accepting = [
+        word
+        for licence in licences.missing(store, {name: component}, {})
+        for word in (licences.FLAG, licence)
+    ]
+    command = ("provision", *flags, "--component", name, *accepting, licences.TRUST)
     return Unlocked(
         f"{name} {component.version} is not locked: no hash of it is public, so the manifest names none",
         fix=Fix("if you trust the server that sends it: {}", command),

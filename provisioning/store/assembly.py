@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
-from provisioning.base.files import hash_file
-from provisioning.base.units import utc_now
 from provisioning.components import QNN_SDK, identity_of
 from provisioning.manifest import Component, Part
 from provisioning.store.inventory import Inventory, Item, Origin
 from provisioning.store.tree_plan import (
-    GENERATED,
     READ_ONLY,
     READ_ONLY_EXECUTABLE,
-    FileSelection,
     Placing,
     composed,
     definition_of,
+    inventory_of,
+    parts_for,
     sdk_yaml,
-    selection_of,
-    tree_key,
 )
 
 if TYPE_CHECKING:
@@ -52,13 +48,9 @@ class Assembly:
     staging: Path
     name: str
     component: Component
-    want: FileSelection
+    targets: frozenset[str]
     progress: Progress
     offline: bool
-
-    @cached_property
-    def selection(self) -> dict[str, tuple[str, ...]]:
-        return selection_of(self.component, self.want)
 
     @cached_property
     def definition(self) -> str:
@@ -66,37 +58,22 @@ class Assembly:
 
     def run(self) -> Inventory:
         """Make the tree at staging/tree; returns its inventory."""
-        parts = [part for part in self.component.parts if self.selection[part.name]]
+        parts = parts_for(self.component, self.targets)
         if not parts:
-            raise UsageError(
-                f"{self.name} has nothing for {', '.join(sorted(self.want.targets)) or 'this selection'}",
-                fix="choose another --target",
-            )
+            raise UsageError(f"{self.name} has nothing for this target", fix="choose another --target")
         files = [self._unpacked(part) for part in parts]
+        origins = [file.origin for file in files]
         items = self._compose(files)
-        origins = tuple(file.origin for file in files)
         try:
             self._check_identity()
         except IntegrityError:
             self._forget(parts)
             raise
-        if self.name == QNN_SDK and not any(item.path == "sdk.yaml" for item in items):
-            text = sdk_yaml(self.component, origins, items)
-            items = sorted([*items, self._write("sdk.yaml", text)], key=lambda item: item.path)
-        return Inventory(
-            component=self.name,
-            version=self.component.version,
-            build_id=self.component.build_id or "",
-            key=tree_key(self.definition, self.selection),
-            definition=self.definition,
-            targets=tuple(sorted(self.want.targets)),
-            arches=tuple(sorted(self.want.arches)),
-            selection=self.selection,
-            manifest=self.component.model_dump(mode="json"),
-            origins=origins,
-            items=tuple(items),
-            created=utc_now(),
-        )
+        if text := sdk_yaml(self.name, self.component, origins, items):
+            path = self.staging / "tree" / "sdk.yaml"
+            path.write_text(text, encoding="utf-8")
+            path.chmod(READ_ONLY)
+        return inventory_of(self.name, self.component, self.targets, origins, items)
 
     # One part
 
@@ -118,7 +95,7 @@ class Assembly:
                 f"provisioned, found {fetched.sha256}",
                 fix=Fix("what the server has changed: {}", session("lock", "--component", self.name)),
             )
-        placing = Placing(part, self.want)
+        placing = Placing(part, self.targets)
         folder = self.staging / f"part-{part.name}"
         entries = source.unpack(fetched.path, folder, placing, self.progress)
         placing.check(source.name)
@@ -179,12 +156,6 @@ class Assembly:
         for part in parts:
             if part.source.pin is None and (download := self.store.kept(part)) is not None:
                 download.unlink()
-
-    def _write(self, path: str, text: str) -> Item:
-        target = self.staging / "tree" / path
-        target.write_text(text, encoding="utf-8")
-        target.chmod(READ_ONLY)
-        return Item(path, "file", target.stat().st_size, hash_file(target), READ_ONLY, "", GENERATED)
 
 
 def _of_another_build(root: Path, component: Component) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from provisioning.base.files import hash_file
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,14 @@ class Origin:
 class Inventory:
     component: str
     version: str
+    build_id: str
     key: str
     definition: str
-    """Digest of the component's definition, whatever was selected of it."""
+    """Digest of the component's definition, whatever its targets."""
     targets: tuple[str, ...]
-    """The targets that were requested; empty: all."""
-    arches: tuple[int, ...]
-    selection: Mapping[str, tuple[str, ...]]
-    """The rules of each part (and arches of a rule) by which it was unpacked."""
-    manifest: Mapping[str, object]
-    """The component's definition itself, so that a tree can be repaired without the profile it came from."""
+    """Those that the component has files for, and this tree has."""
     origins: tuple[Origin, ...]
     items: tuple[Item, ...]
-    created: str
-    build_id: str = ""
     schema: int = SCHEMA
 
     @property
@@ -78,8 +72,6 @@ class Inventory:
                 **{
                     **data,
                     "targets": tuple(data["targets"]),
-                    "arches": tuple(data["arches"]),
-                    "selection": {part: tuple(atoms) for part, atoms in data["selection"].items()},
                     "origins": tuple(Origin(**origin) for origin in data["origins"]),
                     "items": tuple(Item(**item) for item in data["items"]),
                 }

@@ -1,5 +1,5 @@
-"""Which files of a component make a tree, by its definition and what is wanted; and what it must hold by the
-pins in git, whatever its own inventory says.
+"""Which files of a component make a tree, by its definition and its targets; and what the tree must hold by
+the pins in git, whatever its own inventory says.
 
 The hash of a wheel says nothing of a tree once the wheel is gone. So `manifests/wheels.json` has the hash of
 each file in the profiles' wheels; `nox -s lock` writes it.
@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -20,7 +19,7 @@ from pydantic import Field
 
 from provisioning.base.documents import Model
 from provisioning.base.errors import IntegrityError
-from provisioning.base.settings import MANIFESTS, TARGETS
+from provisioning.base.settings import MANIFESTS
 from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, Part, Placement
 from provisioning.sources import Sha256
@@ -31,42 +30,31 @@ READ_ONLY, READ_ONLY_EXECUTABLE = 0o444, 0o555
 GENERATED = "(composed)"
 """The part of files that we write; no part can have this name."""
 
+EVERYTHING = frozenset[str]()
+"""The targets of who names none: all."""
 
-@dataclass(frozen=True, slots=True)
-class FileSelection:
-    """A selection of a component's files: for these targets and the Hexagon arches of the chosen SoCs.
-
-    Empty means everything.
-    """
-
-    targets: frozenset[str] = frozenset()
-    arches: frozenset[int] = frozenset()
+LISTS = MANIFESTS / "wheels.json"
 
 
-EVERYTHING = FileSelection()
+def targets_in(component: Component, targets: Set[str]) -> frozenset[str]:
+    """Those of the targets that the component has files for, beside files for all. Everything below is about
+    such a set; an empty one is no target then."""
+    known = {target for part in component.parts for rule in part.place for target in rule.targets}
+    return frozenset(known & targets if targets else known)
 
 
-def selection_of(component: Component, want: FileSelection) -> dict[str, tuple[str, ...]]:
-    """The rules of each part that `want` takes: `2` all of rule 2, `1:75` rule 1 for arch 75 only.
+def parts_for(component: Component, targets: Set[str]) -> list[Part]:
+    """The parts with files for one of the targets, or for all. The others are not even fetched."""
 
-    `*` is a part without rules, taken whole. A part that is not needed has none, and is not even fetched.
-    """
-    targets = frozenset[str]() if want.targets >= set(TARGETS) else want.targets
-    return {part.name: _atoms(part, targets, want.arches) for part in component.parts}
+    def serves(part: Part) -> bool:
+        with_targets = [rule for rule in part.place if rule.targets]
+        return not with_targets or any(not targets.isdisjoint(rule.targets) for rule in with_targets)
 
-
-def covers(has: Mapping[str, Sequence[str]], wants: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a tree of the selection `has` holds all of the selection `wants`."""
-    return all(
-        atom in have or atom.partition(":")[0] in have
-        for part, atoms in wants.items()
-        for have in (set(has.get(part, ())),)
-        for atom in atoms
-    )
+    return [part for part in component.parts if serves(part)]
 
 
 def definition_of(name: str, component: Component) -> str:
-    """A digest of what the component is, whatever is selected of it and wherever its bytes are fetched."""
+    """A digest of what the component is, whatever its targets and wherever its bytes are fetched."""
     parts = []
     for part in component.parts:
         source = part.source.model_dump(mode="json", exclude={"size"})
@@ -76,15 +64,15 @@ def definition_of(name: str, component: Component) -> str:
     return _digest([SCHEMA, name, component.version, component.build_id, parts])
 
 
-def tree_key(definition: str, selection: Mapping[str, Sequence[str]]) -> str:
-    return _digest([definition, sorted((part, list(atoms)) for part, atoms in selection.items())])
+def tree_key(definition: str, targets: Set[str]) -> str:
+    return _digest([definition, sorted(targets)])
 
 
 class Placing:
     """Where each member of a part goes. Remembers the members, to explain why nothing fits."""
 
-    def __init__(self, part: Part, want: FileSelection) -> None:
-        self._want = want
+    def __init__(self, part: Part, targets: Set[str]) -> None:
+        self._targets = targets
         self._strip = part.source.prefix
         self._rules = [(re.compile(rule.match), rule) for rule in part.place]
         self._tops: dict[str, None] = {}
@@ -118,20 +106,17 @@ class Placing:
         )
 
     def _destination(self, path: str, match: re.Match[str], rule: Placement) -> str | None:
-        if rule.targets and self._want.targets and not self._want.targets & set(rule.targets):
+        if rule.targets and self._targets.isdisjoint(rule.targets):
             return None
-        groups = match.groupdict(default="")
-        if self._want.arches and "arch" in groups and int(groups["arch"]) not in self._want.arches:
-            return None
-        return rule.to.format(**groups) if rule.to else path
+        return rule.to.format(**match.groupdict(default="")) if rule.to else path
 
 
 def composed(parts: Iterable[Sequence[Item]]) -> list[Item]:
     """The files of all parts as one tree; two parts may place the same path only if it is the same file."""
-    taken: dict[str, Item] = {}
+    items_by_path: dict[str, Item] = {}
     for items in parts:
         for item in items:
-            other = taken.setdefault(item.path, item)
+            other = items_by_path.setdefault(item.path, item)
             same = (other.kind, other.sha256, other.link) == (item.kind, item.sha256, item.link)
             if other is not item and not same:
                 raise IntegrityError(
@@ -139,59 +124,40 @@ def composed(parts: Iterable[Sequence[Item]]) -> list[Item]:
                     f"({_described(other)}) and from part {item.part} ({_described(item)})",
                     fix="let a place rule of one of the parts leave it out",
                 )
-    return sorted(taken.values(), key=lambda item: item.path)
+    return list(items_by_path.values())
 
 
-def sdk_yaml(component: Component, origins: Sequence[Origin], items: Iterable[Item]) -> str:
-    """The sdk.yaml of an SDK composed from several files, in the style of the official one."""
-    build_id = f"build_id: {component.build_id}\n" if component.build_id else ""
-    lines = [f"product: QAIRT\nversion: {component.version}\n{build_id}composed_from:"]
+def sdk_yaml(name: str, component: Component, origins: Sequence[Origin], items: Iterable[Item]) -> str:
+    """The sdk.yaml of an SDK that is composed of several files, in the style of the official one; empty where
+    one of the files has it, and for other components."""
+    if name != QNN_SDK or any(item.path == "sdk.yaml" for item in items):
+        return ""
+    lines = ["product: QAIRT", f"version: {component.version}"]
+    lines += [f"build_id: {component.build_id}"] if component.build_id else []
+    lines.append("composed_from:")
     for origin in origins:
         lines += [f"  {origin.part}:", f"    file: {origin.name}", f"    sha256: {origin.sha256}"]
-    lines.append("files:")
-    for item in items:
-        lines += [f"  {_scalar(item.path)}:", f"    from: {item.part}"]
-        lines.append(
-            f"    sha256: {item.sha256}" if item.kind == "file" else f"    link: {_scalar(item.link)}"
-        )
     return "\n".join(lines) + "\n"
 
 
-def _atoms(part: Part, targets: frozenset[str], arches: frozenset[int]) -> tuple[str, ...]:
-    if not part.place:
-        return ("*",)
-    applying = [
-        (number, rule)
-        for number, rule in enumerate(part.place)
-        if not rule.targets or not targets or targets & set(rule.targets)
-    ]
-    targeted = any(rule.targets for rule in part.place)
-    if targeted and not any(rule.targets for _, rule in applying):
-        return ()
-    atoms: list[str] = []
-    for number, rule in applying:
-        if arches and "arch" in re.compile(rule.match).groupindex:
-            atoms += [f"{number}:{arch}" for arch in sorted(arches)]
-        else:
-            atoms.append(f"{number}")
-    return tuple(atoms)
-
-
-def _digest(value: object) -> str:
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _described(item: Item) -> str:
-    return f"sha256 {item.sha256[:12]}…" if item.kind == "file" else f"a link to {item.link}"
-
-
-def _scalar(text: str) -> str:
-    """The text as a YAML scalar: plain if that is safe, else quoted."""
-    return text if re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*", text) else json.dumps(text)
-
-
-LISTS = MANIFESTS / "wheels.json"
+def inventory_of(
+    name: str, component: Component, targets: Set[str], origins: Sequence[Origin], items: Sequence[Item]
+) -> Inventory:
+    """Of the tree that these files make; with the sdk.yaml, if it has one of ours."""
+    if text := sdk_yaml(name, component, origins, items).encode():
+        digest = hashlib.sha256(text).hexdigest()
+        items = [*items, Item("sdk.yaml", "file", len(text), digest, READ_ONLY, "", GENERATED)]
+    definition = definition_of(name, component)
+    return Inventory(
+        component=name,
+        version=component.version,
+        build_id=component.build_id or "",
+        key=tree_key(definition, targets),
+        definition=definition,
+        targets=tuple(sorted(targets)),
+        origins=tuple(origins),
+        items=tuple(sorted(items, key=lambda item: item.path)),
+    )
 
 
 class Listed(Model):
@@ -206,44 +172,25 @@ class Lists(Model):
     """The files of each wheel, by its hash and their paths."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """What a tree is by its pins."""
-
-    definition: str
-    key: str
-    selection: Mapping[str, tuple[str, ...]]
-    items: tuple[Item, ...]
-
-    @classmethod
-    def of(cls, inventory: Inventory) -> Pinned:
-        return cls(inventory.definition, inventory.key, inventory.selection, inventory.items)
+@cache
+def load_lists(path: Path) -> Lists:
+    return Lists.model_validate_json(path.read_text(encoding="utf-8") if path.is_file() else '{"wheels": {}}')
 
 
-def pinned_tree(name: str, component: Component, want: FileSelection) -> Pinned | None:
-    """None if a part has no list."""
-    selection = selection_of(component, want)
-    parts = [part for part in component.parts if selection[part.name]]
-    listed = {part.name: load_lists(LISTS).wheels.get(part.source.pin or "") for part in parts}
-    of_parts = [_items(part, files, want) for part in parts if (files := listed[part.name]) is not None]
-    if not parts or len(of_parts) < len(parts):
-        return None
-    items = composed(of_parts)
-    if name == QNN_SDK and not any(item.path == "sdk.yaml" for item in items):
-        origins = [
-            Origin(part.name, part.source.name, part.source.pin or "", getattr(part.source, "size", 0), True)
-            for part in parts
-        ]
-        text = sdk_yaml(component, origins, items).encode()
-        digest = hashlib.sha256(text).hexdigest()
-        items.append(Item("sdk.yaml", "file", len(text), digest, READ_ONLY, "", GENERATED))
-    definition = definition_of(name, component)
-    ordered = tuple(sorted(items, key=lambda item: item.path))
-    return Pinned(definition, tree_key(definition, selection), selection, ordered)
+def pinned_inventory(name: str, component: Component, targets: Set[str]) -> Inventory | None:
+    """The inventory of a tree by the pins in git; None if a part has no list."""
+    origins, parts = [], []
+    for part in parts_for(component, targets):
+        source = part.source
+        if source.pin is None or (files := load_lists(LISTS).wheels.get(source.pin)) is None:
+            return None
+        origins.append(Origin(part.name, source.name, source.pin, getattr(source, "size", None) or 0, True))
+        parts.append(_items(part, files, targets))
+    return inventory_of(name, component, targets, origins, composed(parts)) if parts else None
 
 
-def _items(part: Part, files: Mapping[str, Listed], want: FileSelection) -> list[Item]:
-    placing, items = Placing(part, want), []
+def _items(part: Part, files: Mapping[str, Listed], targets: Set[str]) -> list[Item]:
+    placing, items = Placing(part, targets), []
     for member, file in files.items():
         if (path := placing(member)) is not None:
             mode = READ_ONLY_EXECUTABLE if file.executable else READ_ONLY
@@ -251,6 +198,10 @@ def _items(part: Part, files: Mapping[str, Listed], want: FileSelection) -> list
     return items
 
 
-@cache
-def load_lists(path: Path) -> Lists:
-    return Lists.model_validate_json(path.read_text(encoding="utf-8") if path.is_file() else '{"wheels": {}}')
+def _digest(value: object) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _described(item: Item) -> str:
+    return f"sha256 {item.sha256[:12]}…" if item.kind == "file" else f"a link to {item.link}"

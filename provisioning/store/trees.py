@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import ANOTHER_STORE, replace_text
 from provisioning.manifest import Component, Part
-from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, difference, differences
-from provisioning.store.tree_plan import (
-    FileSelection,
-    Pinned,
-    covers,
-    definition_of,
-    pinned_tree,
-    selection_of,
-    tree_key,
-)
+from provisioning.store.tree_plan import definition_of, parts_for, pinned_inventory, targets_in, tree_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +22,8 @@ class Tree:
 
     root: Path
     inventory: Inventory
+    repaired: tuple[Difference, ...] = ()
+    """What was wrong with it before it was made anew just now."""
 
     @property
     def key(self) -> str:
@@ -44,8 +38,8 @@ class Tree:
         return self.inventory.version
 
     @property
-    def want(self) -> FileSelection:
-        return FileSelection(frozenset(self.inventory.targets), frozenset(self.inventory.arches))
+    def targets(self) -> frozenset[str]:
+        return frozenset(self.inventory.targets)
 
     @property
     def inventory_path(self) -> Path:
@@ -69,64 +63,37 @@ class Trees:
         trees = []
         for path in sorted(self.folder.glob(f"{prefix}*.json")):
             root = path.with_name(path.name.removesuffix(".json"))
-            inventory = _inventory(path) if root.is_dir() else None
-            if inventory is not None:
+            inventory = Inventory.read(path) if root.is_dir() else None
+            # A tree is made anew at a place that its component names, which must not lead elsewhere.
+            if inventory is not None and "/" not in inventory.component:
                 trees.append(Tree(root, inventory))
         return trees
 
-    def broken(self) -> list[Difference]:
-        """Trees that were committed and are damaged beyond repair; provisioning makes them anew."""
-        damage = []
-        for path in sorted(self.folder.glob("*.json")):
-            name = path.name.removesuffix(".json")
-            if not path.with_name(name).is_dir():
-                damage.append(Difference(name, "missing", "a tree, as its inventory says", "nothing"))
-            elif _inventory(path) is None:
-                damage.append(Difference(path.name, "changed", "an inventory", "something else"))
-        return damage
-
-    def root_of(self, component_name: str, component: Component, want: FileSelection) -> Path:
-        """Where the tree for exactly `want` is, once it is made."""
-        key = tree_key(definition_of(component_name, component), selection_of(component, want))
+    def root_of(self, component_name: str, component: Component, targets: Set[str]) -> Path:
+        """Where the tree for exactly these targets is, once it is made."""
+        key = tree_key(definition_of(component_name, component), targets_in(component, targets))
         return self.folder / f"{component_name}-{component.version}-{key[:12]}"
 
-    def find(self, component_name: str, component: Component, want: FileSelection) -> Tree | None:
-        """The tree for `want`: made for exactly that, else the smallest that contains it.
+    def find(self, component_name: str, component: Component, targets: Set[str]) -> Tree | None:
+        """The tree for these targets: made for exactly them, else the smallest that has them.
 
         Until this process ends, `gc` leaves that tree alone."""
-        definition = definition_of(component_name, component)
-        selection = selection_of(component, want)
-        if not any(selection.values()):
+        wanted = targets_in(component, targets)
+        if not parts_for(component, wanted):
             return None
-        exact = tree_key(definition, selection)
-        serving = [
-            tree
-            for tree in self.trees(f"{component_name}-{component.version}-")
-            if tree.inventory.definition == definition and covers(tree.inventory.selection, selection)
-        ]
-        serving.sort(key=lambda tree: (tree.key != exact, len(tree.inventory.items), tree.key))
-        return self._leased(serving)
+        serving = [tree for tree in self._of(component_name, component) if wanted <= tree.targets]
+        return self._leased(sorted(serving, key=lambda tree: (len(tree.targets), tree.key)))
 
     def find_any(self, component_name: str, component: Component) -> Tree | None:
-        """A tree of this component, whatever its selection: the one with the most parts."""
-        definition = definition_of(component_name, component)
-        trees = [t for t in self.trees(f"{component_name}-") if t.inventory.definition == definition]
+        """A tree of this component, whatever its targets: the one with the most parts."""
+        trees = self._of(component_name, component)
         return self._leased(sorted(trees, key=lambda tree: -len(tree.inventory.origins)))
 
     def last_used(self, tree: Tree) -> float:
-        for path in (self.used_mark(tree.root.name), tree.inventory_path):
+        for path in (self._used(tree), tree.inventory_path):
             with contextlib.suppress(OSError):
                 return path.stat().st_mtime
         return 0.0
-
-    def used_mark(self, name: str) -> Path:
-        """The file whose time says when a tree was last used."""
-        return self.locks / f"{name}.used"
-
-    def mark_used(self, name: str) -> None:
-        # A store that cannot be written to can still be read.
-        with contextlib.suppress(OSError):
-            self.used_mark(name).touch()
 
     def is_proved(self, tree: Tree) -> bool:
         """Whether this tree was made or proved here. A copy of it, as a cache restores one, was not: its
@@ -140,9 +107,6 @@ class Trees:
         with contextlib.suppress(OSError):
             replace_text(self._proof(tree), _stamp(tree.inventory_path))
 
-    def _proof(self, tree: Tree) -> Path:
-        return self.locks / f"{tree.root.name}.proved"
-
     def kept(self, part: Part) -> Path | None:
         """The part's download, if it still exists."""
         path = part.source.landing_place(self.downloads)
@@ -154,15 +118,17 @@ class Trees:
 
     def against_pins(self, tree: Tree, component: Component) -> list[Difference] | None:
         """Every difference between the tree and the pins in git; None if these name no files."""
-        pinned = pinned_tree(tree.component, component, tree.want)
-        return None if pinned is None else self.against(tree, pinned)
+        pinned = pinned_inventory(tree.component, component, tree.targets)
+        return None if pinned is None else against(tree, pinned)
 
-    def against(self, tree: Tree, pinned: Pinned) -> list[Difference]:
-        """Every difference, also of the inventory itself."""
-        wrong = differences(tree.root, pinned.items)
-        if Pinned.of(tree.inventory) != pinned:
-            name = tree.inventory_path.name
-            wrong.append(Difference(name, "changed", "the inventory of what is pinned", "another"))
+    def damage(self, tree: Tree, component: Component) -> list[Difference] | None:
+        """What is wrong with a tree: of one that was made or proved here what changed since then, of another
+        what differs from the pins in git; None where these do not name its files."""
+        if self.is_proved(tree):
+            return self.quick_check(tree)
+        wrong = self.against_pins(tree, component)
+        if wrong == []:
+            self.mark_proved(tree)
         return wrong
 
     def quick_check(self, tree: Tree) -> list[Difference]:
@@ -180,19 +146,95 @@ class Trees:
             self.mark_proved(tree)
         return wrong
 
-    def _leased(self, trees: Sequence[Tree]) -> Tree | None:
+    def _of(self, component_name: str, component: Component) -> list[Tree]:
+        definition = definition_of(component_name, component)
+        trees = self.trees(f"{component_name}-{component.version}-")
+        return [tree for tree in trees if tree.inventory.definition == definition]
+
+    def _leased(self, trees: list[Tree]) -> Tree | None:
         """The first of these trees that `gc` has not just removed."""
         for tree in trees:
-            if locking.lease(tree.inventory_path):
-                self.mark_used(tree.root.name)
+            if lease(tree.inventory_path):
+                # A store that cannot be written to can still be read.
+                with contextlib.suppress(OSError):
+                    self._used(tree).touch()
                 return tree
         return None
 
+    def _used(self, tree: Tree) -> Path:
+        """The file whose time says when a tree was last used."""
+        return self.locks / f"{tree.root.name}.used"
 
-def _inventory(path: Path) -> Inventory | None:
-    """The inventory at `path`, unless its component's name, by which a tree is made anew, leads elsewhere."""
-    inventory = Inventory.read(path)
-    return inventory if inventory is not None and "/" not in inventory.component else None
+    def _proof(self, tree: Tree) -> Path:
+        return self.locks / f"{tree.root.name}.proved"
+
+
+def against(tree: Tree, expected: Inventory) -> list[Difference]:
+    """Every difference between a tree and an inventory, also of its own inventory."""
+    wrong = differences(tree.root, expected.items)
+    if tree.inventory != expected:
+        wrong.append(
+            Difference(tree.inventory_path.name, "changed", "the inventory of what is pinned", "another")
+        )
+    return wrong
+
+
+# Leases: while a process has a shared flock on a tree's inventory, `gc` leaves the tree alone. The kernel
+# releases the lock of a killed process, and a file that may only be read can be locked too.
+
+_leases: dict[Path, int] = {}
+
+
+def lease(inventory: Path) -> bool:
+    """Keep `gc` off the tree of this inventory until this process ends; False where `gc` has removed it."""
+    if inventory in _leases and _is_still(inventory, _leases[inventory]):
+        return True
+    try:
+        descriptor = os.open(inventory, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    # The store works on a file system without locks too.
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if not _is_still(inventory, descriptor):
+        os.close(descriptor)
+        return False
+    # After `exec`, the new program (a shell, for example) reads the tree too.
+    os.set_inheritable(descriptor, True)
+    release(inventory)
+    _leases[inventory] = descriptor
+    return True
+
+
+def release(inventory: Path) -> None:
+    """End this process' own lease."""
+    if inventory in _leases:
+        os.close(_leases.pop(inventory))
+
+
+def claim(inventory: Path, claimed: contextlib.ExitStack) -> bool:
+    """Whether no other process has a lease; then nobody gets one until `claimed` is closed."""
+    release(inventory)
+    try:
+        # Over NFS an exclusive lock needs a file that is open for writing.
+        descriptor = os.open(inventory, os.O_RDWR if os.access(inventory, os.W_OK) else os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    claimed.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def _changed_at(path: Path) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -26,12 +26,11 @@ from provisioning.base.units import aligned, columns
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
     from provisioning.manifest import Component, Profile
-    from provisioning.store import FileSelection, Store, Tree
-    from provisioning.store.inventory import Difference
+    from provisioning.store import Store, Tree
 
 EXAMPLES = """\
   nox -s provision
-  nox -s provision -- --target x86_64-linux --soc SM8750
+  nox -s provision -- --target x86_64-linux
   nox -s provision -- --profile qnn-2.37 --component android-ndk --accept-licence android-sdk
   python -m provisioning provision --offline --json
 """
@@ -101,64 +100,56 @@ def provision(
     offline: bool,
 ) -> list[Row]:
     from provisioning.environment import selecting_flags
-    from provisioning.manifest import soc_named
-    from provisioning.store import FileSelection, Store, unlocked
+    from provisioning.store import Store, unlocked
 
-    store = Store(selection.store)
-    want = FileSelection(
-        frozenset(selection.named_targets), frozenset(soc_named(soc).arch for soc in selection.named_socs)
-    )
-    progress = for_stream()
+    store, targets, progress = Store(selection.store), frozenset(selection.named_targets), for_stream()
+    chosen = _chosen(profile, named, targets)
     rows: dict[str, Row] = {}
-    missing: dict[str, Component] = {}
-    chosen = _chosen(profile, named, want)
-    for name, component in chosen.items():
+    for name in chosen:
         if (own := _own(name, selection, environ, progress)) is not None:
             rows[name] = own
             stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
-            continue
-        wrong = {}
-        if component.pinned or trust:
-            wrong = store.prove(name, component, want, progress=progress, offline=offline)
-            for tree_name, differences in wrong.items():
-                _note_damage(tree_name, differences, stage)
-        tree = store.find(name, component, want)
-        if tree is not None and (component.pinned or store.is_proved(tree)):
-            state = _repaired(store, tree, stage, progress, offline)
-            rows[name] = _row(name, component, tree, "repaired" if wrong else state)
-            stage.artifacts.append(_artifact(tree))
-        else:
-            root = store.root_of(name, component, want)
-            for damaged in store.broken():
-                if damaged.path == f"{root.name}.json":
-                    _note_damage(root.name, [damaged], stage)
+    wanted = {name: component for name, component in chosen.items() if name not in rows}
+    missing: dict[str, Component] = {}
+    # All that is missing must be allowed before any of it is fetched.
+    for name, component in wanted.items():
+        tree = store.find(name, component, targets)
+        if tree is None:
             missing[name] = component
-            if not (component.pinned or trust):
-                raise unlocked(store.path, name, component, selecting_flags(selection, environ))
+        if not (component.pinned or trust or (tree is not None and store.is_proved(tree))):
+            raise unlocked(store.path, name, component, selecting_flags(selection, environ))
     accepted = _accepted(store, missing, accept, environ)
     fetched = 0
-    for name, component in missing.items():
+    for name, component in wanted.items():
         absent = {part.name: part for part in component.parts if store.kept(part) is None}
         began = time.monotonic()
         tree = store.provision(
             name,
             component,
-            want,
+            targets,
             trust_first_download=trust,
             accept=accepted,
             progress=progress,
             offline=offline,
         )
-        if not component.pinned:
-            _warn_unlocked(name, tree, stage, progress)
-        stage.metrics[f"{name}.seconds"] = round(time.monotonic() - began, 3)
+        for damage in tree.repaired:
+            subject = f"{tree.root.name}/{damage.path}"
+            stage.add("store-damage", Severity.WARNING, subject, f"{damage}; repaired")
+        if name in missing:
+            if not component.pinned:
+                _warn_unlocked(name, tree, stage, progress)
+            stage.metrics[f"{name}.seconds"] = round(time.monotonic() - began, 3)
         fetched += sum(
             origin.size
             for origin in tree.inventory.origins
             if origin.part in absent and store.kept(absent[origin.part]) is not None
         )
-        rows[name] = _row(name, component, tree, "new")
-        stage.artifacts.append(_artifact(tree))
+        state = "new" if name in missing else "repaired" if tree.repaired else "already there"
+        source = "+".join(dict.fromkeys(part.source.type for part in component.parts))
+        rows[name] = Row(name, tree.version, source, state, str(tree.root))
+        # A tree's hash is that of its inventory, which has the hash of every file.
+        digest = hash_file(tree.inventory_path)
+        stage.artifacts.append(Artifact("tree", str(tree.root), digest, tree.inventory.size))
     stage.metrics["bytes"] = fetched
     stage.metrics["cached"] = len(chosen) - len(missing)
     return [rows[name] for name in chosen]
@@ -176,9 +167,9 @@ def table(rows: list[dict[str, str]]) -> str:
     return "".join(f"{line}\n" for line in aligned(lines, columns()))
 
 
-def _chosen(profile: Profile, named: Sequence[str], want: FileSelection) -> dict[str, Component]:
+def _chosen(profile: Profile, named: Sequence[str], targets: Set[str]) -> dict[str, Component]:
     from provisioning.environment import serves
-    from provisioning.store.tree_plan import selection_of as parts_of
+    from provisioning.store.tree_plan import parts_for, targets_in
 
     every = profile.pins
     for name in named:
@@ -190,8 +181,8 @@ def _chosen(profile: Profile, named: Sequence[str], want: FileSelection) -> dict
         name: component
         for name, component in every.items()
         if name not in profile.optional
-        and serves(name, want.targets)
-        and any(parts_of(component, want).values())
+        and serves(name, targets)
+        and parts_for(component, targets_in(component, targets))
     }
 
 
@@ -210,20 +201,6 @@ def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: 
     return Row(name, adopted.version or "unknown", variable, "yours", str(adopted.path))
 
 
-def _repaired(store: Store, tree: Tree, stage: StageRun, progress: Progress, offline: bool) -> str:
-    """Repair a tree with deleted or truncated files; returns the row's state."""
-    if not (damage := store.quick_check(tree)):
-        return "already there"
-    progress.note(f"{tree.root.name} is damaged ({damage[0]}); repairing it")
-    _note_damage(tree.root.name, store.repair(tree, progress=progress, offline=offline), stage)
-    return "repaired"
-
-
-def _note_damage(tree: str, wrong: Sequence[Difference], stage: StageRun) -> None:
-    for damage in wrong:
-        stage.add("store-damage", Severity.WARNING, f"{tree}/{damage.path}", f"{damage}; repaired")
-
-
 def _accepted(
     store: Store, components: Mapping[str, Component], flags: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
@@ -233,7 +210,6 @@ def _accepted(
         for licence in unknown.values():
             if confirmed(f"{licence.title}\n  {licence.url}\nAccept it?"):
                 accepted[licence.id] = "asked on the terminal"
-    # Check all licences before anything is fetched.
     store.accept(components, accepted)
     return accepted
 
@@ -250,13 +226,3 @@ def _warn_unlocked(name: str, tree: Tree, stage: StageRun, progress: Progress) -
             fix = Fix("compare it with another download; then, in a clone, {} pins it", pins)
             progress.note(f"warning: {message}\n  try: {fix}")
             stage.add("unlocked-component", Severity.WARNING, name, message, fix)
-
-
-def _row(name: str, component: Component, tree: Tree, state: str) -> Row:
-    source = "+".join(dict.fromkeys(part.source.type for part in component.parts))
-    return Row(name, tree.version, source, state, str(tree.root))
-
-
-def _artifact(tree: Tree) -> Artifact:
-    """A tree's hash is that of its inventory, which has the hash of every file."""
-    return Artifact("tree", str(tree.root), hash_file(tree.inventory_path), tree.inventory.size)

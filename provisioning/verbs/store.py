@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.progress import for_stream
 from provisioning.base.rendering import plural
-from provisioning.base.settings import MANIFESTS, profile_flags, store_path
+from provisioning.base.settings import MANIFESTS, profile_flags, profile_names, store_path
 from provisioning.base.units import size
 from provisioning.components import KINDS
 
@@ -38,23 +38,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
 
     def add(name: str, summary: str) -> argparse.ArgumentParser:
-        return verbs.add_parser(name, help=summary, description=summary)
-
-    def add_store(verb: argparse.ArgumentParser) -> None:
+        verb = verbs.add_parser(name, help=summary, description=summary)
         verb.add_argument("--store", type=Path, help="where the trees are [QNN_CI_STORE, user cache]")
+        return verb
 
-    listing = add("list", "show every tree: what it is, for what, how large, when used, where")
-    add_store(listing)
-    verify = add("verify", "read every byte again and compare with the inventories")
+    add("list", "show every tree: what it is, for what, how large, when used, where")
+    verify = add("verify", "read every byte again and compare with the pins, or with the inventories")
     repair = add("repair", "repair what `verify` finds, from kept downloads or by fetching again")
     for verb in (verify, repair):
-        add_store(verb)
         verb.add_argument("names", nargs="*", metavar="TREE", help="only these trees, by name or component")
     switch(repair, "--offline", "repair only from kept downloads")
     gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left")
-    add_store(gc)
     valued(gc, "--older-than", "AGE", "also trees unused this long: 30d, 12h", type=_age)
-    switch(gc, "--all-downloads", "also downloads kept for wider selections and repair")
+    switch(gc, "--all-downloads", "also downloads kept for more targets and repair")
     switch(gc, "--dry-run", "only list what would be removed")
 
 
@@ -95,62 +91,65 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
         sys.stdout.write(f"no trees in {store.path}\n")
     known = _of_profiles()
     for tree in trees:
-        component = known.get(tree.inventory.definition)
-        by_pins = store.against_pins(tree, component) if component else None
-        differences = store.verify(tree) if by_pins is None else by_pins
-        bad += _print(tree.root.name, differences)
+        differences, pinned = _differences(store, tree, known)
+        bad += len(differences)
+        sys.stdout.writelines(f"{tree.root.name}: {difference}\n" for difference in differences)
         if not differences:
             facts = f"{len(tree.inventory.items)} files, {size(tree.inventory.size)}"
-            whole = "whole by its own inventory" if by_pins is None else "whole"
+            whole = "whole" if pinned else "whole by its own inventory"
             sys.stdout.write(f"{tree.root.name}: {whole} ({facts})\n")
-    broken = [] if names else store.broken()
-    bad += _print("store", broken)
     if bad:
-        words = ["store", "repair"] if len(broken) < bad else ["provision"]
-        sys.stdout.write(f"{bad} differences; try: {_typed(*words, store=where)}\n")
+        sys.stdout.write(f"{bad} differences; try: {_typed('store', 'repair', store=where)}\n")
     return exit_code_of(good=not bad)
 
 
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
+    from provisioning.store import unlocked
+
     store = _existing(where)
     repaired = 0
     known, progress = _of_profiles(), for_stream()
     for tree in _named(store, names):
-        component = known.get(tree.inventory.definition)
-        if component and store.against_pins(tree, component):
-            wrong = store.prove_tree(tree, component, progress=progress, offline=offline)
-        else:
-            wrong = store.repair(tree, _selecting(tree, where), progress=progress, offline=offline)
-        repaired += _print(tree.root.name, wrong)
-    broken = store.broken()
-    _print("store", broken)
+        wrong, _ = _differences(store, tree, known)
+        if wrong and tree.inventory.definition in known:
+            profile, component = known[tree.inventory.definition]
+            if not (component.pinned or store.is_proved(tree)):
+                flags = [*profile_flags(profile), *(["--store", str(where)] if where else [])]
+                raise unlocked(store.path, tree.component, component, flags)
+            wrong = store.repair(tree, component, progress=progress, offline=offline)
+        elif wrong:
+            # Who uses it says what it is, and makes it again.
+            store.remove(tree, progress)
+        repaired += len(wrong)
+        sys.stdout.writelines(f"{tree.root.name}: {difference}\n" for difference in wrong)
     sys.stdout.write(f"{repaired} differences repaired\n" if repaired else "nothing to repair\n")
-    if broken:
-        raise EnvironmentLacking(
-            f"{len(broken)} trees cannot be repaired, only provisioned again",
-            fix=_typed("provision", store=where),
-        )
     return 0
 
 
-def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: bool) -> int:
-    from provisioning.store import Store, cleaning
+def _differences(
+    store: Store, tree: Tree, known: Mapping[str, tuple[str, Component]]
+) -> tuple[list[Difference], bool]:
+    """What is wrong with a tree, and whether its files are pinned, or only in its own inventory."""
+    _, component = known.get(tree.inventory.definition, ("", None))
+    by_pins = store.against_pins(tree, component) if component else None
+    return (store.verify(tree), False) if by_pins is None else (by_pins, True)
 
-    leftovers = Store(where).gc(
+
+def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: bool) -> int:
+    from provisioning.store import Store
+
+    garbage = Store(where).gc(
         _referenced(),
         older_than=older_than,
         all_downloads=all_downloads,
         dry_run=dry_run,
         progress=for_stream(),
     )
-    for leftover in leftovers:
-        if leftover.reason != cleaning.OLD_LOCK:
-            sys.stdout.write(f"{leftover.path}: {leftover.reason} ({size(leftover.size)})\n")
-    if locks := sum(leftover.reason == cleaning.OLD_LOCK for leftover in leftovers):
-        sys.stdout.write(f"{plural(locks, 'old lock')} of {where}\n")
+    for row in garbage:
+        sys.stdout.write(f"{row.path}: {row.reason} ({size(row.size)})\n")
     verb = "would go" if dry_run else "removed"
-    total = size(sum(leftover.size for leftover in leftovers))
-    sys.stdout.write(f"{plural(len(leftovers), 'thing')} {verb}, {total}\n")
+    total = size(sum(row.size for row in garbage))
+    sys.stdout.write(f"{plural(len(garbage), 'thing')} {verb}, {total}\n")
     return 0
 
 
@@ -172,27 +171,16 @@ def _referenced() -> Callable[[Tree], bool]:
     return referenced
 
 
-def _of_profiles() -> dict[str, Component]:
-    """The components that profiles name, by definition."""
-    from provisioning.manifest import every_component
-    from provisioning.store.tree_plan import definition_of
-
-    return {definition_of(name, component): component for name, component in every_component()}
-
-
-def _selecting(tree: Tree, where: Path | None) -> list[str]:
-    """The flags that name the tree's profile, if there is one, and the store."""
-    from provisioning.base.settings import profile_names
+def _of_profiles() -> dict[str, tuple[str, Component]]:
+    """The components of profiles, each with a profile that has it, by definition."""
     from provisioning.manifest import load_profile
     from provisioning.store.tree_plan import definition_of
 
-    profiles = [
-        name
-        for name in profile_names()
-        if (pins := load_profile(name).pins.get(tree.component))
-        and definition_of(tree.component, pins) == tree.inventory.definition
-    ]
-    return [*(profile_flags(profiles[0]) if profiles else ()), *(["--store", str(where)] if where else ())]
+    return {
+        definition_of(name, component): (profile, component)
+        for profile in reversed(profile_names())
+        for name, component in load_profile(profile).pins.items()
+    }
 
 
 def _described(store: Store, tree: Tree) -> dict[str, Any]:
@@ -202,7 +190,6 @@ def _described(store: Store, tree: Tree) -> dict[str, Any]:
         "version": tree.version,
         "build_id": inventory.build_id,
         "targets": inventory.targets,
-        "arches": inventory.arches,
         "size": inventory.size,
         "last_used": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(store.last_used(tree))),
         # Without reading content, which `verify` does.
@@ -216,8 +203,7 @@ def _in_words(row: dict[str, Any]) -> dict[str, str]:
     return {
         "component": row["component"],
         "version": row["version"],
-        "targets": ",".join(row["targets"]) or "all",
-        "arches": ",".join(map(str, row["arches"])) or "all",
+        "targets": ",".join(row["targets"]) or "any",
         "size": size(row["size"]),
         "last used": row["last_used"],
         "integrity": row["integrity"],
@@ -244,12 +230,6 @@ def _named(store: Store, names: Sequence[str]) -> list[Tree]:
                 fix=Fix("`{}` shows what there is", ("store", "list")),
             )
     return [tree for tree in trees if not names or {tree.root.name, tree.component} & set(names)]
-
-
-def _print(name: str, differences: list[Difference]) -> int:
-    for difference in differences:
-        sys.stdout.write(f"{name}: {difference}\n")
-    return len(differences)
 
 
 def _typed(name: str, *arguments: str, store: Path | None) -> str:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
 def _validate(
     stage: StageRun, selection: Selection, only: Sequence[str], ignored: Sequence[str], tree: Path | None
 ) -> list[Result]:
-    from provisioning.environment import consenting
     from provisioning.validation import Ignore, check, chosen, without_ignored
     from provisioning.validation.context import Need, gather
 
@@ -87,7 +85,7 @@ def _validate(
             fix="name the folder that holds them",
         )
     kept, accepted = without_ignored((f for result in results for f in result.findings), ignores)
-    stage.findings += [replace(finding, fix=consenting(finding.fix, selection)) for finding in kept]
+    stage.findings += kept
     stage.metrics |= _metrics(contexts, results, len(accepted))
     return results
 

@@ -11,7 +11,7 @@ import pytest
 from ci.builds.qemu_check import DATA, PROGRAM, probe_in
 from ci.runner import Runner
 from provisioning.manifest import load_profile
-from provisioning.store import FileSelection, Store
+from provisioning.store import Store
 from tests.support.builds import run_stage
 from tests.support.runner import build
 from tests.support.sshd import HOST, ssh_server
@@ -26,7 +26,7 @@ TARGET = "aarch64-linux"
 def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     pin = load_profile("wheels").components["executorch-runtime"]
-    package = store.provision("executorch-runtime", pin, FileSelection(frozenset({TARGET}), frozenset({75})))
+    package = store.provision("executorch-runtime", pin, {TARGET})
     built = build(tmp_path, "--target", TARGET, "--executorch", package.root)
     assert built.returncode == 0, built.stderr
     metrics = json.loads((tmp_path / "reports" / "build_runner.json").read_text("utf-8"))["metrics"]

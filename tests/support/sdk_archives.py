@@ -99,7 +99,7 @@ def component(url: str, archive: Path | None = None, **changes: Any) -> Componen
 
 def tree_at(root: Path, component: str = "qnn-sdk", version: str = VERSION) -> Tree:
     """A committed tree that holds nothing."""
-    inventory = Inventory(component, version, "key", "definition", (), (), {}, {}, (), (), "")
+    inventory = Inventory(component, version, "", "key", "definition", (), (), ())
     return Tree(root, inventory)
 
 

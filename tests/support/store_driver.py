@@ -1,6 +1,6 @@
 """One operation on a store, in a process of its own: arguments STORE COMPONENT OP.
 
-COMPONENT is a file of its definition as JSON. OP is `provision[:target,…[:arch,…]]`, `repair` or `gc`.
+COMPONENT is a file of its definition as JSON. OP is `provision[:target,…]`, `repair` or `gc`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,20 @@ from pathlib import Path
 from provisioning.base.command_line import guarded
 from provisioning.base.progress import Progress
 from provisioning.manifest import Component
-from provisioning.store import FileSelection, Store
+from provisioning.store import Store
 
 
 def operate(store: Store, component: Component, operation: str) -> int:
-    name, _, selection = operation.partition(":")
+    name, _, targets = operation.partition(":")
     progress = Progress(sys.stderr)
     if name == "repair":
         for tree in store.trees():
-            store.repair(tree, progress=progress)
+            store.repair(tree, component, progress=progress)
     elif name == "gc":
         store.gc(lambda tree: False, all_downloads=True, progress=progress)
     else:
-        targets, _, arches = selection.partition(":")
-        want = FileSelection(
-            frozenset(filter(None, targets.split(","))),
-            frozenset(int(arch) for arch in arches.split(",") if arch),
-        )
-        tree = store.provision("qnn-sdk", component, want, progress=progress)
+        chosen = frozenset(filter(None, targets.split(",")))
+        tree = store.provision("qnn-sdk", component, chosen, progress=progress)
         sys.stdout.write(f"{tree.root}\n")
     return 0
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from provisioning.base.settings import Selection
 from provisioning.dist import BuiltFrom, TreeState, describe
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
-from provisioning.store import FileSelection, Tree
+from provisioning.store import Tree
 from tests.support.sdk_archives import tree_at
 
 HOST = "lib/x86_64-linux-clang"
@@ -21,15 +21,13 @@ HOST = "lib/x86_64-linux-clang"
 
 @dataclass
 class Trees:
-    """A store that holds these components, and remembers the requests."""
+    """A store that holds these components."""
 
     roots: dict[str, Path]
-    holds: Callable[[FileSelection], bool] = lambda want: True
-    requests: list[tuple[str, FileSelection]] = field(default_factory=list)
+    holds: Callable[[Set[str]], bool] = lambda targets: True
 
-    def find(self, component_name: str, component: Component, want: FileSelection) -> Tree | None:
-        self.requests.append((component_name, want))
-        if component_name not in self.roots or not self.holds(want):
+    def find(self, component_name: str, component: Component, targets: Set[str]) -> Tree | None:
+        if component_name not in self.roots or not self.holds(targets):
             return None
         return tree_at(self.roots[component_name], component_name, component.version)
 
@@ -129,14 +127,8 @@ def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_
         )
 
 
-def test_the_store_is_asked_for_the_arches_of_every_selected_soc(sdk: Path, store: Path) -> None:
-    trees = Trees({"qnn-sdk": sdk})
-    resolve(_selection(store, named_socs=("SM8650", "SM8750")), {}, trees=trees)
-    assert ("qnn-sdk", FileSelection(frozenset({"x86_64-linux"}), frozenset({75, 79}))) in trees.requests
-
-
 def test_a_tree_without_the_hosts_part_still_serves_a_device(sdk: Path, store: Path) -> None:
-    trees = Trees({"qnn-sdk": sdk}, holds=lambda want: "x86_64-linux" not in want.targets)
+    trees = Trees({"qnn-sdk": sdk}, holds=lambda targets: "x86_64-linux" not in targets)
     environment = resolve(_selection(store, target="aarch64-linux"), {}, trees=trees)
     assert environment.roots["qnn-sdk"].path == sdk
 
