@@ -28,9 +28,6 @@ from ci.explain.losses import Scores
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
-from ci.suite.accuracy import against_nearest, missed
-from ci.suite.findings import SLICE, below_usual, chip_differs
-from ci.suite.programs import Thresholds
 from provisioning.base.errors import ToolkitError
 from provisioning.base.units import in_decibels
 from provisioning.known_faults import SuspectedFault
@@ -65,19 +62,6 @@ class Cause:
         return self.place.source if self.place else ""
 
 
-def is_of_chip(outcome: Outcome, kind: str) -> bool | None:
-    """Whether the chip computes something else, rather than quantizing losing it; None of what is healthy,
-    has no floats, or loses a slice alone, of which an operator's output as a whole says nothing."""
-    figures = outcome.figures
-    misses = missed(Thresholds(), figures, kind) or below_usual(kind, figures)
-    misses = [miss for miss in misses if miss.figure != SLICE]
-    if "sqnr_db" not in figures or outcome.error:
-        return None
-    if not misses:
-        return None
-    return chip_differs(misses, figures) or not against_nearest(figures)
-
-
 def cause_of(
     model: OneModel,
     program: Any,
@@ -87,7 +71,7 @@ def cause_of(
 ) -> Cause | None:
     """`suspects` are the known faults that its nodes can have: of a search that the time ended they are all
     that is known."""
-    of_chip = is_of_chip(outcome, program.run.kind)
+    of_chip = outcome.of_chip
     # What noise may have lost is searched for once there are real samples.
     if of_chip is None or not (of_chip or outcome.wrong):
         return None

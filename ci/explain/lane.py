@@ -11,9 +11,8 @@ from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.one_model.model import OneModel, of_lane
-from ci.one_model.product import Compiles, Outcome
+from ci.one_model.product import Compiles, Outcome, Product
 from ci.suite.options import Choice
-from ci.suite.stage import of_program
 from provisioning.base.errors import ToolkitError, UsageError
 
 P = TypeVar("P")
@@ -65,14 +64,10 @@ def explainer(model: OneModel) -> Explains:
 def tried(model: OneModel, programs: Sequence[Any]) -> list[Outcome]:
     """What becomes of each: it is compiled, run and compared. The one trial of a candidate."""
     lane: Compiles = model.lane.product
-    plan = lane.planned(model, programs)
-    results, outcomes = lane.results_of(model, plan), list[Outcome]()
-    for program in plan.programs:
-        try:
-            outcomes.append(lane.product_of(model, plan, program, of_program(program, results)).outcome)
-        except ToolkitError as error:
-            outcomes.append(Outcome.of_error(error))
-    return outcomes
+    products = lane.products_of(model, programs)
+    return [
+        product.outcome if isinstance(product, Product) else Outcome.of_error(product) for product in products
+    ]
 
 
 def programs_of(model: OneModel) -> list[Any]:

@@ -143,11 +143,15 @@ def outcome_with_cause(
     # The rest is for fixes.
     search_seconds = left * 2 / 3 if outcome.wrong else left
     cause = cause_of(model, program, outcome, search_seconds, suspects) if left > 0 else None
-    if not outcome.wrong:
+    if not (outcome.wrong or outcome.error):
         return outcome, cause
-    first, *others = outcome.wrong
     left = until - time.monotonic()
     proofs = proofs_of(model, program.soc, outcome, cause, left, left + LONGEST - SECONDS)
+    if outcome.error:
+        return (
+            replace(outcome, fix=proofs.fix) if proofs.helping or outcome.fix == NO_FIX else outcome
+        ), None
+    first, *others = outcome.wrong
     fixes, words, place = [proofs.fix], [first.message], first.place
     if cause:
         words += [cause.in_words()]
@@ -324,24 +328,23 @@ def _searches(model: OneModel, history: History) -> bool:
     return model.search and not history.searched and not model.lane.only_compiles
 
 
-def fix_of(error: ToolkitError, model: OneModel, soc: str, history: History) -> str:
-    """Of a program that does not compile or run."""
-    if model.verify and _searches(model, history):
-        history.searched = True
-        tried = proofs_of(model, soc, Outcome(error.message), None)
-        return tried.fix if tried.helping or error.fix == NO_FIX else error.fix
-    if error.fix == NO_FIX and not model.lane.only_compiles:
-        return Fix("{} tries fixes", model.command("compile", soc, "-o", "out"))
-    return error.fix
-
-
 def explained(
-    model: OneModel, programs: Sequence[Program], products: Sequence[Product], history: History
+    model: OneModel,
+    programs: Sequence[Program],
+    compiled: Sequence[Product | ToolkitError],
+    history: History,
 ) -> list[Product]:
-    """The products with causes and fixes in their errors. A cause of what is no error is only said."""
-    if not _searches(model, history):
-        return [*products]
+    """The products with causes and fixes in their errors. A cause of what is no error is only said. Raises
+    the error of the first program that there is not, with the fix that was tried."""
     search_ends = time.monotonic() + SECONDS
+    products = [product for product in compiled if isinstance(product, Product)]
+    for program, error in zip(programs, compiled, strict=True):
+        if isinstance(error, ToolkitError):
+            if error.exit_code == CheckFailed.exit_code and len(programs) == 1:
+                error.fix = _fix_of_death(model, program, error, history, search_ends)
+            raise error
+    if not _searches(model, history):
+        return products
     found: list[Product] = []
     for program, product in zip(programs, products, strict=True):
         outcome, cause = outcome_with_cause(model, program, product.outcome, product.suspects, search_ends)
@@ -350,3 +353,15 @@ def explained(
         if cause and not outcome.wrong:
             sys.stdout.write(f"{cause.in_words()}\n")
     return found
+
+
+def _fix_of_death(
+    model: OneModel, program: Program, error: ToolkitError, history: History, search_ends: float
+) -> str:
+    if model.verify and _searches(model, history):
+        history.searched = True
+        died = Outcome(error.message, error.fix)
+        return outcome_with_cause(model, program, died, (), search_ends)[0].fix
+    if error.fix == NO_FIX and not model.lane.only_compiles:
+        return Fix("{} tries fixes", model.command("compile", program.soc, "-o", "out"))
+    return error.fix

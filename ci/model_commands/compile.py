@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ci.one_model.model import add_compile, model_to_compile
+from ci.one_model.model import CHECKPOINT, OneModel, add_compile, model_to_compile
+from provisioning.base.command_line import show_error
+from provisioning.base.errors import ToolkitError, UsageError
+
+if TYPE_CHECKING:
+    from ci.one_model.product import History
+    from ci.one_model.report import ModelReport
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -24,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.model_commands.compile_one import compile_model, compile_precisions
+    from ci.one_model.product import History
     from ci.one_model.report import reported
     from ci.work import sharing_templates
 
@@ -34,4 +43,69 @@ def run(args: argparse.Namespace) -> int:
         with sharing_templates():
             return compile_precisions(model, precisions, suite)
     model = replace(model, precision=next(iter(precisions), None))
-    return reported("compile", model, model.named, lambda report: compile_model(model, suite, report))
+    return reported(
+        "compile", model, model.named, lambda report: compile_model(model, suite, report, History())
+    )
+
+
+def compile_model(model: OneModel, suite: Path | None, report: ModelReport, history: History) -> int:
+    """Write a program for each chip; with `suite`, add the model to that suite too. What is in `history` is
+    not said again."""
+    from ci.explain.proofs import explained
+    from ci.one_model.into_suite import addition_of
+    from ci.one_model.output import writing_into
+    from ci.one_model.product import ELSEWHERE, Compiles, Product, judged, write_products
+    from provisioning.base.files import disk_errors
+
+    lane: Compiles = model.lane.product
+    # What cannot be compiled or added is refused before a folder is made.
+    programs = lane.programs_of(model)
+    addition = addition_of(model, suite) if suite else None
+    output = model.output.absolute()
+    with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
+        compiled = lane.products_of(model, programs)
+        products = [product for product in compiled if isinstance(product, Product)]
+        if len(products) == len(compiled):
+            write_products(products, model, new, publish, report, history)
+            if addition:
+                addition.write(products)
+    return judged(explained(model, programs, compiled, history), report)
+
+
+def compile_precisions(model: OneModel, precisions: Sequence[str], suite: Path | None) -> int:
+    """Compile for each precision, whatever becomes of the others, and say all in a table."""
+    from ci.one_model.product import Compiles, History
+    from ci.one_model.report import reported
+    from provisioning.base.units import aligned
+
+    if model.lane == CHECKPOINT:
+        raise UsageError(
+            "a checkpoint is compiled for one precision at a time",
+            fix="one --precision for each folder",
+        )
+    lane: Compiles = model.lane.product
+    for precision in precisions:
+        # What cannot be meant is refused before the first is compiled.
+        lane.programs_of(replace(model, precision=precision))
+    rows: list[Mapping[str, str]] = []
+    errors: list[str] = []
+    history, code = History(), 0
+    for precision in precisions:
+        at = replace(model, precision=precision)
+
+        def work(report: ModelReport, at: OneModel = at, named: str = precision) -> int:
+            done = compile_model(at, suite, report, history)
+            rows.extend({"precision": named, **cells} for cells in report.cells)
+            return done
+
+        try:
+            code = max(code, reported("compile", at, at.named, work))
+        except ToolkitError as error:
+            show_error(error)
+            code = max(code, error.exit_code)
+            errors.append(f"{precision}: {error.message.splitlines()[0]}")
+    if rows:
+        print("\n".join(aligned([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
+    if errors:
+        print("\n".join(errors))
+    return code

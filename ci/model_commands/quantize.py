@@ -58,8 +58,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.losses import as_text
-    from ci.model_commands.compile_one import quantize_model
+    from ci.one_model.output import writing_into
+    from ci.one_model.product import ELSEWHERE, History, judged, write_products
     from ci.one_model.report import ModelReport, reported
+    from provisioning.base.files import disk_errors
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
@@ -79,6 +81,12 @@ def run(args: argparse.Namespace) -> int:
             "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
         )
     model = replace(model, output=args.output)
-    return reported(
-        "quantize", model, model.named, lambda report: quantize_model(model, lane.quantized, report)
-    )
+    output = model.output.absolute()
+
+    def work(report: ModelReport) -> int:
+        with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
+            products = lane.quantized(model)
+            write_products(products, model, new, publish, report, History())
+        return judged(products, report)
+
+    return reported("quantize", model, model.named, work)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ci.models.imports import module_file
 from ci.models.user_model import UserModel
 from ci.one_model.model import OneModel
-from ci.one_model.product import Compiles
-from ci.suite.accepted import accepted_figures, below_required, derived, load_tolerances, threshold_values
-from ci.suite.accuracy import required_of
+from ci.one_model.product import Compiles, Product
 from ci.suite.precision import scheme_named, written_name
-from ci.suite.programs import Program, Suites
-from ci.suite.suite_file import accepted_path
-from provisioning.accepted_file import accept
+from ci.suite.programs import SuiteRun, Suites
 from provisioning.base import toml
-from provisioning.base.commands import add_flags, leave_out
+from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
-from provisioning.base.settings import MANIFESTS, project
+from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, project
 
 WORKFLOW = MANIFESTS / "workflow.yml"
 """Calls the gate for a suite of the calling repository."""
@@ -35,13 +29,7 @@ OURS = ("lane", "socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_bud
 """Keys of a run that we write or keep. A run with other keys was written by its author and is another run."""
 
 
-def require_place(suite: Path, *, measured: bool) -> None:
-    """Before anything is compiled."""
-    if not measured:
-        raise UsageError(
-            "--suite accepts measured thresholds, but this command does not run the model",
-            fix=leave_out("--suite", ", or the flags that prevent the run: --verify, --backend"),
-        )
+def _require_place(suite: Path) -> None:
     if suite.suffix != ".toml" or suite.is_dir():
         raise UsageError(f"--suite {suite}: expected a .toml file", fix="--suite models.toml")
     if not suite.parent.is_dir() or not os.access(suite.parent, os.W_OK):
@@ -124,49 +112,50 @@ def suite_with(
     return tomlkit.dumps(document), number
 
 
-@dataclass(frozen=True)
-class Extension:
-    """A run of a model that a suite is to have, and that the emulator is to measure first."""
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A run of a model that a suite is to have."""
 
-    suites: Suites[Any]
+    suites: Suites
     path: Path
-    name: str
+    case_name: str
     case: Mapping[str, object]
     run: Mapping[str, object]
     socs: Sequence[str]
     profile: str
 
-    def _text(self, run: Mapping[str, object], socs: Sequence[str]) -> tuple[str, int]:
-        return suite_with(self.path, self.name, self.case, self.suites.lane, run, socs)
+    def _extended(self, fields: Mapping[str, object]) -> tuple[str, SuiteRun]:
+        """The suite's text with this run, and the run. Raises ManifestError if the suite is then wrong."""
+        lane = self.suites.lane
+        run = {**self.run, **fields}
+        text, number = suite_with(self.path, self.case_name, self.case, lane, run, self.socs)
+        cases = self.suites.parse(toml.loads(text), self.path).cases[lane]
+        extended: SuiteRun = cases[self.case_name].runs[number]
+        return text, extended
 
-    @cached_property
-    def programs(self) -> list[Program]:
-        """For all chips of the run: of one that is there already, the thresholds hold for each."""
-        text, number = self._text(self.run, self.socs)
-        suite = self.suites.parse(toml.loads(text), self.path)
-        run = suite.cases[self.suites.lane][self.name].runs[number]
-        every = self.suites.programs_in(suite, profile=self.profile)
-        return [program for program in every if program.run is run]
+    def require_possible(self) -> None:
+        self._extended({})
 
-    def write(self, figures: Sequence[Mapping[str, float]], more: Mapping[str, object]) -> None:
-        """Write the run to the suite, with `more` in it, and accept thresholds from its programs' figures."""
-        program, run = self.programs[0], self.programs[0].run
-        text, _ = self._text({**self.run, **more}, run.socs)
-        margin_db = load_tolerances().sqnr_margin_db
-        thresholds = derived(accepted_figures(program, figures), figures, margin_db)
-        for name in below_required(thresholds, run.kind):
-            # Without a reason no threshold is lowered below what is required of every program.
-            agreed = getattr(program.accepted, name)
-            thresholds[name] = (
-                required_of(run.kind)[name] if agreed is None else max(agreed, thresholds[name])
-            )
+    def write(self, products: Sequence[Product]) -> None:
+        """With what each product adds to the run; says how its figures are accepted."""
+        fields = products[0].run_fields
+        for product in products:
+            if other := next((name for name in fields if product.run_fields[name] != fields[name]), ""):
+                raise UsageError(
+                    f"{self.path}: {other} of these chips is {fields[other]} and {product.run_fields[other]},"
+                    " and a suite's run has one",
+                    fix="write chips of one kind into one suite: repeat the command for each kind",
+                )
         is_new = not self.path.is_file()
+        text, run = self._extended(fields)
         replace_text(self.path, text)
-        thresholds = {name: value for name, value in thresholds.items() if not math.isnan(value)}
-        rows = {f"{program.lane}/{program.run_name}": threshold_values(thresholds)}
-        accept(accepted_path(self.path, self.profile), lambda before: before.updated(rows))
-        held = ", ".join(f"{name} = {value:g}" for name, value in {**thresholds, **program.demanded}.items())
-        sys.stdout.write(f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n")
+        profile = [] if self.profile == DEFAULT_PROFILE else ["--profile", self.profile]
+        stage, name = self.suites.form.stages[-1], f"{self.case_name}/{run.name}/"
+        command = session(stage, "--suite", self.path, "-k", name, *profile, "--accept")
+        sys.stdout.write(
+            f"{self.path}: case {self.case_name}, run {run.name} for {', '.join(run.socs)}\n"
+            f"hold it to what it measures:  {command}\n"
+        )
         if is_new:
             sys.stdout.write(f"a workflow that holds pull requests to it:\n\n{self._workflow()}")
 
@@ -178,8 +167,10 @@ class Extension:
         return workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(named))
 
 
-def extension_of(lane: Compiles, model: OneModel, suite: Path) -> Extension:
-    """The run that the suite is to have."""
+def addition_of(model: OneModel, suite: Path) -> Addition:
+    """Refuses a suite that cannot have the model, before anything is compiled."""
+    _require_place(suite)
+    lane: Compiles = model.lane.product
     program = lane.programs_of(model, suite)[0]
     case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
     values = program.run.model_dump(mode="json", exclude_defaults=True)
@@ -187,7 +178,9 @@ def extension_of(lane: Compiles, model: OneModel, suite: Path) -> Extension:
     if precision := run.get("precision"):
         run["precision"] = written_name(precision)
     socs, profile = model.selection.socs, model.selection.profile
-    return Extension(model.lane.suites, suite, program.case_name, case, run, socs, profile)
+    addition = Addition(model.lane.suites, suite, program.case_name, case, run, socs, profile)
+    addition.require_possible()
+    return addition
 
 
 def _written(precision: object, lane: str) -> object:

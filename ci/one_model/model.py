@@ -149,11 +149,6 @@ class OneModel:
             raise UsageError(message, fix="name a folder of samples")
         return folder
 
-    @property
-    def gives_figures(self) -> bool:
-        """Whether its program is run and compared, which gives a suite its thresholds."""
-        return self.verify and self.backend in (None, "htp")
-
     def for_chip(self, soc: str) -> OneModel:
         if self.selection.socs == (soc,):
             return self
@@ -378,7 +373,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         parser,
         "--suite",
         "FILE.toml",
-        "also add the model to this suite, with the measured thresholds and costs",
+        "also add the model to this suite, and print the command that accepts what it measures",
         type=Path,
     )
     switch(parser, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")

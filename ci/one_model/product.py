@@ -19,7 +19,7 @@ from ci.one_model.report import ModelReport
 from ci.outcome import Result
 from ci.suite.accuracy import against_nearest, in_words
 from ci.suite.programs import Program
-from ci.suite.stage import MeasuredValues, Results
+from ci.suite.stage import Plan, Results, of_program
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix
@@ -33,6 +33,7 @@ from provisioning.known_faults import SuspectedFault
 from provisioning.manifest import soc_named
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Plan)
 ERROR_WORDS = re.compile(r"\b\w+(?:Error|Exception)\b|\bSIG[A-Z]+\b|\b0x[0-9a-f]+\b|\b[Ee]rror \d+")
 GENERIC = {"RuntimeError", "Exception", "AssertionError", "CalledProcessError"}
 """Anything may raise them, also what has no QNN."""
@@ -69,6 +70,8 @@ class Outcome:
     """Operators."""
     wrong: Sequence[Finding] = ()
     """Of its figures, what no suite would let pass."""
+    of_chip: bool | None = None
+    """Of figures that are not healthy: whether the chip computes something else, or quantizing loses it."""
     program: str = ""
     """The digest of its bytes."""
 
@@ -235,15 +238,8 @@ class Product:
     """Of an earlier product: they go, unless they are written again."""
     unverified: EnvironmentLacking | None = None
     """Why it could not be run, though it was to be. The files are written all the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteRow:
-    """What a suite that gets the model has of it."""
-
-    measured: MeasuredValues
-    fields: Mapping[str, object] = field(default_factory=dict)
-    """Of its run."""
+    run_fields: Mapping[str, object] = field(default_factory=dict)
+    """What a suite that gets the model has in its run beside what was typed."""
 
 
 class Compiles(Protocol):
@@ -256,25 +252,33 @@ class Compiles(Protocol):
         """For each chip the program of a suite of one, or of the suite that will have it. Refuses what cannot
         be compiled; imports nothing heavy."""
 
-    def planned(self, model: OneModel, programs: Sequence[Any]) -> Any: ...
-
-    def results_of(self, model: OneModel, plan: Any) -> Results:
-        """Of all steps. `product_of` may raise the error of what failed."""
-
-    def product_of(self, model: OneModel, plan: Any, program: Any, results: Mapping[str, Result]) -> Product:
-        """From its results by step. Raises the error of a program that there is not."""
-
-    def suite_row(self, plan: Any, results: Results) -> SuiteRow:
-        """Raises the error of what no suite may have."""
+    def products_of(self, model: OneModel, programs: Sequence[Any]) -> list[Product | ToolkitError]:
+        """What is made of each program, or the error of one that there is not."""
 
 
-def require_fp16(program: Program) -> None:
+def each_product(
+    plan: P, results: Results, product_of: Callable[[P, Any, Mapping[str, Result]], Product]
+) -> list[Product | ToolkitError]:
+    """What `product_of` makes of each program and its results by step, or the error that it raises."""
+    products = list[Product | ToolkitError]()
+    for program in plan.programs:
+        try:
+            products.append(product_of(plan, program, of_program(program, results)))
+        except ToolkitError as error:
+            products.append(error)
+    return products
+
+
+def require_fp16(programs: Iterable[Program]) -> None:
     """Refuse floats for a chip that has none of 16 bits."""
-    if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
-        raise UsageError(
-            f"{program.soc} has no fp16: QNN refuses it, or computes it in float32",
-            fix=Fix("{} or 16a8w; or a chip that has fp16: --soc {}", ("--precision", "8a8w"), DEFAULT_SOC),
-        )
+    for program in programs:
+        if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
+            raise UsageError(
+                f"{program.soc} has no fp16: QNN refuses it, or computes it in float32",
+                fix=Fix(
+                    "{} or 16a8w; or a chip that has fp16: --soc {}", ("--precision", "8a8w"), DEFAULT_SOC
+                ),
+            )
 
 
 @dataclass(slots=True)
@@ -350,7 +354,9 @@ def _answered(folder: Path, product: Product) -> dict[str, object]:
 
 
 def judged(products: Sequence[Product], report: ModelReport) -> int:
-    """The exit code, after what is wrong."""
+    """The exit code, after what is wrong. Raises why a program could not be run."""
+    if lacking := next((product.unverified for product in products if product.unverified), None):
+        raise lacking
     places = Places.of()
     wrong = [places.located(finding) for product in products for finding in product.outcome.wrong]
     answer.add_findings(wrong)

@@ -244,6 +244,16 @@ def accuracy_of_one_model(
     return [Finding("compile-accuracy", severity, subject, message, fix, causes.place)]
 
 
+@dataclass(frozen=True, slots=True)
+class AccuracyOfModel:
+    """What the figures of one model's program tell."""
+
+    wrong: Sequence[Finding]
+    warnings: Sequence[str]
+    of_chip: bool | None
+    """As `is_of_chip`."""
+
+
 def verdict_of_one_model(
     subject: str,
     figures: Mapping[str, float],
@@ -252,13 +262,23 @@ def verdict_of_one_model(
     where: str,
     causes: Causes,
     evidence: Evidence,
-) -> tuple[list[Finding], list[str]]:
-    """The errors, and warnings of all else that its figures tell."""
+) -> AccuracyOfModel:
     found = accuracy_of_one_model(subject, figures, divergence, where, causes, evidence)
     errors = [finding for finding in found if finding.severity is Severity.ERROR]
     constant = nearly_constant(figures, slices)
     low = (f"{finding.message}; {finding.fix}" for finding in found if finding not in errors)
-    return errors, [*filter(None, [constant]), *low]
+    warnings = [*filter(None, [constant]), *low]
+    return AccuracyOfModel(errors, warnings, is_of_chip(figures, evidence.kind))
+
+
+def is_of_chip(figures: Mapping[str, float], kind: str) -> bool | None:
+    """Whether the chip computes something else, rather than quantizing losing it; None of what is healthy,
+    has no floats, or loses a slice alone, of which an operator's output as a whole says nothing."""
+    misses = accuracy.missed(Thresholds(), figures, kind) or below_usual(kind, figures)
+    misses = [miss for miss in misses if miss.figure != SLICE]
+    if "sqnr_db" not in figures or not misses:
+        return None
+    return chip_differs(misses, figures) or not accuracy.against_nearest(figures)
 
 
 PROVISIONAL = "provisional, on random inputs: "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import add
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -250,9 +250,6 @@ class Program:
         )
 
 
-P = TypeVar("P", bound=Program)
-
-
 def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
     """By run. Those of the default profile hold for the runs of which this one has none."""
     found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
@@ -267,10 +264,10 @@ def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str
 
 
 @dataclass(frozen=True, slots=True)
-class Suites(Generic[P]):
+class Suites:
     stage: str
     shipped: Path
-    program: type[P]
+    program: type[Program]
     form: LaneForm
 
     @property
@@ -284,7 +281,9 @@ class Suites(Generic[P]):
         """As `load`, of what the file said or will say."""
         return parse_suite(document, path, self.form)
 
-    def programs_of(self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE) -> list[P]:
+    def programs_of(
+        self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
+    ) -> list[Any]:
         """Every program of a suite; with `socs`, every run for these chips instead of its own."""
         for soc in socs:
             soc_named(soc)
@@ -292,7 +291,7 @@ class Suites(Generic[P]):
 
     def programs_in(
         self, file: SuiteFile, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
-    ) -> list[P]:
+    ) -> list[Any]:
         if self.lane not in file.cases:
             raise missing_lane(file, self.form, self.stage)
         needs, path, head = NONE, file.path, file.head
@@ -315,14 +314,14 @@ class Suites(Generic[P]):
 
     def all_programs(
         self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
-    ) -> list[P]:
+    ) -> list[Any]:
         """All programs of the named suites, or of the shipped one; no two may have the same name."""
         programs = [
             program
             for path in paths or [self.shipped]
             for program in self.programs_of(path, socs, profile=profile)
         ]
-        seen: dict[str, P] = {}
+        seen: dict[str, Program] = {}
         for program in programs:
             if other := seen.get(program.name):
                 raise ManifestError(
@@ -336,19 +335,19 @@ class Suites(Generic[P]):
 
     def choose(
         self,
-        programs: Sequence[P],
+        programs: Sequence[Program],
         *,
         tags: Collection[str] = (),
         words: Sequence[str] = (),
         cases: Collection[str] = (),
-    ) -> list[P]:
+    ) -> list[Any]:
         """The programs of one of the cases, with one of the tags, and with a name that one of the words
         matches, which may be expressions.
 
         Every value must match a program: a misspelt one must not pass."""
         matchers = {word: matcher([word]) for word in words}
 
-        def matches(flag: str, value: str, program: P) -> bool:
+        def matches(flag: str, value: str, program: Program) -> bool:
             if flag == "-k":
                 return matchers[value](program.name)
             return program.case_name == value if flag == "--case" else value in program.run.tags
@@ -371,7 +370,7 @@ class Suites(Generic[P]):
             raise self._nothing(programs, f"no program is left by {flags}", "--tag")
         return chosen
 
-    def _nothing(self, programs: Sequence[P], message: str, flag: str, value: str = "") -> UsageError:
+    def _nothing(self, programs: Sequence[Program], message: str, flag: str, value: str = "") -> UsageError:
         names = {
             "--tag": {tag for program in programs for tag in program.run.tags},
             "--case": {program.case_name for program in programs},
@@ -388,7 +387,7 @@ class Suites(Generic[P]):
             fix=session(self.stage, "--list"),
         )
 
-    def repeat(self, program: P, stage: str = "", *, every_chip: bool = False) -> Fix:
+    def repeat(self, program: Program, stage: str = "", *, every_chip: bool = False) -> Fix:
         """The command that runs this program again; with `every_chip`, its run for each chip of the suite."""
         suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
         name = f"{program.run_name}/" if every_chip else program.name

@@ -34,7 +34,6 @@ from provisioning.base.findings import Artifact, Finding, Metric, Report, Severi
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
-P = TypeVar("P", bound=Program)
 L = TypeVar("L", bound="Plan")
 V = TypeVar("V")
 
@@ -79,11 +78,11 @@ class Verdict:
 
 
 def chosen(
-    suites: Suites[P],
+    suites: Suites,
     choice: Choice,
     selection: Selection,
-    jobs_of: Callable[[Sequence[P]], Mapping[str, Job]],
-) -> list[P]:
+    jobs_of: Callable[[Sequence[Any]], Mapping[str, Job]],
+) -> list[Any]:
     """The chosen programs. `jobs_of` gives the job of each program, for --shard: programs of one job stay
     together."""
     programs = suites.choose(
@@ -112,7 +111,7 @@ def show_list(programs: Sequence[Program]) -> int:
     return 0
 
 
-def write_accepted(suites: Suites[Any], plan: Plan, measured: MeasuredValues, stage: str = "") -> None:
+def _write_accepted(suites: Suites, plan: Plan, measured: MeasuredValues, stage: str) -> None:
     """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
     that their suites have no more are dropped."""
 
@@ -137,13 +136,13 @@ def _of_suite(suite: Path, programs: Sequence[Program], values: Mapping[str, V])
     }
 
 
-def accepted(accept: Accept, suites: Suites[Any], plan: L, measured: MeasuredValues, stage: StageRun) -> L:
+def accepted(accept: Accept, suites: Suites, plan: L, measured: MeasuredValues, stage: StageRun) -> L:
     """Write what was measured if it is accepted; returns the plan with the thresholds of now."""
     if not accept.values:
         return plan
     reasons = dict(_reasons(plan, measured.figures, accept.reason, stage.command))
     recorded = {name: {**fields, **reasons.get(name, {})} for name, fields in measured.recorded.items()}
-    write_accepted(suites, plan, MeasuredValues(measured.figures, recorded), stage.stage)
+    _write_accepted(suites, plan, MeasuredValues(measured.figures, recorded), stage.stage)
     profile = plan.selection.profile
     known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
     programs = (
@@ -168,7 +167,7 @@ def _reasons(
 
 
 def report(
-    stage: StageRun, suites: Suites[Any], plan: Plan, verdicts: Mapping[str, Verdict], results: Results
+    stage: StageRun, suites: Suites, plan: Plan, verdicts: Mapping[str, Verdict], results: Results
 ) -> None:
     """Put the findings and the row of each program into the report. A program without a verdict has none in
     `verdicts`: what it needs has failed."""

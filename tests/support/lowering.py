@@ -52,4 +52,5 @@ def make_program(
         if not (folder / file).exists():
             (folder / file).write_text(content)
     (folder / name).write_text(text.format(case=case, run=run))
-    return programs_of(folder / name)[0]
+    program: ExecutorchProgram = programs_of(folder / name)[0]
+    return program

@@ -14,7 +14,7 @@ from ci.jobs import WorkOptions
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome, Product
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection
 
@@ -77,17 +77,12 @@ class StandInLane:
     def programs_of(self, model: OneModel, suite: Path | None = None) -> list[Any]:
         return [SimpleNamespace(name=model.name, soc="SM8650", run=SimpleNamespace(kind="16a8w"))]
 
-    def planned(self, model: OneModel, programs: Sequence[Any]) -> Any:
-        return SimpleNamespace(programs=programs)
-
-    def results_of(self, model: OneModel, plan: Any) -> dict[str, Any]:
-        return {}
-
-    def product_of(self, model: OneModel, plan: Any, program: Any, results: object) -> Product:
+    def products_of(self, model: OneModel, programs: Sequence[Any]) -> list[Product | ToolkitError]:
         outcome = self.gives(model)
-        if outcome.error:
-            raise CheckFailed(outcome.error, fix="")
-        return Product({}, [], outcome=outcome)
+        return [
+            CheckFailed(outcome.error, fix="") if outcome.error else Product({}, [], outcome=outcome)
+            for _ in programs
+        ]
 
     def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
         self.asked.append(asked.rules)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ci.explain.cause import Cause, cause_of, is_of_chip, of_divergence, of_scores, with_suspects
+from ci.explain.cause import Cause, cause_of, of_divergence, of_scores, with_suspects
 from ci.explain.divergence_result import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Loss, Scores
@@ -21,6 +21,7 @@ from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
 from ci.operators.table import Inexact
+from ci.suite.findings import is_of_chip
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.known_faults import NO_FIX, SuspectedFault
 from tests.support.stand_in_lane import AT, DIFFERS, HELPS, POWER, RED, WRONG, StandInLane, green
@@ -39,7 +40,7 @@ SUSPECT = SuspectedFault("pad by less than nothing at net.py:7", "cut it", "nega
 def test_a_chip_that_differs_is_searched_whatever_the_float_figure_is(
     kind: str, figures: dict[str, float], of_chip: bool | None
 ) -> None:
-    assert is_of_chip(Outcome(figures=figures), kind) is of_chip
+    assert is_of_chip(figures, kind) is of_chip
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_chip_that_differs_is_searched_whatever_the_float_figure_is(
 )
 def test_what_is_searched_follows_the_figures(figures: dict[str, float], of_chip: bool | None) -> None:
     kind = "8a8w" if "reference_sqnr_db" in figures else "fp16"
-    assert is_of_chip(Outcome(figures=figures), kind) is of_chip
+    assert is_of_chip(figures, kind) is of_chip
 
 
 def cuts(share: float, between: Sequence[str] = (), **more: Any) -> DivergenceResult:
@@ -128,7 +129,7 @@ class Dies(StandInLane):
 
 
 def test_a_search_that_fails_is_no_cause_and_no_failure(tmp_path: Any) -> None:
-    outcome = Outcome(figures={"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, wrong=WRONG)
+    outcome = Outcome(figures={"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, wrong=WRONG, of_chip=False)
     model, program = Dies(tmp_path).model, SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
     assert cause_of(model, program, replace(outcome, wrong=())) is None
     found = cause_of(model, program, outcome)

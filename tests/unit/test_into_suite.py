@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ci.__main__ import VERBS
 from ci.lanes.executorch.suite import SUITES, programs_of
 from ci.models.user_model import UserModel, user_model
-from ci.one_model.into_suite import Extension, factory_in, suite_with
+from ci.one_model.into_suite import Addition, factory_in, suite_with
+from ci.one_model.product import Product
+from ci.suite.options import stage_options
 from ci.suite.programs import Thresholds
-from ci.suite.suite_file import accepted_path
-from provisioning.accepted_file import Values, accept
+from provisioning.base.command_line import parsed
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 from provisioning.base.settings import ROOT
 from tests.support.workflows import read_workflow
 
+MODEL = {"factory": "net:make"}
 RUN = {"precision": "16a8w", "cpu_nodes": ["x"], "delegates": None}
 AUTHORS = """\
 schema = 2  # mine
@@ -54,23 +57,34 @@ def test_a_new_suite_has_the_model_alone(tmp_path: Path) -> None:
     assert (program.name, program.run.cpu_nodes) == ("net/16a8w/SM8750", ("x",))
 
 
-@pytest.mark.parametrize(
-    ("agreed", "measured", "written"),
-    [(None, 50.0, 49.0), (None, 5.0, 30.0), (None, math.nan, 30.0), (3, 5.0, 4.0), (4.5, 5.0, 4.5)],
-)
-def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
-    tmp_path: Path, agreed: float | None, measured: float, written: float
+def addition(suite: Path, run: Mapping[str, object], case: Mapping[str, object] = MODEL) -> Addition:
+    return Addition(SUITES, suite, "net", case, run, ["SM8650"], "wheels")
+
+
+def product(**fields: object) -> Product:
+    return Product({}, run_fields=fields)
+
+
+def test_the_command_that_is_printed_accepts_the_run_and_nothing_is_accepted_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    suite, case = tmp_path / "models.toml", {"factory": "net:make"}
-    run: dict[str, object] = {"precision": "fp16"}
-    if agreed is not None:
-        row: Values = {"least.sqnr_db": agreed}
-        path = accepted_path(suite, "wheels")
-        accept(path, lambda before: before.updated({"executorch/net/fp16": row}))
-    extension = Extension(SUITES, suite, "net", case, run, ["SM8650"], "wheels")
-    extension.write([{"sqnr_db": measured}], {})
+    suite = tmp_path / "models.toml"
+    addition(suite, {"precision": "fp16"}).write([product(cpu_nodes=["x"], cpu_budget=1)])
+    assert [path.name for path in tmp_path.iterdir()] == ["models.toml"]
     (program,) = programs_of(suite)
-    assert program.accepted.sqnr_db == written
+    assert (program.run.cpu_nodes, program.run.cpu_budget) == (("x",), 1)
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if "--accept" in line)
+    _, _, typed = command.partition("test_emulator ")
+    options = stage_options(parsed(VERBS["test_emulator"], typed.removeprefix("-- ").split()))
+    assert options.accept.values and options.choice.suites == (suite,)
+    assert SUITES.choose([program], words=options.choice.words) == [program]
+
+
+def test_chips_of_several_kinds_are_no_one_run(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    with pytest.raises(UsageError, match="delegates"):
+        addition(suite, {"precision": "fp16"}).write([product(delegates=1), product(delegates=2)])
+    assert not suite.exists()
 
 
 def test_the_workflow_that_is_printed_may_call_the_gate(
@@ -78,9 +92,7 @@ def test_the_workflow_that_is_printed_may_call_the_gate(
 ) -> None:
     (tmp_path / "ci").mkdir()
     (tmp_path / ".git").mkdir()
-    suite, case = tmp_path / "ci/mine.toml", {"factory": "net:make"}
-    extension = Extension(SUITES, suite, "net", case, {"precision": "fp16"}, ["SM8650"], "wheels")
-    extension.write([{"sqnr_db": 50.0}], {})
+    addition(tmp_path / "ci/mine.toml", {"precision": "fp16"}).write([product()])
     printed = yaml.safe_load("name: " + capsys.readouterr().out.partition("\nname: ")[2])
     (job,) = printed["jobs"].values()
     assert job["with"] == {"suite": "ci/mine.toml"}
@@ -92,14 +104,12 @@ def test_the_workflow_that_is_printed_may_call_the_gate(
 
 
 def test_what_the_author_demands_of_a_run_stays(tmp_path: Path) -> None:
-    suite, run = tmp_path / "models.toml", {"precision": "16a8w"}
+    suite = tmp_path / "models.toml"
     suite.write_text(AUTHORS)
-    Extension(SUITES, suite, "net", {}, run, ["SM8750"], "wheels").write(
-        [{"sqnr_db": 50.0, "reference_sqnr_db": 60.0}], {}
-    )
+    addition(suite, {"precision": "16a8w"}, {}).write([product()])
     assert "thresholds = { sqnr_db = 20 }" in suite.read_text()
-    (_, program, _) = programs_of(suite)
-    assert program.thresholds == Thresholds(sqnr_db=20, reference_sqnr_db=59)
+    (_, *mine) = programs_of(suite)
+    assert [program.thresholds for program in mine] == [Thresholds(sqnr_db=20)]
 
 
 def test_sizes_of_an_input_are_the_same_when_it_is_written_again(tmp_path: Path) -> None:
@@ -134,7 +144,7 @@ def test_what_is_no_precision_is_named_as_the_suites_mistake(tmp_path: Path) -> 
     suite = tmp_path / "models.toml"
     suite.write_text(AUTHORS.replace('"w8a16"', "16"))
     with pytest.raises(ManifestError):
-        Extension(SUITES, suite, "net", {}, RUN, ["SM8750"], "wheels").write([{}], {})
+        addition(suite, RUN, {}).require_possible()
 
 
 def test_refuses_another_model_of_that_name_and_what_is_no_toml(tmp_path: Path) -> None:

@@ -172,7 +172,8 @@ def _judge(program: Program, folder: Path) -> Step:
 def _llm_program(folder: Path) -> Program:
     path = folder / "llm.toml"
     path.write_text(LLM_SUITE)
-    return LLM.programs_of(path)[0]
+    program: Program = LLM.programs_of(path)[0]
+    return program
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,14 +16,14 @@ import pytest
 
 from ci.cached_steps import require_done
 from ci.jobs import WorkOptions
-from ci.model_commands.compile_one import compile_model
+from ci.model_commands.compile import compile_model
 from ci.one_model.model import ModelLane, OneModel
-from ci.one_model.product import Product, SuiteRow
+from ci.one_model.product import History, Product, each_product
 from ci.one_model.report import reported
 from ci.outcome import Result
 from ci.suite.options import Accept, Choice, StageOptions
-from ci.suite.programs import NO_SUITE
-from ci.suite.stage import Results, run_cached_step
+from ci.suite.programs import NO_SUITE, Thresholds
+from ci.suite.stage import run_cached_step
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import Selection
@@ -34,7 +35,6 @@ from tests.support.toy_lane import (
     ToyProgram,
     ToyRun,
     compiling,
-    measured_of,
     plan_of,
     run,
 )
@@ -49,12 +49,10 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[ToyProgram]:
     return [ToyProgram(suite, "net", case, run, soc) for soc in run.socs]
 
 
-def planned(model: OneModel, programs: Sequence[ToyProgram]) -> ToyPlan:
-    return plan_of(programs, model.selection, model.work)
-
-
-def results_of(model: OneModel, plan: ToyPlan) -> Results:
-    return {"toy": run_cached_step(compiling(plan), plan.programs)}
+def products_of(model: OneModel, programs: Sequence[ToyProgram]) -> list[Product | ToolkitError]:
+    plan = plan_of(programs, model.selection, model.work)
+    results = {"toy": run_cached_step(compiling(plan), programs)}
+    return each_product(plan, results, partial(product_of, model))
 
 
 def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
@@ -64,10 +62,6 @@ def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Map
     if model.verbose:
         files["net.json"] = json.dumps({"schema": 1})
     return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"])
-
-
-def suite_row(plan: ToyPlan, results: Results) -> SuiteRow:
-    return SuiteRow(measured_of(plan, results["toy"]))
 
 
 # Its models end here.
@@ -170,7 +164,10 @@ def compiled(
     selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
     lane, work = Toys("toys", "", "", (), only_compiles=True), WorkOptions(jobs=1)
     model = OneModel(selection, str(width), lane, work, output=folder / "out", **more)
-    assert reported("compile", model, model.named, lambda report: compile_model(model, suite, report)) == 0
+    assert (
+        reported("compile", model, model.named, lambda report: compile_model(model, suite, report, History()))
+        == 0
+    )
 
 
 def test_what_was_made_of_another_model_of_the_same_name_stays(
@@ -212,7 +209,7 @@ def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> 
     code, rows = toys(tmp_path)
     assert code == 0 and [(row["width"], row["cached"]) for row in rows.values()] == [(5, True)]
     (program,) = SUITES.programs_of(suite)
-    assert program.thresholds and program.thresholds.sqnr_db
+    assert program.thresholds == Thresholds()
 
 
 def test_a_toy_lane_takes_few_lines() -> None:

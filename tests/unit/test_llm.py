@@ -1425,6 +1425,7 @@ def test_a_passage_of_another_text_is_known_wherever_it_begins() -> None:
 
 
 def program(word: str) -> LlmProgram:
+    program: LlmProgram
     [program] = SUITES.choose(SUITES.all_programs([]), words=[f"tiny/{word}/"])
     return program
 

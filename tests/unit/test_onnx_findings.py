@@ -35,7 +35,8 @@ from tests.support.onnx_suites import (
 
 @pytest.fixture
 def program(tmp_path: Path) -> OnnxProgram:
-    return programs_of(write_suite(tmp_path))[0]
+    only: OnnxProgram = programs_of(write_suite(tmp_path))[0]
+    return only
 
 
 def rules(program: OnnxProgram, result: Any) -> list[tuple[str, Severity]]:

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -53,7 +54,6 @@ from ci.lanes.executorch.records import (
     ran,
     ran_in,
 )
-from ci.lanes.executorch.stage import measured_of
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.models.arrays import Array, Sample
 from ci.models.inputs import GraphSignature, Tensor, drawn, read_inputs
@@ -61,7 +61,7 @@ from ci.models.user_model import UserModel
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
-from ci.one_model.product import Outcome, Product, SuiteRow
+from ci.one_model.product import Outcome, Product, each_product, require_fp16
 from ci.operators.faults import shown_by_inputs
 from ci.outcome import Failure, Result
 from ci.plain import as_json
@@ -96,11 +96,14 @@ FIELDS = ("precision", "cpu_nodes", "calibration")
 def programs_of(model: OneModel, suite: Path | None = None) -> list[ExecutorchProgram]:
     if model.program:
         return [model.program]
-    return [program_of(model, soc, model.keep_on_cpu, suite) for soc in model.selection.socs]
+    programs = [program_of(model, soc, model.keep_on_cpu, suite) for soc in model.selection.socs]
+    require_fp16(programs)
+    return programs
 
 
-def planned(model: OneModel, programs: Sequence[ExecutorchProgram]) -> ExecutorchPlan:
-    return plan_of_model(model, "compile", programs)
+def products_of(model: OneModel, programs: Sequence[ExecutorchProgram]) -> list[Product | ToolkitError]:
+    plan = plan_of_model(model, "compile", programs)
+    return each_product(plan, results_of(model, plan), partial(product_of, model))
 
 
 def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
@@ -181,11 +184,11 @@ def product_of(
         causes = replace(causes, losses="", known=())
     where = model.command("quantize", program.soc, "--where")
     evidence = Evidence(program.run.kind, facts.used, bool(suspects))
-    wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, evidence)
+    accuracy = verdict_of_one_model(stem, figures, slices, divergence, where, causes, evidence)
     scheme, soc = program.run.precision, program.soc
     shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.build_id)
-    warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
-    outcome = replace(outcome_of(compiled, run), wrong=wrong)
+    warnings = [*notes_of(facts), *(met.warning for met in shown), *accuracy.warnings]
+    outcome = replace(outcome_of(compiled, run), wrong=accuracy.wrong, of_chip=accuracy.of_chip)
     found = [
         Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
         for message, fix, place in dict.fromkeys(left_on_cpu(facts.left))
@@ -202,6 +205,7 @@ def product_of(
         facts={"accuracy": figures, "ddr": as_json(facts.ddr)},
         chips=program.soc,
         unverified=unverified,
+        run_fields=run_fields_of(program, facts),
     )
 
 
@@ -210,23 +214,14 @@ def stem_of(model: OneModel, program: ExecutorchProgram) -> str:
     return f"{stem}-{program.soc}-{program.run.name}"
 
 
-def suite_row(plan: ExecutorchPlan, results: Results) -> SuiteRow:
-    program = plan.programs[0]
-    records = [compiled_in(results[COMPILED][row.name]) for row in plan.programs]
-    kept = [name for record in records if record.kept_on_cpu for name in record.kept_on_cpu.nodes]
-    delegates = {record.delegates for record in records}
-    if len(delegates) > 1:
-        counts = " and ".join(map(str, sorted(delegates)))
-        message = f"{program.suite}: these chips have {counts} delegates, and a suite's run has one number"
-        fix = "write chips of one kind into one suite: repeat the command for each kind"
-        raise UsageError(message, fix=fix)
-    (number,) = delegates
-    fields = {
+def run_fields_of(program: ExecutorchProgram, facts: ChipProgram) -> dict[str, object]:
+    """What a suite's run allows of this program: operators on the CPU, and delegates."""
+    kept = facts.kept_on_cpu.nodes if facts.kept_on_cpu else ()
+    return {
         "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
-        "delegates": None if number == program.case.delegates else number,
-        "cpu_budget": max(len(record.left) for record in records) or None,
+        "delegates": None if facts.delegates == program.case.delegates else facts.delegates,
+        "cpu_budget": len(facts.left) or None,
     }
-    return SuiteRow(measured_of(plan, results), fields)
 
 
 def outcome_of(compiled: Result, run: Result | None) -> Outcome:
@@ -415,10 +410,12 @@ def quantized(model: OneModel) -> Sequence[Product]:
             causes_of(program, facts, slices, {}),
         )
         evidence = Evidence(program.run.kind, facts.used)
-        wrong, low = verdict_of_one_model(stem, figures, slices, "", where, causes, evidence)
-        warnings = [*notes_of(facts), *low]
+        accuracy = verdict_of_one_model(stem, figures, slices, "", where, causes, evidence)
+        warnings = [*notes_of(facts), *accuracy.warnings]
         lines = [words, *(f"  {line}" for line in slices)]
-        products.append(Product(files_of(path, stem, record), lines, (), warnings, Outcome(wrong=wrong)))
+        products.append(
+            Product(files_of(path, stem, record), lines, (), warnings, Outcome(wrong=accuracy.wrong))
+        )
     return products
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
@@ -36,17 +36,16 @@ from ci.lanes.llm.work import (
 )
 from ci.one_model.model import LANGUAGE_TIMEOUT, OneModel, not_taken
 from ci.one_model.output import SCRATCH
-from ci.one_model.product import Product
+from ci.one_model.product import Product, require_fp16
 from ci.outcome import Result
 from ci.plain import read
-from ci.suite.stage import Results, run_cached_step
+from ci.suite.stage import run_cached_step
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.rendering import plural
 from provisioning.base.units import seconds, size
 
-COMPILED = "llm-compile"
 PART_SECONDS = 5.0
 """What exporting and compiling a part takes, however small it is."""
 SORTED, SORTED_SECONDS = 1 << 20, 0.0566
@@ -131,6 +130,7 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
         # No compile of ours wrote what is there.
         raise UsageError(f"{output} is not empty", fix="name another folder with -o, or remove it")
     program = program_of(order)
+    require_fp16([program])
     return [
         Checkpoint(
             program.suite,
@@ -144,14 +144,11 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
     ]
 
 
-def planned(model: OneModel, programs: Sequence[Checkpoint]) -> LlmPlan:
+def products_of(model: OneModel, programs: Sequence[Checkpoint]) -> list[Product | ToolkitError]:
     work = model.work
     work = replace(work, timeout=LANGUAGE_TIMEOUT if work.timeout == TIMEOUT else work.timeout, jobs=1)
-    return LlmPlan.of(programs, model.selection, work)
-
-
-def results_of(model: OneModel, plan: LlmPlan) -> Results:
-    program = _checkpoint(plan)
+    plan = LlmPlan.of(programs, model.selection, work)
+    (program,) = programs
     order, shape = program.compiled, program.shape
     layers = plural(shape.num_layers, "layer")
     layers += f" in {order.parts} parts" if order.parts > 1 else ""
@@ -160,17 +157,11 @@ def results_of(model: OneModel, plan: LlmPlan) -> Results:
         for line in CompileNeeds.of(shape, order, _pace()).lines(model.output):
             sys.stderr.write(f"{line}\n")
     results = run_cached_step(compiling(plan, order), plan.programs)
-    return {COMPILED: {name: require_done(result) for name, result in results.items()}}
+    return [_product(model, program, require_done(results[program.name]))]
 
 
-def _checkpoint(plan: LlmPlan) -> Checkpoint:
-    (program,) = plan.programs
-    assert isinstance(program, Checkpoint)
-    return program
-
-
-def product_of(model: OneModel, plan: LlmPlan, program: Checkpoint, results: Mapping[str, Result]) -> Product:
-    result, order, output = results[COMPILED], program.compiled, model.output
+def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
+    order, output = program.compiled, model.output
     assert result.folder is not None
     store, written = model.selection.store, read(Written, result.facts)
     files = {path.name: path for path in sorted(result.folder.iterdir())}

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -54,13 +55,10 @@ from ci.lanes.onnx.stage import (
     OnnxPlan,
     estimated,
     home_of,
-    measured_of,
     onnx_step,
-    passes_suite,
     plan_of,
     require_installed,
     suite_options,
-    suite_samples,
     with_metrics,
 )
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
@@ -68,7 +66,7 @@ from ci.models.arrays import Sample, save, saved
 from ci.models.inputs import GraphSignature, drawn, read_inputs
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
-from ci.one_model.product import Outcome, Product, SuiteRow
+from ci.one_model.product import Outcome, Product, each_product, require_fp16
 from ci.outcome import Result, error_follows, line_of
 from ci.plain import as_json, read
 from ci.progress import Line
@@ -76,14 +74,13 @@ from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import Results, run_cached_step
+from ci.suite.stage import run_cached_step
 from ci.suite.suite_file import precision_file_of
 from ci.work import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, joined, leave_out, session
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Severity
 from provisioning.base.progress import at_work
 from provisioning.base.rendering import plural
 from provisioning.manifest import soc_named
@@ -223,20 +220,15 @@ def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
 
 def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
     """The context as files."""
-    in_suite = plan.programs[0].suite.name != NO_SUITE
-
-    def accepts(program: OnnxProgram, result: Result) -> bool:
-        return not in_suite or passes_suite(plan, program, result, new_baseline=True)
 
     def options(program: OnnxProgram) -> CompileOptions:
-        keeps_outputs = program.case.metric is not None
-        options = replace(
+        return replace(
             suite_options(program),
             stem=_stem(plan, model, program),
             embed=model.embed,
-            keeps_outputs=keeps_outputs,
+            keeps_outputs=program.case.metric is not None,
+            estimates=estimated(program),
         )
-        return options if in_suite else replace(options, estimates=estimated(program))
 
     drawn = Preparing(drawn=True, compares=model.verify)
     return onnx_step(
@@ -244,9 +236,8 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
         "onnx",
         "compiled",
         options=options,
-        preparing=suite_samples if in_suite else lambda program: drawn,
+        preparing=lambda program: drawn,
         reply=ProgramFacts,
-        accepts=accepts,
         line=_line,
         keeps_files=True,
     )
@@ -299,21 +290,21 @@ FIELDS = ("precision", "per_channel", "calibration", "options")
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[OnnxProgram]:
     program = program_of(model, suite)
-    return [replace(program, soc=soc) for soc in model.selection.socs]
+    programs = [replace(program, soc=soc) for soc in model.selection.socs]
+    require_fp16(programs)
+    return programs
 
 
-def planned(model: OneModel, programs: Sequence[OnnxProgram]) -> OnnxPlan:
+def products_of(model: OneModel, programs: Sequence[OnnxProgram]) -> list[Product | ToolkitError]:
     work = model.work
     # Nothing remembers what these options make the provider write beside the context.
     if any("dump" in name or name.endswith("_dir") for name in parse_assignments(model.options)):
         work = replace(work, cache=False)
-    return plan_of(programs, model.selection, work)
-
-
-def results_of(model: OneModel, plan: OnnxPlan) -> Results:
+    plan = plan_of(programs, model.selection, work)
     results = run_cached_step(compiling_one(plan, model), plan.programs)
     with_metric = [program for program in plan.programs if program.case.metric]
-    return {COMPILED: with_metrics(plan, with_metric, results)}
+    results = with_metrics(plan, with_metric, results)
+    return each_product(plan, {COMPILED: results}, partial(product_of, model))
 
 
 def product_of(
@@ -340,8 +331,8 @@ def product_of(
     commands = (model.command("divergence", program.soc), model.command("quantize", program.soc, "--where"))
     kind, name, causes = program.run.kind, model.typed, causes_of(near, context.choices)
     evidence = Evidence(kind, used)
-    wrong, low = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, evidence)
-    warnings = [*drawn_to_calibrate(program), *constant_inputs(facts.prepared.constant), *low]
+    accuracy = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, evidence)
+    warnings = [*drawn_to_calibrate(program), *constant_inputs(facts.prepared.constant), *accuracy.warnings]
     if kind == "fp16" and context.half_floats is False:
         warnings += [not_in_fp16(program.soc)]
     warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context.reciprocals]
@@ -352,7 +343,7 @@ def product_of(
         words,
         more,
         warnings,
-        replace(outcome, wrong=wrong),
+        replace(outcome, wrong=accuracy.wrong, of_chip=accuracy.of_chip),
         facts={
             "accuracy": near.figures,
             "delegates": 1,
@@ -366,14 +357,6 @@ def product_of(
 def drawn_to_calibrate(program: OnnxProgram) -> Iterator[str]:
     if program.run.quantizes and not program.case.samples:
         yield "it was calibrated with random inputs: --calibrate DIR takes real ones"
-
-
-def suite_row(plan: OnnxPlan, results: Results) -> SuiteRow:
-    for program in plan.programs:
-        for finding in findings_of(program, results[COMPILED][program.name]):
-            if finding.severity is Severity.ERROR:
-                raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-    return SuiteRow(measured_of(plan, results[COMPILED]))
 
 
 def outcome_of(context: CompiledContext, size: int, forecasted: Forecasted | None) -> Outcome:
@@ -417,10 +400,11 @@ def quantized(model: OneModel) -> Sequence[Product]:
     words += ", both by ONNX Runtime on the CPU"
     outputs = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
     where, evidence = model.command("quantize", program.soc, "--where"), Evidence(kind, facts.used)
-    wrong, low = verdict_of_one_model(stem, near.figures, near.slices, "", where, causes_of(near), evidence)
-    warnings = [*drawn_to_calibrate(program), *constant_inputs(prepared.constant), *low]
+    causes = causes_of(near)
+    accuracy = verdict_of_one_model(stem, near.figures, near.slices, "", where, causes, evidence)
+    warnings = [*drawn_to_calibrate(program), *constant_inputs(prepared.constant), *accuracy.warnings]
     lines = [words, *(f"  {line}" for line in near.slices)]
-    return [Product(outputs, lines, (), warnings, Outcome(wrong=wrong))]
+    return [Product(outputs, lines, (), warnings, Outcome(wrong=accuracy.wrong))]
 
 
 def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
