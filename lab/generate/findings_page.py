@@ -33,7 +33,11 @@ BEFORE_THE_TABLE = """\
 # Known faults
 
 This page lists what QNN, ExecuTorch and ONNX Runtime's QNN provider get wrong, and what to write instead.
-`compile` and `divergence` name the fault that can explain a wrong result.
+`compile` and `divergence` name the fault that can explain a wrong result. Its name prints its entry:
+
+```console
+$ qnn-ci diagnose exp-below-minus-88
+```
 
 We measured on Qualcomm's HTP emulator, not on devices. A chip can be right where the emulator is wrong.
 Outputs are wrong without any message, unless an entry quotes one.
@@ -142,7 +146,7 @@ def _upstream() -> Iterator[str]:
     yield from ("", "| outcome | it means |", "| --- | --- |")
     yield from (f"| {outcome} | {meaning} |" for outcome, meaning in OUTCOMES.items())
     command = session("test_delegate", "-k", failing[0].rpartition(".")[2]).installed
-    yield from ("", "To run one test, name it:", "", "```console", f"$ {command}", "```", "")
+    yield from ("", f"`{command}` runs one of these tests.", "")
 
 
 def _suites() -> Iterator[str]:
