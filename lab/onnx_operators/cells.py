@@ -34,7 +34,9 @@ def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> OperatorTabl
         for precision in ONNX_PRECISIONS:
             if operator in chosen.operators and precision == run:
                 cells[operator][soc][precision] = cell_of(recorded)
-                measured[soc] = f"onnxruntime-qnn, QNN {recorded.build_id}"
+                if recorded.build_id:
+                    # A process that died says none.
+                    measured[soc] = f"onnxruntime-qnn, QNN {recorded.build_id}"
     return OperatorTable(measured=measured, cells=cells)
 
 

@@ -12,13 +12,10 @@ from ci.artifacts.compiler_log import Traffic
 from ci.lanes.onnx.graph import ContextRecord
 from ci.lanes.onnx.records import (
     Accuracy,
-    Audit,
     CompiledContext,
-    NotCompiled,
     PreparedModel,
     ProgramFacts,
     QuantizedModel,
-    Unsupported,
 )
 from ci.lanes.onnx.suite import OnnxCase, OnnxOrder
 from ci.models.inputs import InputsUsed
@@ -66,7 +63,6 @@ RECORD = ContextRecord(
 )
 CONTEXT = CompiledContext(
     record=RECORD,
-    audit=Audit(9, (), 1),
     near=Accuracy(FIGURES),
     bytes=50_000,
     ddr=Traffic(read=100, written=10),
@@ -74,7 +70,6 @@ CONTEXT = CompiledContext(
     cpu_seconds=2.0,
     peak=5 << 20,
 )
-REFUSES_ERF = Audit(9, (Unsupported("erf_1", "Erf", "not supported"),), 2)
 USED = InputsUsed(2, 32)
 PREPARED = PreparedModel(model="model.onnx", used=USED, build_id=BUILD_ID, inputs=())
 QUANTIZED = QuantizedModel(model="model_qdq.onnx", calibrated_by=32)
@@ -89,16 +84,12 @@ def facts(**changes: Any) -> ProgramFacts:
     return ProgramFacts(prepared=PREPARED, quantized=QUANTIZED, context=replace(CONTEXT, **changes))
 
 
-def ended(**how: Any) -> ProgramFacts:
-    return ProgramFacts(prepared=PREPARED, ended=NotCompiled(**{"failed": "", "build_id": "v2.51.0", **how}))
-
-
 def compiled(what: ProgramFacts | None = None) -> Result:
     return Result(record=what or facts())
 
 
-def failed(kind: str, message: str = "gone", fix: str = "look") -> Result:
-    return Result(failure=Failure(kind, message, fix))
+def failed(kind: str, message: str = "gone", fix: str = "look", **details: Any) -> Result:
+    return Result(failure=Failure(kind, message, fix, details=details))
 
 
 def order_of(folder: Path, precision: str, case: Mapping[str, Any], run: Mapping[str, Any] = {}) -> OnnxOrder:

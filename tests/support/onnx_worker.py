@@ -36,7 +36,7 @@ scored, rewritten = worker.scored, worker.rewritten
 
 def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, Any]:
     asked = {"do": work.__name__, "precision": order.run.precision, "soc": order.soc}
-    reply = _told(asked, traced=named.get("traced", True))
+    reply = _told(asked)
     if "error" in reply:
         return reply
     if work.__name__ == "prepare":
@@ -54,17 +54,17 @@ def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named:
 
 def ran(request: dict[str, Any]) -> dict[str, Any]:
     save(Path(request["outputs"]), [{"y": np.arange(6, dtype=np.float32)}])
-    return _told(request, traced=True)
+    return _told(request)
 
 
-def _told(asked: dict[str, Any], *, traced: bool) -> dict[str, Any]:
+def _told(asked: dict[str, Any]) -> dict[str, Any]:
     folder = Path(os.environ[STAND_IN])
     with (folder / "orders.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(f"{json.dumps(asked)}\n")
     told = json.loads((folder / "replies.json").read_text(encoding="utf-8"))
     wrong = told["wrong"]
     meant = wrong.get("do") in (asked["do"], "anything") and wrong.get("soc", asked["soc"]) == asked["soc"]
-    if meant and (traced or not wrong.get("traced")):
+    if meant:
         _go_wrong(wrong)
     reply: dict[str, Any] = told["replies"][asked["do"]]
     return reply

@@ -16,16 +16,15 @@ from ci.lanes.onnx.findings import (
     cost,
     findings_of,
 )
-from ci.lanes.onnx.records import Accuracy, ProgramFacts
+from ci.lanes.onnx.records import Accuracy
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
+from ci.outcome import Failure, Result
 from ci.suite.accepted import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Severity
 from tests.support.onnx_suites import (
     QUANTIZED,
-    REFUSES_ERF,
     SUITE,
     compiled,
-    ended,
     facts,
     failed,
     near,
@@ -47,13 +46,16 @@ class TestFindings:
     def test_a_good_program_has_none(self, program: OnnxProgram) -> None:
         assert rules(program, compiled()) == []
 
+    def test_what_fails_is_an_error_of_its_kind(self, program: OnnxProgram) -> None:
+        result = failed("cpu-node", operators=[["Erf"], ["Add"]])
+        assert rules(program, result) == [("onnx-cpu-node", Severity.ERROR)]
+
     @pytest.mark.parametrize(
         ("changes", "rule"),
         [
             ({"near": near(sqnr_db=19.9)}, "onnx-accuracy"),
             ({"near": Accuracy()}, "onnx-accuracy"),
             ({"near": near(agreement=0.99)}, "onnx-accuracy"),
-            ({"audit": REFUSES_ERF}, "onnx-cpu-node"),
         ],
     )
     def test_each_error_is_found_alone(
@@ -88,8 +90,8 @@ class TestFindings:
 
 
 AGREED = {"sqnr_db": 30.0, "reference_sqnr_db": 50.0}
-DIES = ended(failed="dies", message="QnnGraph_finalize failed: error 1002 in /tmp/a/m.onnx")
-REFUSED = ended(refused=("Erf",), taken=("Add",))
+DIES = failed("refused", "QnnGraph_finalize failed: error 1002 in /tmp/a/m.onnx")
+REFUSED = failed("cpu-node", operators=[["Erf"], ["Add"]])
 
 
 class TestChanged:
@@ -137,7 +139,7 @@ class TestChanged:
         assert [row[0] for row in found] == ([rule] if rule else [])
 
     @pytest.mark.parametrize(
-        ("agreed", "reply", "words"),
+        ("agreed", "result", "words"),
         [
             (Recorded(refused=("Erf",), taken=("Add",)), REFUSED, None),
             (Recorded(refused=("Erf",), taken=("Add", "Mul")), REFUSED, ("Add, Mul", "takes Add")),
@@ -147,20 +149,29 @@ class TestChanged:
             (Recorded(accuracy=AGREED), DIES, ("compiled", "dies")),
             (
                 Recorded(accuracy=AGREED),
-                replace(facts(), quantized=replace(QUANTIZED, in_float=True)),
+                compiled(replace(facts(), quantized=replace(QUANTIZED, in_float=True))),
                 ("compiled", "not quantized"),
             ),
         ],
     )
     def test_another_result_is_an_error_with_both_values(
-        self, tmp_path: Path, agreed: Recorded, reply: ProgramFacts, words: tuple[str, str] | None
+        self, tmp_path: Path, agreed: Recorded, result: Result, words: tuple[str, str] | None
     ) -> None:
-        found = self.found(tmp_path, agreed, compiled(reply))
+        found = self.found(tmp_path, agreed, result)
         assert [row[:2] for row in found] == ([("onnx-changed", Severity.ERROR)] if words else [])
         assert all(word in found[0][2] for word in words or ())
 
-    def test_what_ended_without_a_result_is_not_compared(self, tmp_path: Path) -> None:
-        assert self.found(tmp_path, Recorded(accuracy=AGREED), failed("timeout")) == []
+    @pytest.mark.parametrize(
+        "result",
+        [
+            failed("timeout"),
+            failed("suite"),
+            failed("crash", "the process ended by SIGKILL"),
+            Result(failure=Failure("crash", "the process ended by SIGSEGV", blame="machine")),
+        ],
+    )
+    def test_what_ended_without_a_result_is_not_compared(self, tmp_path: Path, result: Result) -> None:
+        assert self.found(tmp_path, Recorded(accuracy=AGREED), result) == []
 
 
 class TestCost:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ci.child import UNFORESEEN
 from ci.explain.losses import beyond_in_words
 from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
-from ci.lanes.onnx.records import Accuracy, CompiledContext, NotCompiled, ProgramFacts, facts_in
+from ci.lanes.onnx.records import Accuracy, CompiledContext, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
-from ci.outcome import Result, first_line, words_of
+from ci.outcome import BY_ITSELF, Result, first_line, words_of
 from ci.plain import as_json
-from ci.suite.accepted import COSTS, Baseline, Recorded, Tolerances, beside, growth
+from ci.suite.accepted import COSTS, Baseline, Failed, Recorded, Tolerances, beside, growth
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.suite.costs import cost_rule
 from ci.suite.findings import (
@@ -58,32 +59,59 @@ def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedFailure:
+    """How a case failed whose failures are results."""
+
+    failed: Failed
+    """Empty if QNN refuses operators."""
+    message: str
+    refused: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
+    """The other operators of a model that is refused."""
+
+
+NO_FAILURE = RecordedFailure("", "")
+
+
+def recorded_failure(program: OnnxProgram, result: Result) -> RecordedFailure | None:
+    """None of what was compiled, and of a failure that is no result: of the machine, a time limit, a slip in
+    the suite."""
+    failure = result.failure
+    if not program.case.recorded or failure is None or failure.blame == "machine":
+        return None
+    if failure.kind == "crash":
+        return RecordedFailure("crash", failure.message) if BY_ITSELF.search(failure.message) else None
+    if operators := failure.details.get("operators"):
+        refused, taken = map(tuple, operators)
+        return RecordedFailure("", failure.message, refused, taken)
+    if failure.kind not in ("refused", UNFORESEEN):
+        return None
+    unusable = failure.details.get("unusable", "")
+    if unusable:
+        return RecordedFailure("bad_test" if unusable.startswith("reference") else "wrong", failure.message)
+    return RecordedFailure("dies", failure.message)
+
+
 def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     """Findings that need no baseline."""
     again = SUITES.repeat(program)
     error = errors_of(program.name, again)
+    if ended := recorded_failure(program, result):
+        rule = "onnx-fails" if ended.failed else "onnx-refuses"
+        fix = Fix("{} asks it again", again)
+        yield Finding(rule, Severity.NOTE, program.name, ended.message, fix)
+        return
     if failure := result.failure:
         yield error(f"onnx-{failure.rule}", failure.message, failure.fix)
         return
     facts = facts_in(result)
-    if ended := facts.ended:
-        message = ended.message or f"not compiled: QNN refuses {', '.join(ended.refused)}"
-        rule = "onnx-fails" if ended.failed else "onnx-refuses"
-        fix = Fix("{} asks it again", again.plus("--no-cache"))
-        yield Finding(rule, Severity.NOTE, program.name, message, fix)
-        return
-    context = facts.compiled
-    if crash := context.trace_crash:
-        message = f"done without the provider's trace of refused operators: with it, {crash}"
-        fix = Fix("`compile` and `audit` trace, and may end so; {} tries it again", again.plus("--no-cache"))
-        yield Finding("onnx-trace", Severity.NOTE, program.name, message, fix)
+    context = facts.context
     near, every = context.near.figures, SUITES.repeat(program, every_chip=True)
     if not program.case.recorded:
         yield from placeholder(program, near, every.plus("--accept"))
         yield from constant_outputs(program, near, context.near.slices, again)
     yield from factory_notes(program, facts.prepared.notes, again)
-    for node in context.audit.unsupported:
-        yield error("onnx-cpu-node", str(node))
     if program.case.recorded and computed_otherwise(near):
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, again.plus("--no-cache", "--keep"))
@@ -123,19 +151,16 @@ def _command(program: OnnxProgram, verb: str, *more: str) -> str:
     return command_for_one(verb, program.case, program.run, program.soc, program.search_path, *more)
 
 
-def was_compiled(result: Result) -> bool:
-    """Neither failed nor refused by QNN."""
-    return isinstance(result.record, ProgramFacts) and result.record.context is not None
-
-
 def build_id_of(result: Result) -> str:
-    facts = facts_in(result)
-    return facts.ended.build_id if facts.ended else facts.compiled.record.build_id
+    """Empty where a process died that could have said it."""
+    if result.failure:
+        return str(result.failure.details.get("build_id", ""))
+    return facts_in(result).context.record.build_id
 
 
 def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
     """Of a case whose every result is recorded: one that is not as the baseline says."""
-    if not program.case.recorded or result.failure:
+    if not program.case.recorded or (result.failure and not recorded_failure(program, result)):
         return
     again = SUITES.repeat(program).plus("--accept")
     agreed = baseline.of(program.name)
@@ -143,14 +168,14 @@ def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db:
         message = f"{baseline.path.name} has no result of it"
         yield Finding("cost-no-baseline", Severity.WARNING, program.name, message, again)
         return
-    now = agreed.model_copy(update=outcome_of(result))
+    now = agreed.model_copy(update=outcome_of(program, result))
     before, found = _outcome(agreed), _outcome(now)
     worse = [] if before == found else [f"expected {before}, found {found}"]
     better: list[str] = []
     if before == found and agreed.message and words_of(agreed.message) != words_of(now.message):
         worse = [f"expected {before} of `{agreed.message}`, found `{now.message}`"]
-    if before == found and was_compiled(result):
-        lower, better = _other_figures(agreed.accuracy, facts_in(result).compiled.near.figures, margin_db)
+    if before == found and not result.failure:
+        lower, better = _other_figures(agreed.accuracy, facts_in(result).context.near.figures, margin_db)
         worse += lower
     words = "; ".join([*worse, *better])
     if worse:
@@ -190,29 +215,27 @@ def _shown(name: str, value: float) -> str:
     return in_decibels(value) if name.endswith("_db") else f"{value:g}"
 
 
-def outcome_of(result: Result) -> dict[str, object]:
+def outcome_of(program: OnnxProgram, result: Result) -> dict[str, object]:
     """By the fields of a baseline, what becomes of a program beside its costs and figures."""
-    facts, draws = facts_in(result), tuple[dict[str, float], ...]()
-    ended = facts.ended or NotCompiled(failed="", build_id="")
-    if facts.context:
-        draws = tuple(map(rounded, facts.compiled.draws))
+    ended = recorded_failure(program, result) or NO_FAILURE
+    facts = None if result.failure else facts_in(result)
     return {
         "refused": ended.refused,
         "taken": ended.taken,
         "failed": ended.failed,
         "message": first_line(ended.message) if ended.failed else "",
-        "in_float": facts.context is not None and facts.quantized_model.in_float,
-        "draws": draws,
-        "estimated": estimated_of(facts.estimate),
+        "in_float": facts is not None and facts.quantized_model.in_float,
+        "draws": tuple(map(rounded, facts.context.draws)) if facts else (),
+        "estimated": estimated_of(facts.estimate if facts else None),
     }
 
 
 def cost(
     program: OnnxProgram, result: Result, baseline: Baseline, tolerances: Tolerances
 ) -> Iterator[Finding]:
-    if not was_compiled(result):
+    if result.failure:
         return
-    if facts_in(result).compiled.ddr is None:
+    if facts_in(result).context.ddr is None:
         message = "the compiler gave no summary of its traffic with DDR"
         reads = Fix("read what it prints: {}", SUITES.repeat(program).plus("--no-cache", "--keep"))
         yield Finding("cost-unknown", Severity.ERROR, program.name, message, reads)
@@ -246,21 +269,22 @@ def difference_of(before: Collection[str], now: Collection[str]) -> str:
 def costs_of(result: Result) -> dict[str, float]:
     """Costs of the measured context, by the names of the baseline."""
     facts = facts_in(result)
-    traffic = as_json(facts.compiled.ddr) if facts.compiled.ddr else {}
+    context = facts.context
+    traffic = as_json(context.ddr) if context.ddr else {}
     costs = {f"ddr_{name}": value for name, value in traffic.items()}
-    costs |= {"context_bytes": facts.compiled.bytes, "cpu_seconds": facts.compiled.cpu_seconds}
+    costs |= {"context_bytes": context.bytes, "cpu_seconds": context.cpu_seconds}
     if facts.estimate and (estimates := [*facts.estimate.estimates.values()]):
         costs["estimate_us"] = estimates[0].us
     return {name: costs[name] for name in COSTS if name in costs}
 
 
 def row(program: OnnxProgram, result: Result, baseline: Baseline) -> dict[str, Metric]:
-    compiled = facts_in(result).compiled if was_compiled(result) else None
+    context = None if result.failure else facts_in(result).context
     shown: dict[str, Metric] = {
         "precision": program.run.kind,
-        "thresholds": shown_thresholds(program, compiled.near.figures if compiled else {}),
+        "thresholds": shown_thresholds(program, context.near.figures if context else {}),
     }
-    if not compiled:
+    if not context:
         return shown
     costs, facts = costs_of(result), facts_in(result)
     if program.run.forecast:
@@ -270,11 +294,9 @@ def row(program: OnnxProgram, result: Result, baseline: Baseline) -> dict[str, M
     return shown | {
         "cached": result.cached,
         "export_seconds": result.export_seconds,
-        "figures": dict(compiled.near.figures),
-        "slices": list(compiled.near.slices),
+        "figures": dict(context.near.figures),
+        "slices": list(context.near.slices),
         "calibrated_by": facts.used.calibrating,
-        "nodes": compiled.audit.nodes,
-        "graphs": compiled.audit.graphs,
         "costs": dict(costs),
         **beside(costs, build_id_of(result), baseline.of(program.name)),
     }

@@ -313,15 +313,12 @@ def product_of(
     result = require_done(results[COMPILED])
     assert result.folder is not None
     facts, files = facts_in(result), written(plan, model, program, result.folder)
-    if not (context := facts.context):
-        (finding,) = findings_of(program, result)
-        raise CheckFailed(finding.message, fix=finding.fix)
+    context = facts.context
     near, used = context.near, facts.used
     ran = against_in_words(near.figures, context.each_db, "float", used) if near.figures else "not run"
     words = [f"{program.soc} {program.run.name}: {ran}; nothing on the CPU"]
     forecasted, ddr = forecast_of_chip(program, facts.estimate), context.ddr
-    build, nodes = context.record.build_id, plural(context.audit.nodes, "node")
-    more = [f"QNN {build}, {nodes} on HTP", *near.slices]
+    more = [f"QNN {context.record.build_id}", *near.slices]
     if forecasted and forecasted.forecasts:
         words += [f"  {line}" for line in forecasted.in_words()]
     elif forecasted:

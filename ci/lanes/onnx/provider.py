@@ -6,10 +6,9 @@ import contextlib
 import importlib.metadata
 import json
 import re
-import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -58,13 +57,14 @@ SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\
 
 
 class NotOnProvider(CheckFailed):
-    def __init__(self, audit: Audit, message: str, fix: str) -> None:
-        super().__init__(message, fix=fix)
-        self.audit = audit
+    """HTP does not take all of a model."""
 
-    @property
-    def operators(self) -> set[str]:
-        return {node.operator for node in self.audit.unsupported}
+    def __init__(self, message: str, fix: str, refused: Collection[str], operators: Collection[str]) -> None:
+        """`refused` of all `operators` of the model."""
+        super().__init__(message, fix=fix)
+        # Where nothing else is refused, quantizers stand for types that do not go together.
+        self.refused = sorted(set(refused).difference(QUANTIZERS) or refused)
+        self.taken = sorted(set(operators).difference(QUANTIZERS, self.refused))
 
 
 def packages() -> dict[str, str]:
@@ -187,42 +187,49 @@ def compiled(
     settings: Settings,
     context: Path,
     *,
-    log: Path | None,
+    log: Path,
     embed: bool = False,
-    cpu: bool = False,
-    traced: bool = True,
     why: str = "",
-) -> tuple[Audit, Traffic | None]:
-    """Write the context. Returns the audit and the compiler's traffic.
+) -> Traffic | None:
+    """Write the context. Returns the compiler's traffic.
 
-    NotOnProvider names what HTP cannot take; with `cpu`, those nodes are written beside the contexts. The
-    traffic and QNN's reasons are read from `log`, which must receive the printed output; without `log`
-    there are none. What is not `traced` has no audit. `why` is the command that names all nodes that HTP
-    refuses."""
+    NotOnProvider names what HTP does not take. The traffic and QNN's reasons are read from `log`, which must
+    receive the printed output. `why` is the command that names all nodes that HTP refuses."""
     doing("compile")
-    before = size_of(log) if log else 0
-    trace = context.parent / "trace"
-    shutil.rmtree(trace, ignore_errors=True)
-    provider = provider_options(precision, soc, settings, None)
-    if traced:
-        provider |= {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(trace)}
-    wanted = {**_context_options(settings, context, embed), FALLBACK: "0" if cpu else "1"}
-    severity = VERBOSE if log else ERRORS_ONLY
+    begin = size_of(log)
+    options = {**_context_options(settings, context, embed), FALLBACK: "1"}
     try:
-        _session(model, provider, wanted, severity=severity)
+        _session(model, provider_options(precision, soc, settings, None), options, severity=VERBOSE)
     except Exception as error:
-        reasons = refusals(text_since(log, before)) if log else {}
-        audit = _audit(trace, reasons)
-        if traced and not audit.nodes and LEFT_TO_CPU in str(error):
-            audit = _none_taken(model, reasons)
-        if audit.unsupported and not cpu:
-            raise NotOnProvider(audit, *_unsupported(audit, precision, why)) from error
-        message = f"the QNN provider cannot compile it: {_message_of(error)}"
-        listed = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
-        fix = _explained(message, *reasons.values()) or (why and f"{why} says why")
-        raise CheckFailed("".join([message, *listed]), fix=fix) from error
-    reasons = refusals(text_since(log, before)) if log else {}
-    return _audit(trace, reasons), _traffic(log, before) if log else None
+        if LEFT_TO_CPU in str(error):
+            # Only now: at a quantized GRU the trace itself crashes (trace-of-a-quantized-gru).
+            audit, _ = audited(model, precision, soc, settings, context, log)
+            raise _not_taken(model, audit, precision, why) from error
+        raise _not_compiled(error, refusals(text_since(log, begin)), why) from error
+    return _traffic(log, begin)
+
+
+def audited(
+    model: Path, precision: Precision, soc: Soc, settings: Settings, context: Path, log: Path
+) -> tuple[Audit, Traffic | None]:
+    """Compile what HTP takes, trace what it does not, and why; the context has the other nodes beside it."""
+    doing("compile")
+    begin, trace = size_of(log), context.parent / "trace"
+    provider = provider_options(precision, soc, settings, None)
+    provider |= {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(trace)}
+    options = {**_context_options(settings, context, False), FALLBACK: "0"}
+    try:
+        _session(model, provider, options, severity=VERBOSE)
+    except Exception as error:
+        raise _not_compiled(error, refusals(text_since(log, begin)), "") from error
+    return _audit(model, trace, refusals(text_since(log, begin))), _traffic(log, begin)
+
+
+def _not_compiled(error: Exception, reasons: Mapping[str, Refusal], why: str) -> CheckFailed:
+    message = f"the QNN provider cannot compile it: {_message_of(error)}"
+    listed = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
+    fix = _explained(message, *reasons.values()) or (why and f"{why} says why")
+    return CheckFailed("".join([message, *listed]), fix=fix)
 
 
 def estimated(
@@ -347,32 +354,24 @@ def run(session: Any, sample: Sample, settings: Settings | None, took: list[floa
     return dict(zip(names, outputs, strict=True))
 
 
-def _audit(folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
+def _audit(model: Path, folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
     path = folder / TRACE
     if not path.is_file():
-        return Audit(0, (), 0)
-    trace = json.loads(path.read_text(encoding="utf-8"))
-    shutil.rmtree(folder)
-    nodes = {
-        node["node_name"]: Unsupported(
-            node["node_name"], node["op_type"], _reason(node["reason"], reasons.get(node["node_name"]))
-        )
-        for node in trace["unsupported_nodes"]
+        # Where QNN takes no operator at all of a quantized model, the provider writes no trace.
+        nodes = onnx.load(str(model), load_external_data=False).graph.node
+        rows = [(node.name, node.op_type, "QNN supports no node of this model") for node in nodes]
+        unsupported = [row for row in rows if row[1] not in QUANTIZERS]
+        count, graphs = len(nodes), 0
+    else:
+        trace = json.loads(path.read_text(encoding="utf-8"))
+        names = ("node_name", "op_type", "reason")
+        unsupported = [tuple(node[name] for name in names) for node in trace["unsupported_nodes"]]
+        count, graphs = (int(trace["summary"][name]) for name in ("total_onnx_nodes", "qnn_subgraphs"))
+    named = {
+        name: Unsupported(name, operator, _reason(reason, reasons.get(name)))
+        for name, operator, reason in unsupported
     }
-    summary = trace["summary"]
-    return Audit(int(summary["total_onnx_nodes"]), tuple(nodes.values()), int(summary["qnn_subgraphs"]))
-
-
-def _none_taken(model: Path, reasons: Mapping[str, Refusal]) -> Audit:
-    """Where QNN takes no operator at all of a quantized model, the provider writes no trace."""
-    nodes = onnx.load(str(model), load_external_data=False).graph.node
-    why = "QNN supports no node of this model"
-    unsupported = (
-        Unsupported(node.name, node.op_type, _reason(why, reasons.get(node.name)))
-        for node in nodes
-        if node.op_type not in QUANTIZERS
-    )
-    return Audit(len(nodes), tuple(unsupported), 0)
+    return Audit(count, tuple(named.values()), graphs)
 
 
 def _reason(text: str, of_qnn: Refusal | None) -> str:
@@ -389,7 +388,7 @@ def _explained(message: str, *refused: Refusal) -> str:
     return Fix(f"{{}} explains the {word}", ("diagnose", *codes)) if codes else ""
 
 
-def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str]:
+def _not_taken(model: Path, audit: Audit, precision: Precision, why: str) -> NotOnProvider:
     named = "; ".join(map(str, audit.unsupported[:5]))
     more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
     kinds = {node.operator for node in audit.unsupported}
@@ -399,7 +398,9 @@ def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str
     else:
         fix = "replace these operators by ones that HTP supports"
         fix = Fix("{}; {} names all", fix, why) if why else fix
-    return f"{len(audit.unsupported)} of {audit.nodes} nodes do not run on HTP: {named}{more}", fix
+    message = f"{len(audit.unsupported)} of {audit.nodes} nodes do not run on HTP: {named}{more}"
+    operators = {node.op_type for node in onnx.load(str(model), load_external_data=False).graph.node}
+    return NotOnProvider(message, fix, kinds, operators)
 
 
 def _message_of(error: Exception) -> str:

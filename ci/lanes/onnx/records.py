@@ -127,19 +127,6 @@ class QuantizedModel:
     packages: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotCompiled:
-    """What QNN refuses, and how a case failed: of one whose failures are results."""
-
-    failed: str
-    """How; empty if QNN refused it."""
-    build_id: str
-    message: str = ""
-    refused: tuple[str, ...] = ()
-    taken: tuple[str, ...] = ()
-    """The other operators of a model that was refused."""
-
-
 @dataclass(frozen=True, slots=True)
 class Unsupported:
     node: str
@@ -161,7 +148,6 @@ class Audit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledContext:
     record: ContextRecord
-    audit: Audit
     near: Accuracy
     bytes: int
     ddr: Traffic | None
@@ -176,8 +162,6 @@ class CompiledContext:
     """Operators whose indices are outputs."""
     reciprocals: tuple[str, ...] = ()
     """Nodes that the provider computes wrongly."""
-    trace_crash: str = ""
-    """How the process ended that traced which operators QNN refuses: it was done without."""
     cpu_seconds: float = 0.0
     peak: int = 0
     """The most bytes of memory that it took to make it."""
@@ -205,15 +189,8 @@ class TakenModel:
 class ProgramFacts(TakenModel):
     """What became of a program."""
 
-    context: CompiledContext | None = None
-    ended: NotCompiled | None = None
-    """How it ended without a context."""
+    context: CompiledContext
     estimate: QnnEstimates | None = None
-
-    @property
-    def compiled(self) -> CompiledContext:
-        assert self.context is not None
-        return self.context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from ci.lanes.onnx.findings import (
     findings_of,
     identity_of,
     outcome_of,
+    recorded_failure,
     row,
-    was_compiled,
 )
 from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.records import (
@@ -88,8 +88,6 @@ estimate.
 
 LIMITS_OF_SEARCHES = ("seconds", "whole")
 """Options that decide how long a search takes, and not what it finds."""
-SLACK = 0.01
-"""By how much a figure may be off when the same is compiled again."""
 
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
@@ -205,9 +203,11 @@ def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step:
 
 
 def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, result: Result) -> Line:
-    if result.failure or not was_compiled(result):
+    if recorded_failure(program, result):
+        return Line("passed")
+    if result.failure:
         return line_of(result)
-    context = facts_in(result).compiled
+    context = facts_in(result).context
     words = with_samples(in_words(context.near.figures), context.each_db)
     return Line("passed", words) if passes(program, result) else failed(words)
 
@@ -273,9 +273,9 @@ def _with_figures(result: Result, score: MetricFigures | Failure) -> Result:
     if isinstance(score, Failure):
         return replace(result, failure=score)
     facts = facts_in(result)
-    near = facts.compiled.near
+    near = facts.context.near
     near = replace(near, figures={**near.figures, **score.figures})
-    return replace(result, record=replace(facts, context=replace(facts.compiled, near=near)))
+    return replace(result, record=replace(facts, context=replace(facts.context, near=near)))
 
 
 def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
@@ -339,19 +339,20 @@ def chosen_programs(choice: Choice, selection: Selection) -> list[OnnxProgram]:
 
 
 def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues:
-    """Costs and accuracy. What QNN refuses has its operators instead, and what fails how it did."""
+    """Costs and accuracy; of a recorded case that fails, how it does."""
     figures, recorded = dict[str, Mapping[str, float]](), dict[str, Mapping[str, object]]()
     for program in plan.programs:
         name, result = program.name, results[program.name]
-        accuracy = accuracy_of(result)
-        if accuracy is not None and not program.case.recorded:
-            figures[name] = accuracy
-        if result.record:
-            costs: Mapping[str, object] = {**dict.fromkeys(COSTS), "accuracy": {}}
-            if accuracy is not None:
-                megabytes = facts_in(result).compiled.peak >> 20
-                costs = {**costs_of(result), "peak_mb": megabytes, "accuracy": rounded(accuracy)}
-            recorded[name] = {**costs, **outcome_of(result), "build_id": build_id_of(result)}
+        if result.failure and not recorded_failure(program, result):
+            continue
+        costs: Mapping[str, object] = {**dict.fromkeys(COSTS), "accuracy": {}}
+        if not result.failure:
+            context = facts_in(result).context
+            accuracy = dict(context.near.figures)
+            costs = {**costs_of(result), "peak_mb": context.peak >> 20, "accuracy": rounded(accuracy)}
+            if not program.case.recorded:
+                figures[name] = accuracy
+        recorded[name] = {**costs, **outcome_of(program, result), "build_id": build_id_of(result)}
     return MeasuredValues(figures, recorded)
 
 
@@ -361,7 +362,7 @@ def verdict_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Verdict:
 
 def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterator[Finding]:
     baseline, tolerances = plan.baseline(program), load_tolerances()
-    name = identity_of(facts_in(result).compiled) if was_compiled(result) else ""
+    name = "" if result.failure else identity_of(facts_in(result).context)
     yield from explained(findings_of(program, result), plan.selection.store, name)
     yield from cost(program, result, baseline, tolerances)
     yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
@@ -369,7 +370,7 @@ def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterat
 
 def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result]) -> None:
     """What is to be said of all programs together."""
-    build_ids = sorted({build_id_of(result) for result in results.values() if was_compiled(result)})
+    build_ids = sorted({build_id_of(result) for result in results.values() if not result.failure})
     for build_id in build_ids:
         stage.findings += known_faults(stage.findings, build_id, "onnx")
     stage.metrics |= {
@@ -377,8 +378,3 @@ def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result])
         "build_id": ", ".join(build_ids) or "unknown",
         "versions": versions(),
     }
-
-
-def accuracy_of(result: Result) -> dict[str, float] | None:
-    """None of what was not compiled."""
-    return dict(facts_in(result).compiled.near.figures) if was_compiled(result) else None

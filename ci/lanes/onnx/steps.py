@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,6 @@ import onnx
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.compiler_log import NO_TRAFFIC
 from ci.artifacts.refusals import record_path
-from ci.child import blame
 from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, beyond_in_words, scores_of
 from ci.explain.onnx_graph import NO_PLACE, values_of
 from ci.forecast import QnnEstimates
@@ -51,7 +49,6 @@ from ci.lanes.onnx.records import (
     CompiledContext,
     CompileOptions,
     Mixed,
-    NotCompiled,
     Nothing,
     PreparedModel,
     Preparing,
@@ -96,7 +93,7 @@ from ci.suite.programs import Thresholds
 from ci.suite.qnn_provider import installed_build
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import empty_folder, hash_file
 from provisioning.manifest import soc_named
 
@@ -251,7 +248,6 @@ WITHOUT_PLACE = (CONTEXT_OPERATOR, *provider.QUANTIZERS)
 """What the provider and the quantizer add to a model."""
 OPSET = 20
 DRAWN = 9
-MESSAGE = 600
 
 
 def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
@@ -356,15 +352,8 @@ def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
     return Divided(samples, [*samples, *others][:count], InputsUsed(len(samples), count))
 
 
-def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel | NotCompiled:
+def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
     """With `name`, which a user's file gets, the outputs on the CPU are compared with the float model's."""
-    try:
-        return _quantized(order, files, name)
-    except Exception as error:
-        return _failed(order, files, error)
-
-
-def _quantized(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
     run, into, model = order.run, order.into, files.source
     precision = precision_named(run.precision)
     _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
@@ -417,33 +406,14 @@ def _require_precision(model: Path, precision: Precision, operators: Collection[
         raise UsageError(message, fix="use u16s16")
 
 
-def compile_context(
-    order: OnnxOrder, files: ModelFiles, options: CompileOptions, *, traced: bool
-) -> CompiledContext | NotCompiled:
+def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions) -> CompiledContext:
     """For one chip: compiled, then loaded, run and compared as a device would."""
-    try:
-        return _compiled(order, files, options, traced=traced)
-    except CheckFailed as error:
-        return _failed(order, files, error)
-
-
-def _compiled(
-    order: OnnxOrder, files: ModelFiles, options: CompileOptions, *, traced: bool
-) -> CompiledContext:
     case, soc, precision = order.case, soc_named(order.soc), precision_named(order.run.precision)
     settings = order.run.settings(order.soc)
     path = empty_folder(order.into / CONTEXT) / f"{options.stem}.onnx"
     why = order.command("audit")
-    audit, ddr = provider.compiled(
-        files.model,
-        precision,
-        soc,
-        settings,
-        path,
-        embed=options.embed,
-        log=order.log,
-        traced=traced,
-        why=why,
+    ddr = provider.compiled(
+        files.model, precision, soc, settings, path, log=order.log, embed=options.embed, why=why
     )
     if outside := nodes_beside_context(path):
         message = f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}"
@@ -481,7 +451,6 @@ def _compiled(
 
     return CompiledContext(
         record=record,
-        audit=audit,
         near=compared.near(outputs, precision.name, beyond),
         bytes=sum(file.stat().st_size for file in written),
         ddr=ddr,
@@ -493,34 +462,10 @@ def _compiled(
     )
 
 
-def _refusal(files: ModelFiles, refused: Collection[str], message: str = "") -> NotCompiled:
-    operators = {node.op_type for node in load_graph(files.model).graph.node}
-    taken = operators.difference(WITHOUT_PLACE, refused)
-    both = {"refused": tuple(sorted(refused)), "taken": tuple(sorted(taken))}
-    return NotCompiled(failed="", build_id=installed_build(), message=message, **both)
-
-
-def _failed(order: OnnxOrder, files: ModelFiles, error: Exception) -> NotCompiled:
-    """The error as the result of a case whose failures are results. Raises it again for other cases."""
-    if not order.case.recorded:
-        raise error
-    blame(error, order.writes)
-    if isinstance(error, provider.NotOnProvider):
-        # Where nothing else is refused, quantizers stand for types that do not go together.
-        refused = error.operators.difference(WITHOUT_PLACE) or error.operators
-        return _refusal(files, refused, error.message[:MESSAGE])
-    traceback.print_exception(error)
-    cause, failed = error.__cause__, "dies"
-    if isinstance(cause, Unusable):
-        failed = "bad_test" if cause.rule.startswith("reference") else "wrong"
-    message = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
-    return NotCompiled(failed=failed, build_id=installed_build(), message=message[:MESSAGE])
-
-
 def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
     """Compile for HTP what it takes, and say what stays on the CPU and why."""
     path = order.into / f"{MODEL}.onnx"
-    audit, ddr = provider.compiled(files.model, *target_of(order), path, log=order.log, cpu=True)
+    audit, ddr = provider.audited(files.model, *target_of(order), path, order.log)
     compiled = path if path.exists() else files.model
     nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
     reasons = {node.node: node.reason for node in audit.unsupported}
@@ -576,7 +521,7 @@ def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreRequest) -> Scores:
     if precision_named(limits.exact).quantized:
         run = order.run.model_copy(update={"precision": limits.exact})
         into = empty_folder(order.scratch / "exact")
-        models.append(Path(_quantized(replace(order, run=run, into=into), files, "").model))
+        models.append(Path(quantize(replace(order, run=run, into=into), files, "").model))
     sample, source = files.calibration()[:1], changed if changed.is_file() else files.source
     floats = graph_of(source, sample, order.scratch, places_of(files.source))
     graphs = [graph_of(model, sample, order.scratch) for model in models]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
 
 from ci import child
-from ci.child import UNFORESEEN, WARM, error_reply, hidden, reporting
+from ci.child import UNFORESEEN, WARM, hidden, reporting
 from ci.explain.divergence_result import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
 from ci.explain.operator_script import ScriptRequest
@@ -34,16 +34,15 @@ from ci.lanes.onnx.graph import (
     signature_of,
     source_digest,
 )
+from ci.lanes.onnx.provider import NotOnProvider
 from ci.lanes.onnx.records import (
     DRAWN,
     QUANTIZED,
     Chips,
     CommandAnswer,
-    CompiledContext,
     CompileOptions,
     ExportedModel,
     FileName,
-    NotCompiled,
     Nothing,
     OnnxRunRequest,
     PreparedModel,
@@ -137,6 +136,8 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
         "fix": error.fix,
         "problems": [as_json(problem) for problem in problems],
         "unusable": error.__cause__.rule if isinstance(error.__cause__, Unusable) else "",
+        "operators": [error.refused, error.taken] if isinstance(error, NotOnProvider) else [],
+        "build_id": qnn_provider.installed_build(),
     }
 
 
@@ -206,7 +207,7 @@ def _files(order: OnnxOrder) -> ModelFiles:
     return ModelFiles(folder, source, source, order.exports / f"run {run[:16]}")
 
 
-def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel | NotCompiled]:
+def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel]:
     """Done by the first process that comes to it; the others wait for what it gives."""
     files = _files(order)
     known = files.quantized.with_suffix(".json")
@@ -223,47 +224,16 @@ def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedMo
     done = json.loads(known.read_text(encoding="utf-8"))
     if "error" in done:
         raise Refused(done["error"])
-    model = read(cast(Any, QuantizedModel | NotCompiled), done)
-    return (files if isinstance(model, NotCompiled) else replace(files, model=Path(model.model))), model
-
-
-def _quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel]:
-    """Of what is no recorded case, whose failures are none of its results."""
-    files, model = quantized(order, name)
-    if isinstance(model, NotCompiled):
-        raise Refused(error_reply(model.failed or "refused", model.message))
-    return files, model
+    model = read(QuantizedModel, done)
+    return replace(files, model=Path(model.model)), model
 
 
 def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
     """A chip's context, run and compared; what is to be told of its model and samples."""
-    facts = ProgramFacts(prepared=held[0][0])
-    try:
-        files, model = quantized(order)
-        if isinstance(model, NotCompiled):
-            return replace(facts, ended=model)
-        facts = replace(facts, quantized=model)
-        context = _context(order, files, options)
-    except WorkerDied as gone:
-        return replace(facts, ended=_crash(order, gone))
-    if isinstance(context, NotCompiled):
-        return replace(facts, ended=context)
+    files, model = quantized(order)
+    context = in_part(order, steps.compile_context, files, options)
     estimate = _estimate(order, files, options.estimates) if options.estimates else None
-    return replace(facts, context=context, estimate=estimate)
-
-
-def _context(order: OnnxOrder, files: ModelFiles, options: CompileOptions) -> CompiledContext | NotCompiled:
-    """The trace of what QNN refuses crashes the provider itself at times. Then it is done without:
-    `trace_crash` has how it ended."""
-    try:
-        return in_part(order, steps.compile_context, files, options, traced=True)
-    except WorkerDied as gone:
-        if not gone.is_own_crash or gone.trouble(order.log):
-            raise
-        crash, _ = gone.explained(order.log)
-        empty_folder(order.into)
-        context = in_part(order, steps.compile_context, files, options, traced=False)
-        return replace(context, trace_crash=crash) if isinstance(context, CompiledContext) else context
+    return ProgramFacts(prepared=held[0][0], quantized=model, context=context, estimate=estimate)
 
 
 def _estimate(order: OnnxOrder, files: ModelFiles, chips: tuple[str, ...]) -> QnnEstimates | None:
@@ -276,21 +246,13 @@ def _estimate(order: OnnxOrder, files: ModelFiles, chips: tuple[str, ...]) -> Qn
         return None
 
 
-def _crash(order: OnnxOrder, gone: WorkerDied) -> NotCompiled:
-    """How the process ended, if a crash is a result for this case."""
-    if not (order.case.recorded and gone.is_own_crash) or gone.trouble(order.log):
-        raise gone
-    message, _ = gone.explained(order.log)
-    return NotCompiled(failed="crash", message=message, build_id=held[0][0].build_id)
-
-
 def _answering(
     work: Callable[[OnnxOrder, ModelFiles, T], Any], kind: type[T], name: str = ""
 ) -> child.Answer:
     """A task that is one part, for the model as its run has it."""
 
     def answered(order: OnnxOrder, asked: T) -> CommandAnswer:
-        files, model = _quantized(order, name)
+        files, model = quantized(order, name)
         try:
             found = in_part(order, work, files, asked)
         except WorkerDied:
@@ -304,7 +266,7 @@ def _answering(
 
 
 def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
-    files, model = _quantized(order, name.stem)
+    files, model = quantized(order, name.stem)
     for path in files.quantized.glob(f"{name.stem}*"):
         shutil.copyfile(path, order.into / path.name)
     return CommandAnswer(prepared=held[0][0], quantized=model)
