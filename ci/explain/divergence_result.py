@@ -37,8 +37,6 @@ class DivergentOperator(OperatorAt):
     """By node, what else known faults are told by."""
     node: str
     sqnr_db: float
-    sample: int
-    """The number of that with the least SQNR."""
     faint: float | None
     """The largest value, where all are too small for fp16."""
     rounds: bool
@@ -100,7 +98,6 @@ def _operator(cuts: Cuts, name: str, adds: float, alike: int) -> DivergentOperat
         traits=graph.traits(name),
         node=name,
         sqnr_db=cuts.sqnr_of(name),
-        sample=cuts.worst.get(name, 0),
         faint=cuts.faint.get(name),
         rounds=name in cuts.rounds,
         integers=name not in graph.operators,
@@ -128,11 +125,7 @@ def partial_of(folder: Path) -> DivergenceResult | None:
 
 def document(result: DivergenceResult) -> dict[str, object]:
     """The evidence of an answer."""
-    facts = as_json(result)
-    if result.first:
-        # They are only what known faults were told by.
-        del facts["first"]["traits"]
-    return facts
+    return as_json(result)
 
 
 NONE_ALONE = "no single operator causes it: many add a little, or only integers differ"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
-from ci.explain.divergence_result import DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import DivergenceResult
 from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.one_model.model import OneModel, of_lane
 from ci.one_model.product import Compiles, Outcome, Product
@@ -35,11 +34,6 @@ class Explains(Protocol):
     ) -> DivergenceResult:
         """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
 
-    def script_of(
-        self, model: OneModel, program: Any, operator: DivergentOperator, before: int
-    ) -> OperatorScript:
-        """That operator, alone or with so many operators `before` it."""
-
     def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float = FOREVER) -> Scores:
         """The noise in the outputs if one group of operators alone is quantized."""
 
@@ -51,9 +45,6 @@ class Explains(Protocol):
 
     def audited(self, model: OneModel, precisions: Sequence[str]) -> AuditRows:
         """For each precision, or for the usual ones."""
-
-    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
-        """The content of a precision file for a script that quantizes by itself."""
 
 
 def explainer(model: OneModel) -> Explains:

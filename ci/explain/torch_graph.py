@@ -5,24 +5,18 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import getitem
-from textwrap import indent
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.fx import Graph as FxGraph
-from torch.fx import GraphModule
+from torch import Tensor
 from torch.fx import Node as FxNode
 
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.explain.losses import Loss, Scores, losses_of, scores_of
-from ci.explain.operator_script import source_of as source_of_array
-from ci.explain.operator_script import table_of
 from ci.explain.torch_values import (
     OwnErrors,
     Replaced,
@@ -36,33 +30,6 @@ from ci.models.model_lines import OperatorAt, source_of
 from ci.operators.conditions import Traits
 from ci.operators.partition.decisions import constants_of, is_quantizer, module_of, traits_of
 from provisioning.base.units import decibels
-
-IMPORTS = """\
-import torch
-from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
-from executorch.backends.qualcomm.utils import utils as qnn
-from executorch.runtime import Runtime
-from torch import device
-"""
-LOWERED = """
-INPUTS = ({inputs},)
-NET = Net().eval()
-expected = [NET(*INPUTS)]
-options = qnn.generate_htp_compiler_spec(use_fp16={halves})
-spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.{soc}, options)
-lowered = qnn.to_edge_transform_and_lower_to_qnn(NET, INPUTS, spec).to_executorch()
-computed = Runtime.get().load_program(lowered.buffer).load_method("forward").execute(list(INPUTS))
-"""
-NET = """
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        for name, values in WEIGHTS.items():
-            self.register_buffer(name, torch.from_numpy(values))
-
-"""
-DELETED = re.compile(r";  (?:\w+ = )+None")
-"""What torch writes to free values early."""
 
 
 class TorchGraph(Graph):
@@ -181,42 +148,6 @@ class TorchGraph(Graph):
             tensors = {name: torch.from_numpy(error) for name, error in of_nodes.items()}
             outputs = WithErrors(self.module, self._first, tensors).of(self.samples[0])
             yield [tensor.numpy() for tensor in outputs]
-
-    def script(self, name: str, sample: int, before: int, soc: str, *, halves: bool) -> tuple[str, str]:
-        """The imports and the body of a script of one operator, with so many `before` it."""
-        alone, inputs = self._cut_out(name, sample, before)
-        weights = {name: buffer.numpy() for name, buffer in alone.named_buffers()}
-        forward = indent(DELETED.sub("", alone.code).strip(), "    ")
-        sources = ", ".join(f"torch.from_numpy({source_of_array(values)})" for values in inputs)
-        lowered = LOWERED.format(inputs=sources, halves=halves, soc=soc)
-        return IMPORTS, f"WEIGHTS = {table_of(weights)}\n\n{NET}{forward}\n\n{lowered}"
-
-    def _cut_out(self, name: str, sample: int, before: int) -> tuple[GraphModule, list[Array]]:
-        """The operator and those before it, with what quantizes them, and the values that they get."""
-        begins = {name}
-        for _ in range(before + 1):
-            begins = {row for reader in begins for row in self._makers(self.nodes[reader].reads) or [reader]}
-        operands = {self.by_name[begin] for begin in begins if self.nodes[begin].kind != CONSTANT}
-        end, values = self.by_name[self.end_of(name)], values_of(self.module, self.samples[sample])
-        needed, todo = set[FxNode](), [end]
-        while todo:
-            source = todo.pop()
-            if source not in needed:
-                needed.add(source)
-                todo += [] if source in operands else source.all_input_nodes
-        root, graph, copies, inputs = nn.Module(), FxGraph(), dict[FxNode, FxNode](), list[Array]()
-        for source in (row for row in self.module.graph.nodes if row in needed):
-            if source in operands:
-                copies[source] = graph.placeholder(f"x{len(inputs)}")
-                inputs.append(values[source].numpy())
-            elif source.op == "get_attr":
-                weight = f"w{len([*root.buffers()])}"
-                root.register_buffer(weight, values[source].detach())
-                copies[source] = graph.get_attr(weight)
-            else:
-                copies[source] = graph.node_copy(source, copies.__getitem__)
-        graph.output((copies[end],))
-        return GraphModule(root, graph), inputs
 
 
 def _node_of(node: FxNode) -> Node:

@@ -8,9 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 from ci.one_model.model import (
     ONNX,
@@ -23,12 +20,10 @@ from ci.one_model.model import (
 from ci.suite.options import add_work, choice_of
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, valued
-from provisioning.base.errors import UsageError
 
 EXAMPLES = """\
   qnn-ci divergence net.py:model --precision 16a8w --soc SM8650
   qnn-ci divergence model.onnx --precision 16a8w --calibrate samples/
-  qnn-ci divergence model.onnx --precision 16a8w --write fault.py
   qnn-ci divergence --suite models.toml -k net/16a8w/SM8650
 """
 
@@ -45,25 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
-    valued(
-        parser,
-        "--write",
-        "FILE.py",
-        "cut out that operator with its inputs, as a script of its own",
-        type=Path,
-    )
     add_work(parser, "the search", 1200)
-
-
-def require_script(path: Path) -> None:
-    """The name of a new file, or of an earlier script of this command."""
-    from ci.explain.operator_script import EXIT_CODES
-
-    if path.suffix != ".py":
-        raise UsageError(f"--write {path}: expected the name of a Python file", fix="--write fault.py")
-    if path.exists() and EXIT_CODES not in path.read_text(encoding="utf-8", errors="replace"):
-        message = f"--write {path}: the file exists, and is no script of this command"
-        raise UsageError(message, fix="name another file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,10 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.divergence import DIFFERS_DB
     from ci.explain.divergence_result import DivergenceResult, as_text, document, fix_of
     from ci.explain.lane import explainer, measured
-    from ci.explain.operator_script import written
     from ci.explain.proofs import proofs_of
     from ci.one_model.report import ModelReport, reported
-    from provisioning.base.command_line import Parser
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
     from provisioning.base.findings import Finding, Place, Severity
@@ -84,9 +59,6 @@ def run(args: argparse.Namespace) -> int:
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
     choice, least, kept = choice_of(args), args.least, tuple(args.keep_on_cpu)
-    script = Parser.user_folder() / args.write if args.write else None
-    if script:
-        require_script(script)
     lane = explainer(model)
     model = replace(model, keep_on_cpu=kept)
 
@@ -99,18 +71,6 @@ def run(args: argparse.Namespace) -> int:
             return session("repair", *choice.words, *(f"--suite={suite}" for suite in choice.suites))
         cause = of_divergence(result, command("divergence"))
         return proofs_of(model, model.selection.soc, measured(model), cause).fix
-
-    def write(script: Path, program: Any, result: DivergenceResult, report: ModelReport) -> None:
-        operator = result.first if result.sqnr_db < result.least else None
-        if operator is None:
-            print(f"{script.name} is not written: no operator differs")
-            return
-        title = f"{operator.operator} ({operator.node}) of {program.name}"
-        script_of = partial(lane.script_of, model, program, operator)
-        verdict = written(script, title, result.least, script_of)
-        report.wrote([script])
-        answer.add(verdict=verdict, files=[str(script)])
-        print(f"{script.name}, run alone: {verdict}")
 
     def work(report: ModelReport) -> int:
         program = lane.chosen_program(model, choice, kept)
@@ -134,8 +94,6 @@ def run(args: argparse.Namespace) -> int:
         answer.add(program=name, **document(result))
         lines = list(as_text(result))
         print("\n".join(lines))
-        if script:
-            write(script, program, result, report)
         fix = fix_of(result, command, tried(result) if differs and result.first else NO_FIX)
         print(f"next: {fix}")
         if differs:

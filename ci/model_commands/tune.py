@@ -192,7 +192,6 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
 
 def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
-    from ci.explain.lane import explainer
     from ci.explain.tune_report import as_text, document, wrong
     from ci.explain.tune_units import settings_of
     from ci.one_model.output import keep_origins, require_own, writing_into
@@ -211,20 +210,16 @@ def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport)
     stem = re.sub(r"\.(py|pt2|onnx)$", "", named)
     comment = f"Written by `{report.stage.command}`."
     precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
-    lane = explainer(model)
-    texts = {
-        PRECISION_SUFFIX: precision_text(model.lane.suites.lane, precision, nodes, comment),
-        ".precision.py": lane.in_python(precision, nodes, comment),
-    }
+    name = f"{stem}{PRECISION_SUFFIX}"
+    text = precision_text(model.lane.suites.lane, precision, nodes, comment)
     with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
-        require_own([folder / f"{stem}{end}" for end in texts], model.typed)
-        for end, text in texts.items():
-            (scratch / f"{stem}{end}").write_text(text, encoding="utf-8")
-        files = publish([scratch / f"{stem}{end}" for end in texts])
+        require_own([folder / name], model.typed)
+        (scratch / name).write_text(text, encoding="utf-8")
+        files = publish([scratch / name])
         keep_origins(files, model.typed)
     report.wrote(files)
     print("\n".join(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files))
-    chosen = replace(model, precision_file=output / f"{stem}{PRECISION_SUFFIX}")
+    chosen = replace(model, precision_file=output / name)
     command = chosen.command("compile", model.selection.soc, "-o", "out")
     print(f"compile it: {command}")
     answer.add(files=[str(path) for path in files], next=command.installed)

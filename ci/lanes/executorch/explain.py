@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,6 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from ci.closed import closed
 from ci.explain.audit import (
     AuditRow,
     AuditRows,
@@ -19,17 +17,14 @@ from ci.explain.audit import (
     SuggestedOperator,
     with_precisions,
 )
-from ci.explain.divergence_result import DivergenceResult, DivergentOperator, partial_of
+from ci.explain.divergence_result import DivergenceResult, partial_of
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.operator_script import OperatorScript, ScriptRequest, ScriptSource
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import (
-    WORKER,
     compile_programs,
     done,
-    home_of,
     quantizing,
     rewriting,
     worker_step,
@@ -40,7 +35,6 @@ from ci.lanes.executorch.product import (
     programs_of,
     quantized_in,
     require_done,
-    stack_of,
 )
 from ci.lanes.executorch.records import ChipProgram, ModelRewrite, compiled_in
 from ci.lanes.executorch.stage import chosen_programs
@@ -50,14 +44,13 @@ from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
 from ci.operators.table import better_than, inexact, operators_in
 from ci.outcome import Result, WorkerDied
-from ci.plain import as_json, read
+from ci.plain import as_json
 from ci.results import CachedResults, Key
 from ci.runner import ready_runner
 from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
 from ci.suite.stage import run_cached_step
-from ci.work import asking
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
@@ -68,28 +61,6 @@ from provisioning.known_faults import SuspectedFault
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
 """Those of an audit."""
 QUANTIZERS = "quantized_decomposed."
-PYTHON = '''\
-"""{comment}"""
-
-from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
-from torchao.quantization.pt2e import MinMaxObserver
-
-NODES = {nodes}
-
-
-def set_precision(quantizer: QnnQuantizer) -> None:
-    """Call it before prepare_pt2e."""
-    how = {{"is_conv_per_channel": True, "is_linear_per_channel": True, "act_observer": MinMaxObserver}}
-    quantizer.set_default_quant_config(QuantDtype.use_{precision}, **how)
-    quantizer.add_discard_nodes(NODES.get("fp16", ()))
-    quantizer.set_submodule_qconfig_list(
-        [
-            (lambda node, names=names: node.name in names, ModuleQConfig(QuantDtype[f"use_{{name}}"], **how))
-            for name, names in NODES.items()
-            if name != "fp16"
-        ]
-    )
-'''
 
 
 def chosen_program(model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> ExecutorchProgram:
@@ -159,20 +130,6 @@ def _divergence_in(result: Result) -> DivergenceResult:
     return result.record
 
 
-def script_of(
-    model: OneModel, program: ExecutorchProgram, operator: DivergentOperator, before: int
-) -> OperatorScript:
-    plan = plan_of_model(model, "divergence", [program])
-    environ, log = closed(plan.environment) | program.needs.environment(os.environ), plan.logs / "script.log"
-    home = home_of(environ, plan.logs)
-    with asking(home, f"{WORKER}:script", log, plan.work.timeout) as ask:
-        request = ScriptRequest(operator.node, operator.sample, before)
-        source = read(ScriptSource, ask(**as_json(program.order), **as_json(request)))
-    packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
-    needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
-    return OperatorScript(needs, source.imports, source.body, plan.environment)
-
-
 def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER) -> Scores:
     plan = plan_of_model(model, "tune", [program])
     step = worker_step(
@@ -206,11 +163,6 @@ def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
     if not path.is_file():
         return Rewritten(found.changes, None)
     return Rewritten(found.changes, path, result.folder / SAMPLES, found.compared)
-
-
-def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
-    listed = {name: list(members) for name, members in nodes.items()}
-    return PYTHON.format(comment=comment, nodes=json.dumps(listed, indent=4), precision=precision)
 
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:

@@ -27,7 +27,6 @@ from ci.explain.divergence import Divergence
 from ci.explain.divergence_result import DivergenceResult, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
-from ci.explain.operator_script import ScriptRequest, ScriptSource
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_repair import RepairedModule
 from ci.lanes.executorch import REWRITTEN, SAMPLES
@@ -138,13 +137,6 @@ def suspects_of(
     return {name: faults[name] for _, name in sorted(ranked, key=lambda row: row[0])}
 
 
-def script_of(chip_model: ChipModel, request: ScriptRequest) -> ScriptSource:
-    """One operator of the model, alone."""
-    place = request.operator, request.sample, request.before
-    halves = chip_model.run.precision.startswith("fp16")
-    return ScriptSource(*graph_of(chip_model).script(*place, chip_model.soc, halves=halves))
-
-
 def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
     """Write the model with every rewrite that is needed, matches and is proved, and samples for it."""
     if is_quantized(chip_model.model):
@@ -229,7 +221,6 @@ compiled = _of_model(CompileRequest, lower)
 quantized = _of_model(QuantizeRequest, quantize)
 scored = _of_model(ScoreRequest, scores_of)
 diverged = _of_model(DivergenceRequest, diverge)
-script = _of_model(ScriptRequest, script_of)
 rewritten = _of_model(RewriteRequest, rewrite)
 
 

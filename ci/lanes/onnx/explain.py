@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,12 +9,11 @@ from pathlib import Path
 
 from ci.cached_steps import require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
-from ci.explain.divergence_result import DivergenceLimits, DivergenceResult, DivergentOperator
+from ci.explain.divergence_result import DivergenceLimits, DivergenceResult
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
-from ci.explain.operator_script import OperatorScript, ScriptRequest, ScriptSource
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, provider
+from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN, GraphProblem, load_graph
 from ci.lanes.onnx.product import (
     answer_in,
@@ -28,51 +25,23 @@ from ci.lanes.onnx.product import (
     warn_of,
 )
 from ci.lanes.onnx.records import (
-    CommandAnswer,
     Losses,
     Mixed,
     ModelChanges,
     Preparing,
 )
-from ci.lanes.onnx.stage import WORKER, chosen_programs, environment, home_of, plan_of, request_of
+from ci.lanes.onnx.stage import chosen_programs, plan_of
 from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
 from ci.models import wheels
 from ci.one_model.model import OneModel
 from ci.operators.table import Inexact, inexact_onnx
-from ci.plain import read
 from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
-from ci.suite.precision import ONNX_PRECISIONS, precision_named, refuse_floats
+from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step
-from ci.work import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
-from provisioning.base.files import empty_folder
 from provisioning.known_faults import SuspectedFault, faults_of
-
-PYTHON = '''\
-"""{comment}"""
-
-import onnx
-from onnxruntime.quantization import QuantType
-
-PRECISION = {{"activation_type": QuantType.{activations}, "weight_type": QuantType.{weights}}}
-NODES = {nodes}
-"""By the type of their outputs; None: in float."""
-
-
-def settings(model: onnx.ModelProto) -> dict:
-    """More arguments of get_qnn_qdq_config, for the model that qnn_preprocess_model gives."""
-    kinds = {{name: kind for kind, names in NODES for name in names}}
-    found = [(node, kinds[node.name]) for node in model.graph.node if node.name in kinds]
-    tensors = [(name, kind) for node, kind in found if kind for name in node.output]
-    types = {{name: [{{"quant_type": QuantType[kind]}}] for name, kind in tensors}}
-    return {{
-        **PRECISION,
-        "init_overrides": types,
-        "nodes_to_exclude": [node.name for node, kind in found if not kind] or None,
-    }}
-'''
 
 
 def chosen_program(model: OneModel, choice: Choice, _kept: tuple[str, ...] = ()) -> OnnxProgram:
@@ -99,23 +68,6 @@ def divergence_of(
     faults = [SuspectedFault.of(fault) for fault in known if first.operator in fault.operators]
     inexact = _inexact([first.operator], program, compiles=True)
     return replace(result, first=replace(first, known=(*faults, *inexact)))
-
-
-def script_of(
-    model: OneModel, program: OnnxProgram, operator: DivergentOperator, before: int
-) -> OperatorScript:
-    plan = plan_of([program], model.selection, model.work)
-    home = home_of(plan.logs, exports=bool(program.case.factory))
-    with (
-        tempfile.TemporaryDirectory(prefix="qnn-ci-script-") as scratch,
-        asking(home, f"{WORKER}:script", plan.logs / "script.log", plan.work.timeout) as ask,
-    ):
-        folders = {"export_folder": scratch, "into": str(empty_folder(Path(scratch) / "cut"))}
-        wanted = ScriptRequest(operator.node, operator.sample, before)
-        answer = read(CommandAnswer, ask(**request_of(program, wanted), **folders))
-        source = read(ScriptSource, answer.answer)
-    packages = ", ".join(f"{name} {version}" for name, version in provider.packages().items())
-    return OperatorScript(packages, source.imports, source.body, environment())
 
 
 def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float = FOREVER) -> Scores:
@@ -178,14 +130,6 @@ def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
     assert done.folder
     path = done.folder / REWRITTEN
     return Rewritten(done.answer.changes, path if path.is_file() else None)
-
-
-def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
-    default = precision_named(precision)
-    listed = [[precision_named(name).activations or None, list(members)] for name, members in nodes.items()]
-    text = json.dumps(listed, indent=4).replace("null", "None")
-    types = {"activations": default.activations, "weights": default.weights}
-    return PYTHON.format(comment=comment, nodes=text, **types)
 
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:

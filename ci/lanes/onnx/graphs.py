@@ -20,7 +20,6 @@ from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
-from ci.explain.operator_script import ScriptRequest, ScriptSource
 from ci.explain.rewriting import RewriteChoice, needs_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
@@ -162,13 +161,6 @@ def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> Di
     graph = graph_of(files.model, files.samples(), into, places, reference)
     keep, trial = partial(keep_partial, into), ProviderTrial(target)
     return Divergence(graph, trial, limits.least, seconds, limits.whole, keep).search()
-
-
-def script(order: OnnxOrder, files: ModelFiles, wanted: ScriptRequest) -> ScriptSource:
-    """One operator of the quantized model, alone."""
-    options = provider.provider_options(*target_of(order), None)
-    graph = graph_of(files.model, [files.samples()[wanted.sample]], order.scratch)
-    return ScriptSource(*graph.script(wanted.operator, 0, wanted.before, options))
 
 
 def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:

@@ -17,7 +17,7 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.refusals import record_path
 from ci.cached_steps import Step, require_done
 from ci.forecast import Forecasted, QnnEstimates, by_measurement, forecast, load_fit, load_forecasts
-from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
+from ci.lanes.onnx.findings import causes_of, identity_of
 from ci.lanes.onnx.graph import (
     RECIPROCAL,
     RECIPROCAL_FIX,

@@ -21,7 +21,6 @@ from ci import child
 from ci.child import UNFORESEEN, WARM, hidden, reporting
 from ci.explain.divergence_result import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
-from ci.explain.operator_script import ScriptRequest
 from ci.explain.rewriting import RewriteChoice
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, graphs, provider, steps
@@ -36,7 +35,6 @@ from ci.lanes.onnx.graph import (
 )
 from ci.lanes.onnx.provider import NotOnProvider
 from ci.lanes.onnx.records import (
-    DRAWN,
     QUANTIZED,
     Chips,
     CommandAnswer,
@@ -289,12 +287,6 @@ def _exported_files(order: OnnxOrder, _: Nothing) -> CommandAnswer:
     return CommandAnswer(prepared=prepared)
 
 
-def script(request: Mapping[str, object]) -> dict[str, object]:
-    """Of one operator; the model is of no holder."""
-    exported = export({**request, "options": as_json(DRAWN)})
-    return exported if {"error", "died"} & exported.keys() else _script(dict(request))
-
-
 def _ran(request: Mapping[str, object]) -> dict[str, object]:
     """A compiled .onnx on the emulator, another one on the CPU."""
     asked = read(OnnxRunRequest, request)
@@ -333,6 +325,5 @@ losses = _answering(graphs.losses, Nothing, name=QUANTIZED)
 estimated = _answering(steps.estimate, Chips)
 searched = _answering(graphs.diverge, DivergenceLimits)
 scored = _answering(steps.scores, ScoreRequest)
-_script = _answering(graphs.script, ScriptRequest)
 ran = reporting(_ran, error_of)
 measured = reporting(_measured, error_of_metric)
