@@ -198,7 +198,7 @@ def flush_output() -> None:
     _libc.fflush(None)
 
 
-def memory_of_process(field: str = "VmRSS") -> int:
+def memory_of_process(field: str) -> int:
     """This process's memory in bytes, as the kernel counts it."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{field}:"):

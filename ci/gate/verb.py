@@ -34,7 +34,7 @@ from ci.gate.supervision import (
 from ci.report.collect import GATE, cleaned, did_not_run
 from ci.report.summary import command, conclusion, github_annotations, overview, stage_line, worst
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, repeatable, switch
+from provisioning.base.command_line import Parser, repeatable
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
@@ -89,7 +89,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
-    switch(group, "--keep-programs", "copy the programs that passed to the reports")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show what each stage prints, and its artifacts"
     )
@@ -98,17 +97,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.gate.table import gate_table
 
-    stages = [
-        stage.model_copy(update={"flags": (*stage.flags, "--keep-programs")})
-        if args.keep_programs and stage.name == "test_emulator"
-        else stage
-        for stage in gate_table().stage
-    ]
     chosen = [name for name in args.only or stage_names() if name not in (args.skip or ())]
     if not chosen:
         raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
     flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
-    stages = with_packages(with_lanes(stages, args.suite, args.only or ()), args.package, args.only or ())
+    stages = with_packages(
+        with_lanes(gate_table().stage, args.suite, args.only or ()), args.package, args.only or ()
+    )
     for stage in stages:
         if stage.name in chosen:
             # One that cannot be made ends the gate before its first stage.

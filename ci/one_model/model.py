@@ -329,7 +329,7 @@ def add_output(
     models' flags."""
     parser.add_argument("-o", "--output", type=Path, required=required, metavar="DIR", help=output)
     pytorch = parser.add_argument_group("PyTorch models")
-    pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
+    pytorch.add_argument("--backend", choices=("htp", "lpai"), help="the processor [htp]")
     return pytorch
 
 

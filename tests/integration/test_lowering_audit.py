@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ci.lanes.executorch.suite import AS_IT_IS, QAT_SCHEMES
+from ci.lanes.executorch.suite import AS_IT_IS
 from ci.suite.precision import SCHEMES
 from provisioning.base.findings import Finding
 from provisioning.base.settings import ROOT
@@ -83,8 +83,7 @@ def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_suite_knows_every_scheme_that_the_quantizer_has() -> None:
-    from executorch.backends.qualcomm.quantizer.quantizer import QUANT_CONFIG_DICT, QuantDtype
+    from executorch.backends.qualcomm.quantizer.quantizer import QuantDtype
 
-    names = {kind: kind.name.removeprefix("use_") for kind in QuantDtype}
-    assert set(names.values()) == set(SCHEMES) - set(AS_IT_IS)
-    assert {names[kind] for kind, qat in QUANT_CONFIG_DICT if qat} == set(QAT_SCHEMES)
+    names = {kind.name.removeprefix("use_") for kind in QuantDtype}
+    assert names == set(SCHEMES) - set(AS_IT_IS)

@@ -47,15 +47,11 @@ def test_programs_are_quantized_and_the_missing_library_is_named(tmp_path: Path)
 
 
 def test_accuracy_is_held_before_the_library_is_missed(tmp_path: Path) -> None:
-    cases = {
-        "net": {**LPAI, "thresholds": "sqnr_db = 90"},
-        "gpu": {"scheme": "fp16", "run": 'backend = "gpu"'},
-    }
+    cases = {"net": {**LPAI, "thresholds": "sqnr_db = 90"}}
     done = run("test_lowering", tmp_path, "--suite", suite(tmp_path, cases))
 
     assert done.code == 1
     assert done.rules("net") == {"lpai-accuracy", "lpai-library"}
-    assert done.rules("gpu") == {"gpu-host"}
 
 
 def test_with_a_library_for_the_lpai_the_same_command_goes_on_to_the_compiler(tmp_path: Path) -> None:

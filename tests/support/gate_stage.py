@@ -28,7 +28,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("stages", nargs="*")
     parser.add_argument("--suite", action="append")
     parser.add_argument("--tag", action="append")
-    parser.add_argument("--keep-programs", action="store_true")
     args = parser.parse_args(argv)
     if args.name == "gate":
         return _gate(args)

@@ -254,7 +254,6 @@ class TestThresholds:
             ("thresholds = { sqnr_db = 0.1 }", False),
             ("", True),
             ("thresholds = { }", True),
-            ('emulator_fault = "known"', False),
         ],
     )
     def test_a_placeholder_is_warned_of_until_something_was_measured(

@@ -1,4 +1,4 @@
-"""Programs for the LPAI and the GPU: what is refused before any work, and what a suite may say of them."""
+"""Programs for the LPAI: what is refused before any work, and what a suite may say of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def program(soc: str, backend: Backend) -> ExecutorchProgram:
         ("SM8850", "lpai", NEW, "", ""),
         ("SM8650", "lpai", NEW, "lpai-soc", "SAR2230P, SM8850"),
         ("SM8850", "lpai", OLD, "lpai-qnn", "2.39"),
-        ("SM8850", "gpu", NEW, "gpu-host", "10008"),
         ("SM8650", "htp", OLD, "", ""),
     ],
 )

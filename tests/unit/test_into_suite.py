@@ -29,10 +29,11 @@ schema = 2  # mine
 factory = "net:make"
 inputs = [{ shape = [1] }]
 
-[[case.net.run]]  # with training
+[[case.net.run]]  # in two parts
 lane = "executorch"
 precision = "16a8w"
-qat = true
+label = "parts"
+delegates = 2
 socs = ["SM8550"]
 
 [[case.net.run]]
@@ -126,8 +127,8 @@ def test_an_authors_suite_keeps_everything_but_the_run_that_is_the_same(tmp_path
     assert extended(suite) == 1
     text = suite.read_text()
     assert text.startswith(AUTHORS.partition('precision = "w8a16"')[0])
-    (trained, *mine) = programs_of(suite)
-    assert (trained.run.qat, trained.soc) == (True, "SM8550")
+    (parts, *mine) = programs_of(suite)
+    assert (parts.run.delegates, parts.soc) == (2, "SM8550")
     assert [program.soc for program in mine] == ["SM8650", "SM8750"]
     assert mine[0].run.tags == ("nightly",) and mine[0].run.cpu_nodes == ("x",)
 
@@ -177,6 +178,8 @@ def test_a_model_is_named_as_the_suites_folder_finds_it(tmp_path: Path) -> None:
 
 def test_a_run_of_another_lane_is_another_run(tmp_path: Path) -> None:
     suite = tmp_path / "models.toml"
-    suite.write_text(AUTHORS.replace('"executorch"', '"onnx"').replace("qat = true\n", ""))
+    suite.write_text(
+        AUTHORS.replace('"executorch"', '"onnx"').replace('label = "parts"\ndelegates = 2\n', "")
+    )
     assert extended(suite) == 0
     assert [program.name for program in programs_of(suite)] == ["net/16a8w/SM8750"]

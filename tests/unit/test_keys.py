@@ -60,21 +60,14 @@ RUN = {
 EXECUTORCH_RUN = RUN | {
     "precision": "16a8w",
     "backend": "lpai",
-    "executorch": ">=1.5.1",
-    "emulator_fault": "it does not run",
-    "qat": True,
     "per_channel": False,
-    "observer": "moving_average",
     "calibration": 5,
     "modules": (ModuleScheme(precision="16a8w", name="layer"),),
     "annotations": ("net:annotate",),
     "precision_file": "net.precision.toml",
     "nodes": {"16a8w": ("conv",)},
     "block_sizes": {"conv": (1, 16)},
-    "unquantized_nodes": ("conv",),
-    "unquantized_operators": ("aten.add",),
     "cpu_nodes": ("conv",),
-    "cpu_operators": ("aten.add",),
     "delegates": 2,
     "cpu_budget": 3,
 }
@@ -85,7 +78,7 @@ EXECUTORCH_CASE = {
     "factory": "net:other",
     "arguments": {"width": 9},
     "inputs": (Input(shape=(1, 2)),),
-    "backend": "gpu",
+    "backend": "lpai",
     "samples": "data",
     "files": ("others.bin",),
     "inferences": 3,
@@ -126,7 +119,7 @@ LLM_CASE = {"non_finite": True, "perplexity": 5.0}
 
 JUDGED = {
     *("label", "tags", "thresholds", "socs", "limits", "perplexity"),
-    *("cpu_budget", "delegates", "emulator_fault", "executorch", "files", "budget", "precision_file"),
+    *("cpu_budget", "delegates", "files", "budget", "precision_file"),
 }
 """Fields whose change does no work again."""
 

@@ -24,7 +24,7 @@ from provisioning.known_faults import load_faults
 from tests.support.rules import ANY, printed_rules
 
 UNUSABLE = ("missing", "shape", "not-finite", "reference-not-finite", "run")
-LANES = ("lowering", "emulator", "emulator-reload", "onnx", "llm")
+LANES = ("lowering", "emulator", "onnx", "llm")
 AT_RUN_TIME = {
     *(f"build-{what}" for what in FIXES),
     *(f"emulator-{rule}" for rule in UNUSABLE),

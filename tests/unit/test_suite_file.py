@@ -86,7 +86,12 @@ class TestOneFile:
         ("old", "new", "key", "fix"),
         [
             ("delegates = 2", "perplexity = 3", "case.net.perplexity", "'llm'"),
-            ('lane = "onnx"\n', 'lane = "onnx"\nqat = true\n', "case.net.run.1.qat", "'executorch'"),
+            (
+                'lane = "onnx"\n',
+                'lane = "onnx"\ncpu_nodes = []\n',
+                "case.net.run.1.cpu_nodes",
+                "'executorch'",
+            ),
             ('lane = "onnx"\n', 'lane = "onxn"\n', "case.net.run.1.lane", "lane"),
             ('lane = "onnx"\n', "", "case.net.run.1.lane", "lane"),
             ("delegates = 2", "delegatse = 2", "case.net.delegatse", "delegates?"),

@@ -8,6 +8,3 @@ QUANTIZED = "quantized.pt2"
 
 REWRITTEN, SAMPLES = "rewritten.pt2", "samples"
 """The file of a rewritten model in a result's folder, and the folder of samples for it."""
-
-KEPT = "programs"
-"""The folder of the reports that `--keep-programs` fills."""

@@ -81,8 +81,6 @@ class ExecutorchPlan(Plan):
     """What every program depends on of QNN: its build, and the digests of its libraries for this machine."""
     refused: dict[str, Finding]
     """Programs that this SDK cannot compile at all."""
-    left_out: tuple[ExecutorchProgram, ...] = ()
-    """Those that their suite has for other versions of executorch."""
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
 
@@ -134,13 +132,6 @@ def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
     def refused(rule: str, message: str, fix: str) -> Finding:
         return Finding(rule, Severity.ERROR, program.name, message, fix)
 
-    if program.backend == "gpu":
-        return refused(
-            "gpu-host",
-            "QNN's GPU backend compiles only on a device: on this machine it refuses with 10008, `TuningMode"
-            " must be enabled on x86_64-linux-clang`",
-            'backend = "htp", or compile it on a device with an Adreno GPU',
-        )
     if program.backend != "lpai":
         return None
     from provisioning import qnn_libraries

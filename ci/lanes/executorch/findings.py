@@ -378,11 +378,6 @@ def findings_of(
         fix = Fix("{}; then {}", failure.fix, again) if failure.fix else again
         return [wrong(failure.rule, failure.message, fix)]
     record = ran_in(result)
-    if fault := program.run.emulator_fault:
-        if fault in record.message:
-            return []
-        seen = record.message or "it runs"
-        return [wrong("fault", f"expected it not to run ({fault}), found: {seen}; correct the suite")]
     if record.rule == "run" and (missing := list(missing_kernels(compiled.left))):
         return [
             wrong("run", f"{message} ({record.message})", str(fix) or again, place, fix.edit)

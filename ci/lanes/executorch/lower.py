@@ -264,16 +264,16 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Lacki
         on_lpai = before_compile(module, computed.in_torch(chip_model))
         if on_lpai.lacks:
             return Lacking(notes=notes, used=used, losses=worst, lpai=on_lpai)
-    on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
+    on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
     watch = PartitionerSpy(new_text(log))
     search = Search(log, watch)
     begin = 0
 
     def lowered_with(more: Collection[str] = ()) -> Any:
         nonlocal begin
-        nodes = Patterns("cpu_nodes", {*run.cpu_nodes, *more}) if more else on_cpu[0]
+        nodes = Patterns("cpu_nodes", {*run.cpu_nodes, *more}) if more else on_cpu
         begin, watch.on_cpu = size_of(log), nodes
-        return lowered_module(chip_model, module, nodes, on_cpu[1])
+        return lowered_module(chip_model, module, nodes)
 
     with step_of("compile"), watch.installed():
         edge, workaround = _with_workaround(search, lowered_with, chip_model, module)
@@ -290,8 +290,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Lacki
                 raise missing from error
             raise
         _require_types(lowered, expected[0])
-    for rule in on_cpu:
-        rule.require_used()
+    on_cpu.require_used()
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
     graphs = traffic(text_since(log, begin))
@@ -326,8 +325,8 @@ def _least_of(samples: Sequence[tuple[Tensor, ...]]) -> float:
     return min((float(tensor.nan_to_num().min()) for tensor in floats if tensor.numel()), default=0.0)
 
 
-def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns, operators: Patterns) -> Any:
-    """With these nodes and operators on the CPU."""
+def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns) -> Any:
+    """With these nodes on the CPU."""
     options = generate_lpai_compiler_spec()
     if chip_model.backend != "lpai":
         options = generate_htp_compiler_spec(use_fp16=chip_model.run.precision.startswith("fp16"))
@@ -335,9 +334,7 @@ def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns, operator
         soc_model=QcomChipset[chip_model.soc], backend_options=options
     )
     sample = copied(chip_model.sample)
-    return to_edge_transform_and_lower_to_qnn(
-        module, sample, spec, skip_node_id_set=nodes, skip_node_op_set=operators
-    )
+    return to_edge_transform_and_lower_to_qnn(module, sample, spec, skip_node_id_set=nodes)
 
 
 def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:

@@ -365,8 +365,7 @@ def plan_of_model(model: OneModel, name: str, programs: Sequence[ExecutorchProgr
 
 def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> Result:
     if (refused := plan.refused.get(program.name)) is not None:
-        fix = "leave --backend out" if program.backend == "gpu" else refused.fix
-        raise CheckFailed(refused.message, fix=fix)
+        raise CheckFailed(refused.message, fix=refused.fix)
     result = compiled[program.name]
     for finding in not_passed([program], compiled):
         sys.stderr.write(f"warning: {finding.message}: {finding.fix}\n")

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,8 @@ import torch
 from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
 from torch import Tensor
-from torchao.quantization.pt2e import (
-    FusedMovingAvgObsFakeQuantize,
-    MinMaxObserver,
-    disable_fake_quant,
-    enable_fake_quant,
-    move_exported_model_to_eval,
-)
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ci.child import doing
 from ci.explain.losses import Loss, ScoreRequest, Scores
@@ -38,7 +31,7 @@ from ci.lanes.executorch.records import (
     Quantized,
     QuantizeRequest,
 )
-from ci.lanes.executorch.suite import ExecutorchRun
+from ci.lanes.executorch.suite import OBSERVED_SCHEMES, ExecutorchRun
 from ci.models.factory import (
     copied,
     explained,
@@ -56,8 +49,6 @@ from ci.suite.accuracy import Inferences, TensorFile
 
 FLOAT = "fp16"
 """The precision of nodes that are not quantized."""
-
-TRAIN_RATE = 1e-4
 
 
 class Patterns(set[str]):
@@ -222,16 +213,14 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     run, sample, batches = chip_model.run, chip_model.sample, chip_model.calibrating
     kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
     quantizer = QnnQuantizer(kinds[chip_model.backend], QcomChipset[chip_model.soc])
-    quantizer.set_default_quant_config(_dtype(run.precision), **_how(run, run.per_channel, run.precision))
+    quantizer.set_default_quant_config(_dtype(run.precision), **_how(run.per_channel, run.precision))
     with step_of("export"):
         exported: Any = chip_model.exported.program(sample).module()
         floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
     mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
-    unquantized = Patterns("unquantized_nodes", [*run.unquantized_nodes, *mixed.pop(FLOAT, ())])
+    unquantized = mixed.pop(FLOAT, Patterns("nodes", ()))
     patterns = [unquantized, *mixed.values()]
     quantizer.discard_nodes = Discarded(unquantized, exported.graph)
-    if run.unquantized_operators:
-        quantizer.add_discard_ops([_operator(name) for name in run.unquantized_operators])
     if run.block_sizes:
         sizes = BlockSizes(run.block_sizes)
         _refuse_linear(exported.graph, sizes)
@@ -245,26 +234,22 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     )
     quantizer.add_custom_quant_annotations([find(name, chip_model.search_path) for name in run.annotations])
     with step_of("quantize"):
-        if run.qat:
-            prepared = _trained(chip_model.model, exported, quantizer, batches)
-        else:
-            prepared = prepare_pt2e(exported, quantizer)
-            for batch in batches:
-                prepared(*copied(batch))
+        prepared = prepare_pt2e(exported, quantizer)
+        for batch in batches:
+            prepared(*copied(batch))
     return Prepared(prepared, floats, folded, patterns, sample)
 
 
-def _how(run: ExecutorchRun, per_channel: bool, scheme: str = "") -> dict[str, object]:
+def _how(per_channel: bool, scheme: str) -> dict[str, object]:
     return {
-        "is_qat": run.qat,
         "is_conv_per_channel": per_channel,
         "is_linear_per_channel": per_channel,
-        "act_observer": MinMaxObserver if run.sees_widest(scheme) else None,
+        "act_observer": MinMaxObserver if scheme in OBSERVED_SCHEMES else None,
     }
 
 
 def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any, Any]:
-    config = ModuleQConfig(_dtype(scheme), **_how(run, run.per_channel, scheme))
+    config = ModuleQConfig(_dtype(scheme), **_how(run.per_channel, scheme))
     return (lambda node: node.name in names), config
 
 
@@ -280,67 +265,8 @@ def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
             )
 
 
-def _trained(model: Any, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]) -> Any:
-    """One training step for each batch towards the float model's outputs: enough to run every part of QAT."""
-    wanted = [run_copied(model, batch) for batch in batches]
-    with torch.enable_grad():
-        model.requires_grad_(True)
-        # Batch norms in eval mode: their statistics are settled, and one step's batch is too small for new
-        # ones.
-        prepared = move_exported_model_to_eval(prepare_qat_pt2e(exported, quantizer))
-        _settle_ranges(prepared, batches)
-        optimizer = torch.optim.SGD(prepared.parameters(), lr=TRAIN_RATE)
-        for batch, outputs in zip(batches, wanted, strict=True):
-            loss = sum(
-                torch.nn.functional.mse_loss(ours, theirs)
-                for ours, theirs in zip(
-                    torch.utils._pytree.tree_leaves(prepared(*copied(batch))), outputs, strict=True
-                )
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return prepared
-
-
-def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None:
-    """Keep the widest range of all batches: a moving average of a few steps is close to the first batch."""
-    observed: dict[Any, tuple[Tensor, Tensor]] = {}
-
-    def note(module: Any, inputs: tuple[Tensor, ...]) -> None:
-        low, high = inputs[0].aminmax()
-        least, most = observed.get(module, (low, high))
-        observed[module] = torch.minimum(least, low), torch.maximum(most, high)
-
-    fakes = [module for module in prepared.modules() if isinstance(module, FusedMovingAvgObsFakeQuantize)]
-    fakes = [fake for fake in fakes if not fake.is_per_channel]
-    handles = [fake.register_forward_pre_hook(note) for fake in fakes]
-    prepared.apply(disable_fake_quant)
-    with torch.no_grad():
-        for batch in batches:
-            prepared(*copied(batch))
-    prepared.apply(enable_fake_quant)
-    for handle in handles:
-        handle.remove()
-    for module, (least, most) in observed.items():
-        observer = module.activation_post_process
-        observer.min_val.copy_(least)
-        observer.max_val.copy_(most)
-        observer.averaging_constant = 0.0
-        scale, zero_point = module.calculate_qparams()
-        module.scale.copy_(scale)
-        module.zero_point.copy_(zero_point)
-
-
 def _dtype(scheme: str) -> Any:
     return QuantDtype[f"use_{scheme}"]
-
-
-def _operator(name: str) -> Any:
-    try:
-        return reduce(getattr, name.split("."), torch.ops)
-    except AttributeError as error:
-        raise Failed("suite", f"unquantized_operators = {name!r}: torch has no such operator") from error
 
 
 def _module_scheme(scheme: Any, run: ExecutorchRun, patterns: list[Patterns]) -> tuple[Any, Any]:
@@ -355,7 +281,7 @@ def _module_scheme(scheme: Any, run: ExecutorchRun, patterns: list[Patterns]) ->
                 return True
         return False
 
-    return inside, ModuleQConfig(_dtype(scheme.precision), **_how(run, scheme.per_channel))
+    return inside, ModuleQConfig(_dtype(scheme.precision), **_how(scheme.per_channel, scheme.precision))
 
 
 def save_raw(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> Inferences:

@@ -224,41 +224,8 @@ class EmulatorRun:
     cpu_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Loadable:
-    """A program that is loaded again and again in one process, with its samples."""
-
-    name: str
-    compiled: str
-    program: str
-    inputs: Inferences
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadRequest:
-    program: Loadable
-    other: Loadable | None = None
-    """Another one, loaded beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    wrong: tuple[str, ...]
-    one_load: int
-    """The bytes of one load more."""
-    growth: int
-    """The bytes that each load leaves behind."""
-    released: str
-    """What happens to it when the same one, loaded beside it, is released; empty: nothing."""
-
-
 def compiled_in(result: Result) -> ChipProgram:
     assert isinstance(result.record, ChipProgram)
-    return result.record
-
-
-def reloaded_in(result: Result) -> Reloaded:
-    assert isinstance(result.record, Reloaded)
     return result.record
 
 

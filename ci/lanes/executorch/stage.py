@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 from ci.jobs import Job
-from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.compile import (
     COMPILED,
     RAN,
@@ -20,8 +14,7 @@ from ci.lanes.executorch.compile import (
     compile_programs,
     plan_of,
 )
-from ci.lanes.executorch.emulate import judged as judged_again
-from ci.lanes.executorch.emulate import measure, reloads
+from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.findings import (
     EMULATION,
     LOWERING,
@@ -54,7 +47,6 @@ from ci.suite.stage import (
     report,
     show_list,
 )
-from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
@@ -68,7 +60,7 @@ def run_lowering(options: StageOptions) -> int:
         return show_list(chosen_programs(options.choice, selection))
     stage = StageRun.as_typed(LOWERING, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "lowering-not-run"):
-        plan = plan_of_stage(chosen_programs(options.choice, selection), options, "lowering")
+        plan = plan_of(chosen_programs(options.choice, selection), selection, options.work, "lowering")
         results = compile_programs(plan)
         plan = accepted(accept, SUITES, plan, _measured_of_compiled(plan, results), stage)
         verdicts = {
@@ -79,7 +71,6 @@ def run_lowering(options: StageOptions) -> int:
         }
         report(stage, SUITES, plan, verdicts, {COMPILED: results})
         stage.metrics |= {"build_id": plan.build_id, "sdk": str(plan.sdk)}
-        note_left_out(stage, plan, "lowering-not-run")
     return finish(stage, selection, lacking=only_library_missing(stage.findings))
 
 
@@ -96,19 +87,6 @@ def jobs_of(programs: Sequence[ExecutorchProgram], profile: str) -> dict[str, Jo
         seconds = (recorded.cpu_seconds or UNKNOWN_SECONDS) + (recorded.run_seconds or 1.0)
         jobs[program.name] = Job(program.name, seconds)
     return jobs
-
-
-def plan_of_stage(programs: Sequence[ExecutorchProgram], options: StageOptions, name: str) -> ExecutorchPlan:
-    """Of the programs that this executorch can lower."""
-    plan = plan_of(programs, options.selection, options.work, name)
-    executorch = version("executorch")
-    fitting = tuple(program for program in programs if program.lowers_with(executorch))
-    if programs and not fitting:
-        wanted = f"{programs[0].name} is for executorch {programs[0].run.executorch}"
-        message = f"{wanted}, and so are all that were chosen for others than this {executorch}"
-        raise EnvironmentLacking(message, fix="choose others, or take that executorch")
-    left_out = tuple(program for program in programs if not program.lowers_with(executorch))
-    return replace(plan, programs=fitting, left_out=left_out)
 
 
 def _row_of_compiled(
@@ -146,29 +124,19 @@ def _measured_of_compiled(plan: ExecutorchPlan, results: Mapping[str, Result]) -
     return MeasuredValues(recorded=recorded)
 
 
-def note_left_out(stage: StageRun, plan: ExecutorchPlan, rule: str) -> None:
-    for program in plan.left_out:
-        wanted, here = program.run.executorch, version("executorch")
-        message = f"not run: its suite has it for executorch {wanted}, and this is {here}"
-        stage.add(rule, Severity.NOTE, program.name, message, "take that executorch to run it")
-
-
-def run_emulation(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
+def run_emulation(options: StageOptions) -> int:
     """The exit code."""
     selection, accept = options.selection, options.accept
     if options.list_only:
         return show_list(chosen_programs(options.choice, selection))
     stage = StageRun.as_typed(EMULATION, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "emulator-not-run"):
-        plan = plan_of_stage(chosen_programs(options.choice, selection), options, "emulator")
+        plan = plan_of(chosen_programs(options.choice, selection), selection, options.work, "emulator")
         _refuse_other_backends(plan)
         runner = ready_runner(os.environ, selection.reports)
         compiled = compile_programs(plan)
         measured = measure(plan, runner, compiled)
-        # What is loaded again, as it was compiled.
-        runnable = {name: compiled[name] for name, result in measured.items() if ran(result)}
-        again = reloads(plan, runnable) if reload else {}
-        results = {COMPILED: compiled, "reload": again, RAN: measured}
+        results = {COMPILED: compiled, RAN: measured}
         plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
         verdicts = {
             program.name: Verdict(of_run(plan, program, of), _row_of_run(plan, program, of))
@@ -177,13 +145,7 @@ def run_emulation(options: StageOptions, *, reload: bool, keep_programs: bool) -
         }
         report(stage, SUITES, plan, verdicts, results)
         stage.metrics |= {"build_id": plan.build_id, "runner": find_runner(os.environ).described}
-        note_left_out(stage, plan, "emulator-not-run")
         _show_outputs_of_failed(stage, measured)
-        if keep_programs:
-            _keep(stage, compiled, selection.reports / KEPT)
-        if reload:
-            stage.findings += judged_again(plan, runnable, again)
-            stage.metrics["loaded again"] = len(again)
     return finish(stage, selection)
 
 
@@ -219,7 +181,6 @@ def _row_of_run(
         "backend": program.backend,
         "scheme": program.run.precision,
         "thresholds": shown_thresholds(program, figures or {}),
-        "expected_fault": program.run.emulator_fault,
     }
     if figures is None:
         return shown
@@ -243,15 +204,3 @@ def _show_outputs_of_failed(stage: StageRun, measured: Mapping[str, Result]) -> 
         if result.folder and name in wrong:
             files = sorted(result.folder.rglob("*.raw"))
             stage.artifacts += [Artifact.of("failure", path) for path in files]
-
-
-def _keep(stage: StageRun, compiled: Mapping[str, Result], folder: Path) -> None:
-    """Copy the programs that passed there, for whoever ships them."""
-    shutil.rmtree(folder, ignore_errors=True)
-    rows: Any = stage.metrics["programs"]
-    for name, shown in rows.items():
-        if shown["verdict"] == "pass" and "sha256" in shown:
-            file = folder / f"{name}.pte"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(program_file(compiled[name]), file)
-            stage.artifacts.append(Artifact.of("program", file))

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from ci.models.inputs import Input, most_calibrating
+from ci.models.inputs import Input
 from ci.suite.precision import ExecutorchScheme, scheme_named
 from ci.suite.programs import (
     HELD,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SHIPPED = MANIFESTS / "suites" / "models.toml"
 
-Backend = Literal["htp", "lpai", "gpu"]
+Backend = Literal["htp", "lpai"]
 
 
 def _scheme(value: object) -> object:
@@ -44,23 +44,11 @@ def _scheme(value: object) -> object:
         return value
 
 
-def _versions(text: str) -> str:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier:
-        raise ValueError(f"versions as >=1.5.1, found {text!r}") from None
-    return text
-
-
 Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
 AS_IT_IS = ("fp16", "qdq")
 """Schemes that do not quantize the model: it is float, or quantized already."""
 OBSERVED_SCHEMES = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
 """The others use the quantizer's default, a moving average; 16-bit floats need no observer."""
-QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
-"""The types that ExecuTorch's quantizer has for quantization-aware training."""
 
 
 class ModuleScheme(Model):
@@ -76,46 +64,29 @@ class ModuleScheme(Model):
         if bool(self.name) == bool(self.type):
             raise ValueError("either name or type")
         if self.precision in AS_IT_IS:
-            raise ValueError("a quantizing precision; unquantized_nodes leaves nodes in float")
+            raise ValueError("a quantizing precision; nodes = { fp16 = […] } leaves nodes in float")
         return self
 
 
 class ExecutorchRun(MixedRun):
-    judged_later: ClassVar = MixedRun.judged_later | {
-        "executorch", "emulator_fault", "delegates", "cpu_budget",
-    }  # fmt: skip
+    judged_later: ClassVar = MixedRun.judged_later | {"delegates", "cpu_budget"}
 
     precision: Scheme
     nodes: dict[Scheme, tuple[str, ...]] = Field(default={})  # type: ignore[assignment]
     backend: Backend | None = None
     """The processor; [the case's]."""
-    executorch: Annotated[str, AfterValidator(_versions)] = ""
-    """The versions that can lower it, as `>=1.5.1`; with others it is not run, and a note says so."""
-    emulator_fault: str = ""
-    """Part of the runner's error, for a program that lowers but is known not to run. It has no thresholds."""
-    qat: bool = False
     per_channel: bool = True
-    observer: Literal["min_max", "moving_average"] = "min_max"
-    """How activations' ranges are found: the widest seen, or mostly those of the first batches."""
     calibration: Annotated[int, Field(ge=1)] | None = None
-    """How many batches of inputs the observers, or the QAT steps, see at most; [32 drawn ones, 200 of
-    `samples`]."""
+    """How many batches of inputs the observers see at most; [32 drawn ones, 200 of `samples`]."""
     modules: tuple[ModuleScheme, ...] = ()
     annotations: tuple[Dotted, ...] = ()
     """Functions that get the graph and annotate nodes of it themselves."""
     block_sizes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = Field(default_factory=dict)
     """Block sizes by node (`linear`, `conv2d_1`); `*` in a name matches anything."""
-    unquantized_nodes: tuple[str, ...] = ()
-    unquantized_operators: tuple[str, ...] = ()
     cpu_nodes: tuple[str, ...] = ()
     """Nodes of the edge graph that stay on the CPU."""
-    cpu_operators: tuple[str, ...] = ()
     delegates: Annotated[int, Field(ge=0)] | None = None
     cpu_budget: Annotated[int, Field(ge=0)] | None = None
-
-    @property
-    def is_measured(self) -> bool:
-        return not self.emulator_fault
 
     @property
     def required_figures(self) -> tuple[str, ...]:
@@ -125,25 +96,14 @@ class ExecutorchRun(MixedRun):
     def quantizes(self) -> bool:
         return self.precision not in AS_IT_IS
 
-    def sees_widest(self, scheme: str) -> bool:
-        return self.observer == "min_max" and scheme in OBSERVED_SCHEMES and not self.qat
-
     @property
     def kind(self) -> str:
-        name = f"{self.precision}-qat" if self.qat else self.precision
+        name = str(self.precision)
         return f"{self.backend}-{name}" if self.backend not in (None, "htp") else name
 
     @model_validator(mode="after")
     def _fits(self) -> ExecutorchRun:
-        if self.thresholds and self.emulator_fault:
-            raise ValueError("either thresholds or emulator_fault")
-        if self.qat and self.precision not in QAT_SCHEMES:
-            raise ValueError(f"one of {', '.join(QAT_SCHEMES)} with qat")
-        quantizing = (
-            self.qat, self.modules, self.nodes, self.annotations, self.block_sizes,
-            self.unquantized_nodes, self.unquantized_operators,
-        )  # fmt: skip
-        if not self.quantizes and any(quantizing):
+        if not self.quantizes and (self.modules or self.nodes or self.annotations or self.block_sizes):
             raise ValueError(f"no quantization options with {self.precision}")
         if {"qdq", "16a4w_block"} & {*self.nodes}:
             raise ValueError("nodes at fp16, or at a precision that quantizes them without block_sizes")
@@ -182,14 +142,12 @@ class ExecutorchCase(SuiteCase):
                 continue
             if not run.quantizes:
                 raise ValueError("a quantizing precision for the LPAI")
-            if run.cpu_nodes or run.cpu_operators or run.cpu_budget or self.cpu_budget:
+            if run.cpu_nodes or run.cpu_budget or self.cpu_budget:
                 raise ValueError("no operators left on the CPU: an LPAI program is one partition")
             if (self.delegates if run.delegates is None else run.delegates) != 1:
                 raise ValueError("delegates = 1: an LPAI program is one partition")
             if run.thresholds and (run.thresholds.reference_sqnr_db or run.thresholds.reference_cosine):
                 raise ValueError("no reference_… thresholds: nothing here computes as the LPAI does")
-            if run.emulator_fault:
-                raise ValueError("no emulator_fault: the emulator has no LPAI")
         return self
 
 
@@ -212,13 +170,6 @@ class ExecutorchProgram(Program):
         samples = ["--calibrate", str(self.search_path / case.samples)] if case.samples else []
         return [*words, "--soc", self.soc, *samples]
 
-    def lowers_with(self, executorch: str) -> bool:
-        if not self.run.executorch:
-            return True
-        from packaging.specifiers import SpecifierSet
-
-        return SpecifierSet(self.run.executorch).contains(executorch, prereleases=True)
-
     @property
     def backend(self) -> Backend:
         return self.run.backend or self.case.backend
@@ -236,12 +187,7 @@ def case_of(order: ProgramOrder) -> ExecutorchCase:
 
 def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
     calibration = run.calibration if run.quantizes else 0
-    chosen = loaded.chosen(case.inferences, calibration)
-    if run.qat and loaded.first is not None:
-        # A step for each batch: one would train nothing.
-        count = most_calibrating(run.calibration, given=False)
-        return chosen._replace(calibrating=loaded.drawn_to_calibrate(count))
-    return chosen
+    return loaded.chosen(case.inferences, calibration)
 
 
 FORM = LaneForm("executorch", ExecutorchCase, ("test_lowering", "test_emulator"))

@@ -100,10 +100,10 @@ class EmulatedTrial:
 
     def _lowered(self, graph: TorchGraph) -> bytes:
         run = self.chip_model.run
-        on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
+        on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
         part = replace(self.chip_model, compared=graph.samples)
         try:
-            edge = lowered_module(part, graph.module, *on_cpu)
+            edge = lowered_module(part, graph.module, on_cpu)
         finally:
             restore_builtins()
         return bytes(edge.to_executorch().buffer)
