@@ -87,10 +87,6 @@ def _any(program: Named, result: Result) -> bool:
     return True
 
 
-def _never(program: Named, result: Result) -> bool:
-    return False
-
-
 def _line_of(program: Named, result: Result) -> Line:
     return line_of(result)
 
@@ -153,7 +149,6 @@ class Step:
     log_in_folder: str = ""
     """The name of its log where that is one of its result's files."""
 
-    stops_after: Callable[[Any, Result], bool] = _never
     """Whether the programs that are left are not worked on."""
     left: Callable[[Any, WorkerDied, Path], dict[str, object] | None] = _nothing
     """What a process that died has left in its folder that is a result."""
@@ -249,7 +244,6 @@ class _StepRun:
                 self._line,
                 self._work.jobs,
                 exports=Exports(exports, self._settled),
-                stop_after=self._stops,
             )
         for name, key in self._keys.items():
             # Programs of one key have one result.
@@ -431,9 +425,6 @@ class _StepRun:
             sys.stderr.write(f"  {name}: {self._reasons[name]}\n")
         return Line("cached", line.note, line.look, 0.0) if result.cached and not line.look else line
 
-    def _stops(self, name: str, outcome: Outcome) -> bool:
-        return self._step.stops_after(self._programs[name], self._results[name])
-
     def _ended(self, program: Named, outcome: Outcome) -> Result:
         try:
             if isinstance(outcome, WorkerDied) and program.name in self._folders:
@@ -523,8 +514,8 @@ def variables_named_in(modules: Iterable[Path], environ: Mapping[str, str]) -> I
 def run_step(
     step: Step, programs: Sequence[Named], own: Packages | None = None, template: Template | None = None
 ) -> dict[str, Result]:
-    """The result of each program by name; fewer if the step stopped after one. `template` is of the step's
-    home, where it has been started already."""
+    """The result of each program by name. `template` is of the step's home, where it has been started
+    already."""
     if not programs:
         return {}
     return _StepRun(step, programs, own, template).results()

@@ -31,7 +31,6 @@ class WorkOptions:
     """Whether to leave what was made with the logs."""
     keep_going: bool = False
     """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
-    worker_memory: int | None = None
     run_timeout: float = RUN_TIMEOUT
     known_failures: bool = False
     """Whether work that has failed is not done again: its failure is known."""

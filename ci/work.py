@@ -129,16 +129,15 @@ def run(
     *,
     memory: int | None = None,
     exports: Exports = NO_EXPORTS,
-    stop_after: Callable[[str, Outcome], bool] = lambda name, outcome: False,
 ) -> dict[str, Outcome]:
-    """The outcome of each task by name, in the order in which they ended; fewer if `stop_after` says so.
+    """The outcome of each task by name, in the order in which they ended.
     `memory` is the bytes that they may use together, unless it is most of what is free."""
     if not tasks:
         return {}
     if len({task.name for task in tasks}) != len(tasks):
         raise ValueError("two tasks have the same name")
     with template_of(home) if isinstance(home, Home) else contextlib.nullcontext(home) as template:
-        schedule = _Schedule(tasks, template, exports, jobs, memory or memory_budget(), stop_after)
+        schedule = _Schedule(tasks, template, exports, jobs, memory or memory_budget())
         with progress(title, list(schedule.waiting), schedule.slots, line, schedule.doing) as shown:
             schedule.run(shown)
         return schedule.outcomes
@@ -215,10 +214,9 @@ class _Schedule:
         exports: Exports,
         jobs: int | None,
         memory: int | None,
-        stop_after: Callable[[str, Outcome], bool],
     ) -> None:
         self._tasks = {task.name: task for task in tasks}
-        self._template, self._exports, self._memory, self._stop_after = template, exports, memory, stop_after
+        self._template, self._exports, self._memory = template, exports, memory
         self.waiting = longest_first(task.cost or Job(task.name) for task in tasks)
         self.slots = min(jobs or default_slots(), len(tasks))
         shares = core_shares(self.slots, max(1, default_slots() // self.slots))
@@ -251,8 +249,6 @@ class _Schedule:
                         del self._running[name]
                         self._free_cores.append(cores)
                         self._end(job, outcome, entry.seconds, shown)
-                        if self._stop_after(name, outcome):
-                            return
         finally:
             for holder in self._holders.values():
                 holder.close()

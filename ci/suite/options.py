@@ -102,7 +102,7 @@ def add_work(
 ) -> None:
     """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
     else `work_of` reads are the command's own."""
-    unset = ("jobs", "worker_memory", "run_timeout")
+    unset = ("jobs", "run_timeout")
     off = ("no_cache", "why", "keep", "keep_going")
     group.set_defaults(**dict.fromkeys(unset), **dict.fromkeys(off, False))
     add_timeout(group, unit, timeout)
@@ -119,7 +119,6 @@ def work_of(args: argparse.Namespace) -> WorkOptions:
         why=args.why,
         keep=args.keep,
         keep_going=args.keep_going,
-        worker_memory=args.worker_memory and args.worker_memory << 20,
         run_timeout=args.run_timeout or RUN_TIMEOUT,
     )
 

@@ -164,6 +164,13 @@ def test_a_program_that_nothing_here_can_run_is_written_and_never_passes(
     assert "✓" not in done.stdout and "not run" in done.stdout
 
 
+@pytest.mark.whole
+def test_without_the_compiler_for_the_lpai_a_model_is_quantized_for_it_and_measured(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    done = ci("quantize", "net.py:net", *ON_LPAI, "--soc", "SM8850", "-o", "out", cwd=tmp_path)
+    assert "dB SQNR" in done.stdout and list((tmp_path / "out").glob("*.pt2"))
+
+
 def test_a_second_compile_into_the_same_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +194,7 @@ ON_LPAI = ("--backend", "lpai", "--precision", "8a8w")
         (("net.py:net", "-o", "/proc/out"), 2),
         (("net.py:net", "--backend", "gpu", "-o", "out"), 2),
         (("net.py:net", *ON_LPAI, "-o", "out"), 1),
-        pytest.param(("net.py:net", *ON_LPAI, "--soc", "SM8850", "-o", "out"), 3, marks=pytest.mark.whole),
+        (("net.py:net", *ON_LPAI, "--soc", "SM8850", "-o", "out"), 3),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_program(

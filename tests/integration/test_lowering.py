@@ -119,28 +119,9 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_fix_that_works(
         assert code in lines[finding.place.line - 1]
     options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.fix)
     cases = {name: {**dying(name), "run": "\n".join(options)}}
-    flags, errors = list[str](), set[tuple[str, str]]()
-    if name == "volume":
-        # Beside it the model as it is, which the flag lowers; ExecuTorch has no kernel for what it keeps.
-        cases["kept"], flags, errors = dying(name), ["--keep-going"], {("kept", "emulator-run")}
-    ran = run("test_emulator", tmp_path, "--suite", suite(tmp_path, cases, "followed.toml"), *flags)
-    bad = [finding for finding in ran.report.findings if finding.severity == Severity.ERROR]
-    assert {(finding.subject.partition("/")[0], finding.rule) for finding in bad} == errors
-    assert ("lowering-kept-on-cpu" in ran.rules("kept")) == bool(errors)
-    assert "lowering-kept-on-cpu" not in ran.rules(name)
-    assert ran.code == bool(errors)
-
-
-@pytest.mark.whole
-def test_what_was_kept_on_the_cpu_to_keep_going_is_no_pass_without_the_flag(tmp_path: Path) -> None:
-    case = {"factory": "lowering_models:recurrent", "scheme": "8a8w"}
-    (died,) = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"gru": case})).report.findings
-    cost = re.findall(r"delegates = \d+|cpu_budget = \d+", died.fix)
-    fixed = suite(tmp_path, {"gru": {**case, "run": "\n".join(cost)}}, "one.toml")
-    kept = run("test_lowering", tmp_path, "--suite", fixed, "--keep-going")
-    assert kept.code == 0 and "lowering-kept-on-cpu" in kept.rules("gru")
-    assert run("test_lowering", tmp_path, "--suite", fixed, "--keep-going").cached() == {"gru"}
-    assert run("test_lowering", tmp_path, "--suite", fixed).code == 1
+    ran = run("test_emulator", tmp_path, "--suite", suite(tmp_path, cases, "followed.toml"))
+    assert not [finding for finding in ran.report.findings if finding.severity == Severity.ERROR]
+    assert ran.code == 0
 
 
 def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.compile import refusal
-from ci.lanes.executorch.findings import only_library_missing
+from ci.lanes.executorch.findings import of_lpai, only_library_missing
+from ci.lanes.executorch.records import InTorch, OnLpai
 from ci.lanes.executorch.suite import Backend, ExecutorchCase, ExecutorchProgram
+from ci.models.model_lines import OperatorAt
 from ci.suite.programs import Thresholds
 from provisioning.base.findings import Finding, Severity
 
@@ -59,6 +61,18 @@ def test_a_suite_cannot_ask_of_the_lpai_what_it_does_not_do(run: dict[str, objec
     case_of(run, backend="htp")
     with pytest.raises(ValueError, match="LPAI"):
         case_of(run)
+
+
+@pytest.mark.parametrize(("sqnr_db", "rules"), [(19.0, ["lpai-accuracy"]), (21.0, [])])
+def test_a_program_for_the_lpai_is_held_to_its_thresholds_in_pytorch(
+    sqnr_db: float, rules: list[str]
+) -> None:
+    case = case_of({"thresholds": {"sqnr_db": 20.0}})
+    row = ExecutorchProgram(Path("suite.toml"), "net", case, case.runs[0], "SM8850")
+    left = OperatorAt("aten.expand_copy.default", "", "net.py:3", "x.expand(2)")
+    findings = list(of_lpai(row, OnLpai(InTorch({"sqnr_db": sqnr_db}, ()), (left,))))
+    assert [finding.rule for finding in findings] == [*rules, "lpai-annotation"]
+    assert "aten.expand_copy.default at net.py:3" in findings[-1].message
 
 
 def test_an_inaccurate_model_is_an_error_of_the_model_even_where_the_library_lacks() -> None:

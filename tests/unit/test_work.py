@@ -250,19 +250,6 @@ def test_a_part_that_crashes_does_not_end_its_task(tmp_path: Path) -> None:
     assert "SIGSEGV" in crashed and echoed["how"] == "echo" and not reply(outcome)["left"]
 
 
-def test_a_run_that_is_to_stop_starts_nothing_more(tmp_path: Path) -> None:
-    tasks = [
-        ChildTask(
-            name, "tests.support.tasks:echo", {"log": str(tmp_path / name)}, 30, cost=Job(name, seconds)
-        )
-        for name, seconds in (("first", 2), ("second", 1))
-    ]
-    outcomes = run(
-        tasks, home_in(tmp_path), "toys", lambda *_: Line(""), 1, stop_after=lambda name, _: name == "first"
-    )
-    assert [*outcomes] == ["first"] and not (tmp_path / "second").exists()
-
-
 def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking) as caught:
         done(tmp_path, "echo", {}, home=home_in(tmp_path, "fail_to_prepare"))

@@ -21,10 +21,8 @@ from ci.explain.rewriting import Need
 from ci.jobs import Job, WorkOptions, memory_budget
 from ci.lanes.executorch.records import (
     ChipProgram,
-    Compiled,
     ExportedRuns,
     ExportRequest,
-    Lacking,
     ModelRewrite,
     Quantized,
 )
@@ -34,7 +32,6 @@ from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line
 from ci.plain import as_json, read
 from ci.progress import Line
 from ci.results import CachedResults, Key
-from ci.suite.accuracy import in_words
 from ci.suite.installed import host_libraries, ready_environment
 from ci.suite.stage import (
     Plan,
@@ -47,6 +44,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
+from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_socs, soc_named
 
 LOG = "compile.log"
@@ -69,6 +67,13 @@ UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 
 LEAST_MEMORY = 4 << 30
 BUILD_ID = "build_id"
+
+
+LPAI_LIBRARY = "libQnnLpai.so"
+"""What compiles for the LPAI on this machine."""
+
+
+LIBRARY_MISSING = "lpai-library"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +181,7 @@ def worker_step(
     def line(program: ExecutorchProgram, result: Result) -> Line:
         if result.failure and plan.errors_follow:
             return error_follows(result.failure)
-        if not isinstance(result.record, Lacking):
-            return line_of(result)
-        lpai = result.record.lpai
-        return Line("quantized", f"{in_words(lpai.in_torch.figures)} in PyTorch; {lpai.lacks} is missing")
+        return line_of(result)
 
     def key(program: ExecutorchProgram, results: CachedResults) -> Key:
         """The run, without what says which inputs the model gets: the export gives them by their bytes."""
@@ -207,21 +209,8 @@ def worker_step(
 
 
 def lowering(plan: ExecutorchPlan) -> Step:
-    def accepts(program: ExecutorchProgram, result: Result) -> bool:
-        if not isinstance(compiled := result.record, ChipProgram):
-            return True
-        # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
-        return not compiled.loads and not (compiled.kept_on_cpu and not plan.work.keep_going)
-
-    return worker_step(
-        plan,
-        COMPILED,
-        "compiled",
-        {"keep_going": plan.work.keep_going},
-        reply=Compiled,
-        accepts=accepts,
-        **IN_FILES,
-    )
+    options: dict[str, Metric] = {"keep_going": plan.work.keep_going}
+    return worker_step(plan, COMPILED, "compiled", options, reply=ChipProgram, **IN_FILES)
 
 
 def quantizing(plan: ExecutorchPlan) -> Step:
@@ -236,7 +225,7 @@ def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step:
 
 
 def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
-    memory = plan.work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
+    memory = max(memory_budget() or 0, LEAST_MEMORY)
     variables = {**plan.environment, **own.variables, MEMORY: str(memory), WARM: "1"}
     return home_of(variables, plan.logs, own.python)
 
@@ -280,6 +269,13 @@ def _dies_of(log: Path) -> str:
 
 
 def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
+    """Programs for the LPAI are refused where its compiler is not; they can be quantized without it."""
+    library = Path("lib", HOST_LIBRARIES, LPAI_LIBRARY)
+    for program in plan.programs:
+        if program.backend == "lpai" and not (plan.sdk / library).is_file():
+            message = f"{library} is in no wheel, and compiles for the LPAI; official SDKs have it"
+            missing = Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, other_profile(program))
+            plan.refused.setdefault(program.name, missing)
     return done(lowering(plan))
 
 

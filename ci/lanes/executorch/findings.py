@@ -12,11 +12,10 @@ from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import COMPILED, LOG, RAN, ExecutorchPlan, other_profile
+from ci.lanes.executorch.compile import COMPILED, LIBRARY_MISSING, LOG, RAN, ExecutorchPlan
 from ci.lanes.executorch.records import (
-    BeforeCompile,
     ChipProgram,
-    Lacking,
+    OnLpai,
     Quantized,
     compiled_in,
     figures_of,
@@ -141,21 +140,6 @@ def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Fi
         )
 
 
-def kept_on_cpu(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Finding]:
-    """What --keep-going left on the CPU, and what it cost."""
-    if kept := compiled.kept_on_cpu:
-        nodes = ", ".join(f'"{name}"' for name in kept.nodes)
-        ddr = compiled.ddr.read + compiled.ddr.written
-        yield Finding(
-            "lowering-kept-on-cpu",
-            Severity.WARNING,
-            program.name,
-            f"{kept.because}; kept on the CPU, which leaves {compiled.delegates} delegates,"
-            f" {len(compiled.left)} operators on the CPU and {ddr:,} bytes of DDR traffic in one inference",
-            f"cpu_nodes = [{nodes}] in {program.suite} keeps it there for good",
-        )
-
-
 def missing_kernels(operators: Iterable[CpuOperator]) -> Iterator[tuple[str, Suggestion, Place | None]]:
     """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
     return left_on_cpu(operator for operator in operators if not operator.kernel)
@@ -196,8 +180,6 @@ def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Ite
         yield unlike("readable", error.message, again)
         return
     assert isinstance(inside, CompiledProgram)
-    if refusal := compiled_in(compiled).loads:
-        yield unlike("loads", f"ExecuTorch's runtime refuses the program: {refusal}", again)
     for index, delegate in enumerate(inside.delegates):
         if delegate.context is not None:
             for rule, message in faults_of(delegate, program.soc, build_id, program.backend):
@@ -282,10 +264,7 @@ def cost(
     yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)
 
 
-LIBRARY_MISSING = "lpai-library"
-
-
-def findings_before_compile(program: ExecutorchProgram, lpai: BeforeCompile) -> Iterator[Finding]:
+def of_lpai(program: ExecutorchProgram, lpai: OnLpai) -> Iterator[Finding]:
     """For a quantized LPAI program: its accuracy in PyTorch, and operators that may split it."""
     figures = lpai.in_torch.figures
     if misses := missed(program.thresholds, figures):
@@ -301,9 +280,6 @@ def findings_before_compile(program: ExecutorchProgram, lpai: BeforeCompile) -> 
         fix = "write it with operators that LPAI supports, or run this part on the CPU before or after"
         place = Place.read(row.source)
         yield Finding("lpai-annotation", Severity.WARNING, program.name, message, fix, place)
-    if lpai.lacks:
-        message = f"quantized, and not compiled: {lpai.lacks} is in no wheel; official SDKs have it"
-        yield Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, other_profile(program))
 
 
 def only_library_missing(findings: Sequence[Finding]) -> bool:
@@ -322,13 +298,10 @@ def of_compiled(
     if result.failure:
         yield failure_finding(program, result.failure, LOWERING)
         return
-    record = result.record
-    if isinstance(record, Lacking | ChipProgram) and record.lpai:
-        yield from findings_before_compile(program, record.lpai)
-    if not isinstance(record, ChipProgram):
-        return
+    record = compiled_in(result)
+    if record.lpai:
+        yield from of_lpai(program, record.lpai)
     yield from delegation(program, record)
-    yield from kept_on_cpu(program, record)
     yield from factory_notes(program, record.notes, SUITES.repeat(program, LOWERING))
     shown = shown_by_inputs(record.nodes, record.least, program.run.precision, program.soc, build_id)
     for met in shown:
@@ -351,7 +324,6 @@ def of_run(
         record = compiled_in(lowered)
         found = findings_of(program, results[RAN], record, plan.build_id)
         yield from explained(found, plan.selection.store, record.without_time)
-        yield from kept_on_cpu(program, record)
         if (figures := figures_of(results[RAN])) is not None:
             every = SUITES.repeat(program, EMULATION, every_chip=True)
             yield from placeholder(program, figures, every.plus("--accept"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -38,12 +37,10 @@ from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.export import ChipModel, Failed
 from ci.lanes.executorch.quantization import ComputedModel, Patterns, kind_of, save_raw, step_of
 from ci.lanes.executorch.records import (
-    BeforeCompile,
     ChipProgram,
     CompileRequest,
-    InTorch,
     KeptOnCpu,
-    Lacking,
+    OnLpai,
 )
 from ci.models.factory import (
     computed_weights,
@@ -86,8 +83,6 @@ from ci.suite.accuracy import (
 )
 from ci.trouble import of_error
 from provisioning.base.commands import Fix, joined, session
-from provisioning.components import KINDS, QNN_SDK
-from provisioning.environment import HOST_LIBRARIES
 from provisioning.known_faults import words_of
 
 MASKS = ("aten.masked_fill", "aten.where")
@@ -243,9 +238,6 @@ def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[T
 SEGMENT_ALIGNMENT = 4096
 """The alignment of delegate data in the file: a page, so that it can be mapped alone."""
 
-LPAI_LIBRARY = "libQnnLpai.so"
-"""What compiles for the LPAI on this machine; official SDKs have it, wheels do not."""
-
 NAMED = 3
 """How many of the operators at which quantizing loses accuracy are remembered of a program."""
 
@@ -253,17 +245,14 @@ MOST_IN_A_FIX = 8
 """How many nodes a fix lists; --keep-going prints all of them."""
 
 
-def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Lacking:
+def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     """Write the program, inputs and expected outputs into the folder of the request."""
     run, samples, expected = chip_model.run, chip_model.compared, chip_model.expected
     into, log, computed = request.into, request.log, ComputedModel.of(chip_model)
     module, reference, worst = computed.module, computed.reference, computed.losses[:NAMED]
-    notes, used = tuple(chip_model.exported.loaded.notes), chip_model.used
     on_lpai = None
     if chip_model.backend == "lpai":
-        on_lpai = before_compile(module, computed.in_torch(chip_model))
-        if on_lpai.lacks:
-            return Lacking(notes=notes, used=used, losses=worst, lpai=on_lpai)
+        on_lpai = OnLpai(computed.in_torch(chip_model), unannotated(module.graph))
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
     watch = PartitionerSpy(new_text(log))
     search = Search(log, watch)
@@ -298,8 +287,8 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Lacki
     quantized = save_raw(into, "quantized", reference) if run.quantizes else ()
     choices = choices_of(chip_model.model, module, samples, floats, quantized, into)
     return ChipProgram(
-        notes=notes,
-        used=used,
+        notes=tuple(chip_model.exported.loaded.notes),
+        used=chip_model.used,
         losses=worst,
         inputs=save_raw(into, "input", samples),
         expected=choices.expected,
@@ -314,7 +303,6 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram | Lacki
         lpai=on_lpai,
         ddr=total(graphs),
         graphs=len(graphs),
-        loads=_loads(into / PROGRAM),
         without_time=digest_without_time(into / PROGRAM),
     )
 
@@ -383,19 +371,6 @@ def _is_part_of_an_operators_result(module: Any, node: Any) -> bool:
     call, index = node.args
     (output,) = getattr(module, call.args[0].target).original_module.graph.find_nodes(op="output")
     return output.args[0][index].target is getitem
-
-
-def _loads(program: Path) -> str:
-    """Empty if ExecuTorch's runtime loads the program, else its message."""
-    from executorch.runtime import Runtime, Verification
-
-    try:
-        loaded = Runtime.get().load_program(program, verification=Verification.InternalConsistency)
-        return "" if "forward" in loaded.method_names else f"methods are {sorted(loaded.method_names)}"
-    except RuntimeError as error:
-        if of_error(error):
-            raise
-        return str(error)
 
 
 def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
@@ -506,16 +481,6 @@ ANNOTATION = "quantization_annotation"
 
 MOVES = ("clone", "contiguous", "alias", "detach")
 """Operators without a rule that export removes before the partitioner runs."""
-
-
-def before_compile(quantized: Any, in_torch: InTorch) -> BeforeCompile:
-    """The quantized model's accuracy in PyTorch, operators without a rule, and a missing library."""
-    library = Path(os.environ[KINDS[QNN_SDK].variable], "lib", HOST_LIBRARIES, LPAI_LIBRARY)
-    return BeforeCompile(
-        in_torch,
-        unannotated(quantized.graph),
-        "" if library.is_file() else str(library.relative_to(library.parents[2])),
-    )
 
 
 def unannotated(graph: Any) -> tuple[OperatorAt, ...]:

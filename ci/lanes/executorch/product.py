@@ -22,6 +22,7 @@ from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.compile import (
     COMPILED,
+    LIBRARY_MISSING,
     RAN,
     ExecutorchPlan,
     compile_programs,
@@ -31,13 +32,11 @@ from ci.lanes.executorch.compile import (
 )
 from ci.lanes.executorch.emulate import measure, running_one
 from ci.lanes.executorch.findings import (
-    LIBRARY_MISSING,
     artifact,
     causes_of,
     costs_of,
     delegation,
     failure_in_words,
-    findings_before_compile,
     findings_of,
     left_on_cpu,
     missing_kernels,
@@ -47,7 +46,6 @@ from ci.lanes.executorch.findings import (
 from ci.lanes.executorch.records import (
     ChipProgram,
     EmulatorRun,
-    Lacking,
     ModelFacts,
     Quantized,
     compiled_in,
@@ -247,10 +245,6 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
 def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping[str, Result]) -> Result:
     """Raises the error of what is no program, or none that runs."""
     result = require_done(program, plan, {program.name: results[COMPILED]} if COMPILED in results else {})
-    if isinstance(result.record, Lacking):
-        before = findings_before_compile(program, result.record.lpai)
-        findings = {finding.rule: finding for finding in before}
-        raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
     if errors := _errors(artifact(program, result, plan.build_id)):
         raise CheckFailed(errors[0].message, fix=Fix("{} compiles it again", ("--no-cache",)))
     if missing := list(missing_kernels(compiled_in(result).left)):
@@ -365,7 +359,8 @@ def plan_of_model(model: OneModel, name: str, programs: Sequence[ExecutorchProgr
 
 def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> Result:
     if (refused := plan.refused.get(program.name)) is not None:
-        raise CheckFailed(refused.message, fix=refused.fix)
+        kind = EnvironmentLacking if refused.rule == LIBRARY_MISSING else CheckFailed
+        raise kind(refused.message, fix=refused.fix)
     result = compiled[program.name]
     for finding in not_passed([program], compiled):
         sys.stderr.write(f"warning: {finding.message}: {finding.fix}\n")

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
-
-from pydantic import Field
 
 from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
 from ci.explain.divergence_result import DivergenceLimits
@@ -103,14 +100,12 @@ class InTorch:
 
 
 @dataclass(frozen=True, slots=True)
-class BeforeCompile:
-    """What is known of a program for the LPAI before it is compiled."""
+class OnLpai:
+    """What the emulator cannot tell of a program, as it has no LPAI."""
 
     in_torch: InTorch
     unannotated: tuple[OperatorAt, ...]
     """The operators that LPAI's annotator left in float."""
-    lacks: str
-    """The library without which it cannot be compiled; empty if it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +131,7 @@ class Quantized(ModelFacts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lacking(ModelFacts):
-    """A program for the LPAI whose compiler is not here."""
-
-    kind: Literal["lacking"] = "lacking"
-    lpai: BeforeCompile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChipProgram(ModelFacts):
-    kind: Literal["compiled"] = "compiled"
     inputs: Inferences
     expected: Inferences
     """The float model's outputs."""
@@ -162,22 +148,16 @@ class ChipProgram(ModelFacts):
     """The traits of each node in a delegate (`delegated_nodes`)."""
     least: float = 0.0
     """The least value of its inputs."""
-    lpai: BeforeCompile | None = None
+    lpai: OnLpai | None = None
     ddr: Traffic = NO_TRAFFIC
     graphs: int = 0
     """Of which the compiler wrote a summary."""
-    loads: str = ""
-    """Why ExecuTorch's runtime refuses the program; empty if it loads."""
     without_time: str = ""
     """The program's digest without the time of its lowering."""
 
     @property
     def delegates(self) -> int:
         return sum(not part.on_cpu for part in self.partition)
-
-
-Compiled: TypeAlias = Annotated[ChipProgram | Lacking, Field(discriminator="kind")]
-"""What a compile ends with."""
 
 
 @dataclass(frozen=True, slots=True)

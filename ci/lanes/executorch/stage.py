@@ -24,7 +24,7 @@ from ci.lanes.executorch.findings import (
     only_library_missing,
     program_file,
 )
-from ci.lanes.executorch.records import ChipProgram, Lacking, figures_of, ran, ran_in
+from ci.lanes.executorch.records import ChipProgram, figures_of, ran, ran_in
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.outcome import Result
 from ci.plain import as_json
@@ -95,10 +95,10 @@ def _row_of_compiled(
     shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
     result = results.get(program.name)
     record = result.record if result is not None else None
-    if isinstance(record, Lacking | ChipProgram) and record.lpai:
-        shown["figures"] = dict(record.lpai.in_torch.figures)
     if result is None or not isinstance(record, ChipProgram):
         return shown
+    if record.lpai:
+        shown["figures"] = dict(record.lpai.in_torch.figures)
     return shown | {
         "cached": result.cached,
         "not_cached_because": result.not_remembered,

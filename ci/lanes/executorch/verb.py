@@ -6,7 +6,6 @@ import argparse
 
 from ci.digests import look_ahead
 from ci.suite.options import add_choice, add_how, stage_options
-from provisioning.base.command_line import count, switch, valued
 from provisioning.base.selection import add_selection
 
 SUITE = "manifests/suites/models.toml"
@@ -29,10 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The flags that test_emulator has too."""
     add_choice(parser, SUITE)
-    group = add_how(parser)
-    valued(group, "--worker-memory", "MB", "memory for one worker [most of the free memory]", type=count)
-    switch(group, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")
-    return group
+    return add_how(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -75,8 +75,8 @@ QUIET = ("passed", "bad_test", "absent", "not_run", "expected_failure")
 """Outcomes that are printed in small letters."""
 
 
-def testing(plan: UpstreamPlan, *, resume: bool = False, fail_fast: bool = False) -> Step:
-    """A surprise runs again each time, so that its log and files can be read; not with `resume`."""
+def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
+    """A surprise runs again each time, so that its log and files can be read; not to be accepted."""
     # The row of its suite says how a test is set up, and is in no module.
     suite = plan.suite.model_dump(mode="json", exclude={"command"})
 
@@ -109,11 +109,10 @@ def testing(plan: UpstreamPlan, *, resume: bool = False, fail_fast: bool = False
         key=lambda test, results: {"test": test.name, "suite": suite, **plan.machinery.key(results)},
         reply=UpstreamVerdict,
         cost=lambda test: test,
-        accepts=lambda test, result: resume or not is_surprise(test, result),
+        accepts=lambda test, result: accept or not is_surprise(test, result),
         line=line,
         leaves_files=True,
         remembers_all=True,
-        stops_after=lambda test, result: fail_fast and is_surprise(test, result),
         left=left,
     )
 
@@ -145,8 +144,6 @@ class UpstreamOptions:
     """I/N; empty for a few, and None for all tests."""
     work: WorkOptions
     list_only: bool
-    fail_fast: bool
-    resume: bool
     accept: bool
 
 
@@ -405,13 +402,9 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
         soc = judge.accepted.soc
         message = f"{unmeasured} tests were never measured on {soc}: failures of other chips are errors here"
         stage.add(f"{rules}-no-record", Severity.NOTE, suite, message, judge.command(stage, "--accept"))
-    if missing := len(plan.programs) - len(verdicts):
-        message = f"{missing} tests were not reached, because --fail-fast stopped at a surprise"
-        stage.add(f"{rules}-stopped", Severity.NOTE, stage.stage, message, "run without --fail-fast")
     ran = [verdict for verdict in verdicts.values() if not verdict.cached]
     counts: dict[str, int | float] = {
         **judge.counts(verdicts.values()),
-        "not_reached": missing,
         "selected": len(plan.programs),
         "test_seconds": round(sum(verdict.seconds for verdict in ran), 1),
         "test_cpu_seconds": round(sum(verdict.cpu_seconds for verdict in ran), 1),
@@ -425,7 +418,7 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
 
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     _announce(plan)
-    step = testing(plan, resume=options.resume, fail_fast=options.fail_fast)
+    step = testing(plan, accept=options.accept)
     results = run_step(step, plan.programs, template=plan.template)
     # Once more: a kill from outside says nothing about a test.
     failures = ((name, result.failure) for name, result in results.items())

@@ -33,8 +33,6 @@ def add_tests(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers in parallel [cores]")
     add_work(how, "a test", cached=False)
     switch(how, "--no-cache", "run unchanged tests too")
-    how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first unexpected result")
-    switch(how, "--resume", "continue an interrupted run")
     switch(how, "--keep", "keep the files of tests that pass too")
     add_accept(how, "outcomes and lengths, in manifests/upstream")
 
@@ -48,8 +46,6 @@ def options_of(args: argparse.Namespace) -> UpstreamOptions:
         sample=args.sample,
         work=work_of(args),
         list_only=args.list,
-        fail_fast=args.fail_fast,
-        resume=args.resume,
         accept=args.accept,
     )
 
@@ -60,7 +56,7 @@ EXAMPLES = """\
   python -m ci test_delegate --sample
   python -m ci test_delegate --shard 1/4 --jobs 2
   python -m ci test_delegate --list
-  python -m ci test_delegate --no-cache --fail-fast --keep
+  python -m ci test_delegate --no-cache --keep
   python -m ci test_delegate --accept
 """
 
