@@ -47,6 +47,12 @@ def test_a_model_that_meets_a_fault_is_suspected_of_it_and_of_no_other(name: str
     assert suspected(*made(name), FAULTS[name].precision) == {name}
 
 
+@pytest.mark.parametrize("precision", ["fp16", "8a8w"])
+def test_a_cast_of_floats_is_suspected_whether_they_are_quantized_or_not(precision: str) -> None:
+    net = Among(lambda x: x.int(), ROWS, "last").eval()
+    assert "float-to-int-rounds" in suspected(net, (torch.randn(ROWS),), precision)
+
+
 SQUARES = (1, 8, 8, 8)
 RIGHT: dict[str, tuple[str, Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "a cut at an end": ("16a8w", lambda x: functional.pad(x, (0, 0, 0, -1)), ROWS),

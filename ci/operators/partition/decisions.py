@@ -447,7 +447,7 @@ def traits_of(node: Any, constants: Constants = lambda node: None) -> Traits:
         module=module_of(node),
         shapes=tuple(sorted(shapes)),
         first=_first_size(node.meta.get("val")),
-        kinds=_kinds_of(node.all_input_nodes) if _is_cast(node) else (),
+        kinds=tuple(filter(None, map(_kind_of, node.all_input_nodes))) if _is_cast(node) else (),
         again=_is_of_another_call(node),
         of_number=_is_number(next(iter(node.args), None), constants),
         arguments=_arguments_of(node, constants),
@@ -567,13 +567,15 @@ def _is_number(operand: Any, constants: Constants) -> bool:
     return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
-def _kinds_of(operands: Sequence[Any]) -> tuple[str, ...]:
-    tensors = (operand for operand in operands if isinstance(operand.meta.get("val"), Tensor))
-    return tuple(map(_kind_of, tensors))
-
-
 def _kind_of(node: Any) -> str:
-    kind = str(node.meta["val"].dtype).removeprefix("torch.")
+    """Empty where it is no tensor."""
+    if is_quantizer(node) and "dequantize" in operator_name(node):
+        # It need not tell its own.
+        return "float32"
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return ""
+    kind = str(value.dtype).removeprefix("torch.")
     # What a delegate computes of int64, it has in int32.
     return "int32" if kind == "int64" and node.op == "call_function" else kind
 
