@@ -19,8 +19,7 @@ from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
-from ci.suite.offers import MORE_EXACT, Proved, remember
-from ci.suite.precision import written_name
+from ci.suite.precision import MORE_EXACT, written_name
 from ci.suite.programs import Program
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
@@ -116,11 +115,7 @@ def proofs_of(
         edits[nearer[0]] = still_red[0].edit
     # What changes one line changes least.
     helping = sorted([*repairing, *nearer], key=lambda words: edits[words] is None)
-    proofs = Proofs(helping, others, late, edits[helping[0]] if helping else None)
-    if cause and not cause.goes_on:
-        proved = Proved(cause.in_words(), cause.line, proofs.fix if helping else "")
-        remember(model.selection.store, before.program, proved)
-    return proofs
+    return Proofs(helping, others, late, edits[helping[0]] if helping else None)
 
 
 def _with_cause(words: str, tried: Candidate, outcome: Outcome, until: float) -> str:

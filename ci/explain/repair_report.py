@@ -15,8 +15,8 @@ from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.output import keep_origins, require_own, writing_into
 from ci.one_model.product import ELSEWHERE, Outcome, cells_of
-from ci.one_model.report import DIES, ModelReport
-from ci.suite.offers import words_of
+from ci.one_model.report import ModelReport
+from ci.suite.precision import MORE_EXACT, written_name
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import Accepted, Values, accept
 from provisioning.base import answer
@@ -64,7 +64,7 @@ def _report(repair: Repair, report: ModelReport) -> None:
     now = repair.now
     if not now.green:
         whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.model.name}, which"
-        report.fail(f"{whose}: {now.says}", now.fix, now.wrong[0].rule if now.wrong else DIES)
+        report.fail(f"{whose}: {now.says}", now.fix)
 
 
 def repair_suites(
@@ -191,8 +191,10 @@ def _next(repair: Repair, model: OneModel) -> None:
         command = session("repair", *words, "--may-change-interface", *output)
     elif repair.now.error:
         command = session("audit", *words)
-    elif repair.now.wrong and (tuned := words_of(words)["tuned_model"]):
-        command = session("tune", *tuned, "--floor", FLOOR, *output)
+    elif repair.now.wrong and (precision := written_name(model.precision or "")) in MORE_EXACT:
+        both = ("--precision", precision, "--precision", MORE_EXACT[precision])
+        words = replace(model, precision=None).words(model.selection.soc)
+        command = session("tune", *words, *both, "--floor", FLOOR, *output)
     else:
         command = session("compile", *words, *output)
     print(f"next: {command}")

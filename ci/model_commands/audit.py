@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.rewriting import RewriteChoice
     from ci.model_commands.repair import only_one, repaired
-    from ci.one_model.report import DIES, ModelReport, reported
+    from ci.one_model.report import ModelReport, reported
 
     model = one_model_of(args)
     require_one_chip(model.selection)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         answer.add(model=model.typed, soc=model.selection.soc, precisions=document(rows))
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:
-            report.fail(f"does not give a program that runs at {', '.join(failed)}", rule=DIES)
+            report.fail(f"does not give a program that runs at {', '.join(failed)}")
         return int(bool(failed))
 
     return reported("audit", model, [*precisions, *model.named], work)

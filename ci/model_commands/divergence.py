@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             place = Place.read(result.first.source if result.first else "")
             found = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
             answer.add_findings([Places.of().located(found)])
-            report.fail(message, fix, rule="model-accuracy")
+            report.fail(message, fix)
         return int(differs)
 
     return reported("divergence", model, [*choice.words, *model.named], work)

@@ -72,8 +72,6 @@ class Outcome:
     """Of its figures, what no suite would let pass."""
     of_chip: bool | None = None
     """Of figures that are not healthy: whether the chip computes something else, or quantizing loses it."""
-    program: str = ""
-    """The digest of its bytes."""
 
     @classmethod
     def not_compared(cls, rule: str, message: str, **more: Any) -> Outcome:
@@ -362,6 +360,6 @@ def judged(products: Sequence[Product], report: ModelReport) -> int:
     answer.add_findings(wrong)
     for finding in wrong:
         error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-        report.fail(error.message, error.fix, finding.rule, finding.place, finding.edit)
+        report.fail(error.message, error.fix, finding.place, finding.edit)
         show_error(error)
     return exit_code_of(good=not wrong)

@@ -10,14 +10,12 @@ from pathlib import Path
 
 from ci.one_model.model import OneModel
 from provisioning.base import answer
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.files import mutex, replace_text
 from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Report, Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import StageRun
 
-DIES = "model-dies"
-"""Of a model that gives no program."""
 MODELS = "models"
 """The metric of a report that has a row for each model."""
 
@@ -28,7 +26,6 @@ class ModelReport:
 
     name: str
     model: OneModel
-    """Which the commands that are offered take."""
     stage: StageRun
     more: dict[str, Metric] = field(default_factory=dict)
     """Other metrics that have a row for each model."""
@@ -40,21 +37,15 @@ class ModelReport:
         for message in messages:
             self.stage.add("model-warning", Severity.WARNING, self.name, message)
 
-    rules: list[str] = field(default_factory=list)
-    """Of what is wrong with the model, for the commands that are offered."""
-    offers: Mapping[str, str] = field(default_factory=dict)
-
     def fail(
         self,
         message: str,
         fix: str = "",
-        rule: str = "",
         place: Place | None = None,
         edit: Edit | None = None,
     ) -> None:
         found = Finding("model-failed", Severity.ERROR, self.name, message, fix, place, edit)
         self.stage.findings.append(found)
-        self.rules += [rule] if rule else []
 
     def wrote(self, paths: Iterable[Path]) -> None:
         self.stage.artifacts += [Artifact.of(path.suffix.lstrip("."), path) for path in paths]
@@ -79,7 +70,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     except UsageError:
         raise
     except ToolkitError as error:
-        report.fail(error.message, error.fix, DIES if error.exit_code == CheckFailed.exit_code else "")
+        report.fail(error.message, error.fix)
         _write(report, printed.getvalue())
         raise
     if code and not any(finding.severity is Severity.ERROR for finding in report.stage.findings):
@@ -90,16 +81,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
 
 def _write(report: ModelReport, printed: str) -> None:
     """The command has done its work, so a folder that takes no report costs a line, and not the result."""
-    from ci.suite.offers import offers_of, show, words_of
-
-    model = report.model
-    words, reports = (
-        words_of(model.words(model.selection.soc) if model.typed else []),
-        model.selection.reports,
-    )
-    report.offers = offers_of(report.rules, words, besides=report.stage.stage)
-    show(report.offers)
-    answer.add(offers=report.offers)
+    reports = report.model.selection.reports
     try:
         reports.mkdir(parents=True, exist_ok=True)
         with mutex(reports / f".{report.stage.stage}.lock"):
@@ -119,7 +101,6 @@ def _merged(report: ModelReport, printed: str, reports: Path) -> None:
         "command": stage.command,
         "when": stage.started,
         "seconds": now.seconds,
-        "offers": dict(report.offers),
     }
     stage.metrics |= {MODELS: {name: row}, **{key: {name: value} for key, value in report.more.items()}}
     stage.metrics |= source_of_executorch()

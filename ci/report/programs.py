@@ -88,8 +88,6 @@ class ProgramView:
     costs: Sequence[Bar]
     durations: str
     commands: Sequence[str]
-    offers: Sequence[tuple[str, str]]
-    """What repairs, explains or silences it, each with its command."""
 
     @property
     def anchor(self) -> str:
@@ -162,15 +160,7 @@ def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection
         costs,
         ", ".join(_durations(compiled, ran)),
         [command for row in rows.values() if (command := word(row, "command"))],
-        offers_in(*rows.values()),
     )
-
-
-def offers_in(*rows: Row) -> list[tuple[str, str]]:
-    """Those of the first row that has any."""
-    every = [mapping(row.get("offers")) for row in rows]
-    offers = next((offered for offered in every if offered), {})
-    return [(does, word(offers, does)) for does in offers]
 
 
 def _brief(lowered: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:
@@ -357,7 +347,6 @@ class ModelView:
     when: str
     command: str
     said: Sequence[str]
-    offers: Sequence[tuple[str, str]]
 
     @property
     def brief(self) -> str:
@@ -380,5 +369,5 @@ def _models(reports: Sequence[Report]) -> Iterator[ModelView]:
         for name, row in rows_of(report, MODELS).items():
             verdict, when, command = (word(row, key) for key in ("verdict", "when", "command"))
             lines = [line for line in entries(row.get("said")) if isinstance(line, str)]
-            passed, offers = "pass" if verdict == "pass" else "fail", offers_in(row)
-            yield ModelView(report.stage, name, passed, when, command, lines, offers)
+            passed = "pass" if verdict == "pass" else "fail"
+            yield ModelView(report.stage, name, passed, when, command, lines)

@@ -73,6 +73,9 @@ ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
 """Other spellings, beside `w8a16` and `a16w8` for `16a8w`."""
 
+MORE_EXACT = {"8a8w": "16a8w", "8a4w": "16a4w", "16a8w": "fp16"}
+"""By precision: the one that `tune` gives what loses too much."""
+
 WIDE = re.compile(r"[us]?16|fp16a")
 
 WEIGHTS_FIRST = re.compile(r"w(\d+)a(\d+)")

@@ -223,11 +223,6 @@ class Program:
         return self.suite.parent
 
     @property
-    def as_model(self) -> list[str]:
-        """MODEL and its flags for the commands for one model; empty where they cannot say what it is."""
-        return []
-
-    @property
     def model_without_suite(self) -> str:
         """Which model it is, where no suite has it; else empty."""
         alone = self.suite.name == NO_SUITE

@@ -21,8 +21,6 @@ from ci.suite.accepted import Baseline, load_baseline, load_tolerances, low_figu
 from ci.suite.accuracy import METRIC, MetricFigures, in_words
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.installed import source_of_executorch
-from ci.suite.offers import offers_of, words_of
-from ci.suite.offers import show as show_offers
 from ci.suite.options import Accept, Choice, shard_named
 from ci.suite.programs import NO_SUITE, Program, Suites, accepted_thresholds
 from ci.trouble import MACHINE
@@ -177,7 +175,7 @@ def report(
         if own := verdicts.get(program.name):
             findings = one_a_cause([*own.findings])
             stage.findings += findings
-            row = row_of(program, findings, commands[program.name], stage.stage)
+            row = row_of(program, findings, commands[program.name])
             rows[program.name] = {**row, **own.row}
     for result in results.values():
         stage.findings += not_passed(plan.programs, result)
@@ -213,10 +211,8 @@ def record_packages(stage: StageRun, suites: Mapping[Needs, Path], selection: Se
         stage.metrics["packages"] = recorded
 
 
-def row_of(program: Program, findings: Sequence[Finding], command: Fix, stage: str) -> dict[str, Metric]:
+def row_of(program: Program, findings: Sequence[Finding], command: Fix) -> dict[str, Metric]:
     """What every lane's row of a program has in a report."""
-    words = {**words_of(program.as_model), "stage": [stage], "program": command.commands[0][1:]}
-    wrong = [finding.rule for finding in findings if finding.severity is Severity.ERROR]
     return {
         "suite": str(program.suite),
         "case": program.case_name,
@@ -225,7 +221,6 @@ def row_of(program: Program, findings: Sequence[Finding], command: Fix, stage: s
         "tags": list(program.run.tags),
         "verdict": verdict(findings),
         "command": command,
-        "offers": dict(offers_of(wrong, words)),
     }
 
 
@@ -254,18 +249,7 @@ def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> i
         figures = {name: value for name, value in report.metrics.items() if name != "programs"}
         rendering.show(replace(report, metrics=figures, artifacts=()))
 
-    code = stage.close(selection.reports, show=show, lacking=lacking)
-    show_offers(_first_offers(stage.metrics.get("programs")))
-    return code
-
-
-def _first_offers(rows: Metric) -> Mapping[str, str]:
-    """Of the first program that is wrong."""
-    for row in rows.values() if isinstance(rows, dict) else ():
-        offers = row.get("offers") if isinstance(row, dict) else None
-        if isinstance(offers, dict) and offers:
-            return {does: str(command) for does, command in offers.items()}
-    return {}
+    return stage.close(selection.reports, show=show, lacking=lacking)
 
 
 def export_log(plan: Plan, program: Program) -> Path:

@@ -57,7 +57,6 @@ SCHEMAS = {
         "Mistakes of upstream's tests, as issues",
     ),
     "golden": ("lab.golden.contexts:Golden", "Programs that later QNN builds must still run"),
-    "offers": ("ci.suite.offers:Offers", "The commands that are offered for a finding, by its rule"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
     "images": ("ci.image.contents:Images", "The container images, and the system under them"),
     "recipe": ("ci.builds.tree:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),

@@ -42,7 +42,6 @@ FACTS = {
     "known_faults": ("array", "inspect: faults of the QNN build that made it"),
     "least": ("number", "divergence: a lower SQNR is a difference, dB"),
     "model": ("string", "audit, profile, repair, tune: as typed"),
-    "offers": ("object", "of a model that is red: commands by what they do: repairs, tunes …"),
     "operators": ("array", "profile: each with its share, line and module"),
     "packages": ("object", "inspect of packages: what is in each"),
     "precisions": (

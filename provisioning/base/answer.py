@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,8 +78,8 @@ class Answer:
     outcome: Literal["pass", "fail", "usage", "lacking", "upstream", "internal", "interrupted"]
     findings: list[AnsweredFinding]
     next: str
-    """That of the first finding that has one: errors come first, then warnings. If none has, the command that
-    may repair the model."""
+    """That of the first finding that has one: errors come first, then warnings. If none has, what the
+    command says is next."""
     output: list[str]
     """The lines that the command prints without --json."""
 
@@ -257,17 +257,10 @@ def _document(said: _Open, code: int, output: str) -> str:
         exit_code=code,
         outcome=OUTCOMES.get(code, "fail"),
         findings=findings,
-        next=next(filter(None, [*(mistake.next for mistake in ranked), *_known_next(said.facts)]), ""),
+        next=next(filter(None, [*(mistake.next for mistake in ranked), said.facts.get("next", "")]), ""),
         output=output.splitlines(),
     )
     return json.dumps(mapped({**said.facts, **asdict(answer)}, _shown), indent=2) + "\n"
-
-
-def _known_next(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What the command says is next, and what may rewrite a model where findings have words alone."""
-    yield facts.get("next", "")
-    if repairs := facts.get("offers", {}).get("repairs"):
-        yield repairs.installed
 
 
 def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:

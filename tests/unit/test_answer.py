@@ -61,10 +61,6 @@ def run(args):
         edit = Edit("net.py", 3, "x", "y")
         stage.findings.append(Finding("emulator-run", Severity.ERROR, "b", "bad", f"{edit}", edit=edit))
         return stage.close(answer_reports())
-    if args.what == "offers":
-        repairs = session("repair", "a.py:f", "-o", "repaired")
-        answer.add(offers={"tunes": session("tune", "a.py:f"), "repairs": repairs})
-        raise errors.CheckFailed("it dies", fix="write it in another way")
     if args.what == "chip":
         raise errors.UnknownName("no chip SM875O", args.soc, ["SM8750", "SM8650"])
     raise errors.UsageError("it is so", fix=FIXES[args.what])
@@ -132,10 +128,6 @@ def test_a_fix_becomes_the_next_command_where_it_names_one(
     said: Any, words: list[str], following: str
 ) -> None:
     assert said(*words, code=2)["next"] == following
-
-
-def test_where_a_fix_is_words_alone_the_offered_rewrite_is_next(said: Any) -> None:
-    assert said("offers", code=1)["next"] == "qnn-ci repair a.py:f -o repaired"
 
 
 def test_a_command_line_that_is_refused_is_answered_too(said: Any) -> None:

@@ -41,7 +41,6 @@ from ci.suite.findings import (
     not_in_fp16,
     placeholder,
 )
-from ci.suite.offers import explained
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity
@@ -322,8 +321,7 @@ def of_run(
         yield failure_finding(program, lowered.failure, EMULATION)
     else:
         record = compiled_in(lowered)
-        found = findings_of(program, results[RAN], record, plan.build_id)
-        yield from explained(found, plan.selection.store, record.without_time)
+        yield from findings_of(program, results[RAN], record, plan.build_id)
         if (figures := figures_of(results[RAN])) is not None:
             every = SUITES.repeat(program, EMULATION, every_chip=True)
             yield from placeholder(program, figures, every.plus("--accept"))

@@ -238,7 +238,6 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
         costs=costs,
         worst_db=min(measured.each_db, default=None),
         on_cpu=on_cpu,
-        program=record.without_time,
     )
 
 

@@ -161,16 +161,6 @@ class ExecutorchProgram(Program):
         return self.case.delegates if self.run.delegates is None else self.run.delegates
 
     @property
-    def as_model(self) -> list[str]:
-        case, (module, _, function) = self.case, self.case.factory.partition(":")
-        file = self.search_path / (f"{module}.py" if function else module)
-        if case.arguments or case.inputs or not file.is_file():
-            return []
-        words = [f"{file}:{function}" if function else str(file), "--precision", self.run.precision]
-        samples = ["--calibrate", str(self.search_path / case.samples)] if case.samples else []
-        return [*words, "--soc", self.soc, *samples]
-
-    @property
     def backend(self) -> Backend:
         return self.run.backend or self.case.backend
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +9,7 @@ from ci.child import UNFORESEEN
 from ci.explain.losses import beyond_in_words
 from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
-from ci.lanes.onnx.records import Accuracy, CompiledContext, facts_in
+from ci.lanes.onnx.records import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.outcome import BY_ITSELF, Result, first_line, words_of
 from ci.plain import as_json
@@ -42,13 +40,6 @@ MOST_SHOWN = 6
 """How many operators a message about a slower program names."""
 ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
-
-
-def identity_of(context: CompiledContext) -> str:
-    """What tells a context from others: what it was made of, for what, and what that gave."""
-    record = context.record
-    origin = [record.source, record.soc, record.precision, record.build_id]
-    return hashlib.sha256(json.dumps([*origin, dict(context.near.figures)]).encode()).hexdigest()
 
 
 def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:

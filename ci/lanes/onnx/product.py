@@ -17,7 +17,7 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.refusals import record_path
 from ci.cached_steps import Step, require_done
 from ci.forecast import Forecasted, QnnEstimates, by_measurement, forecast, load_fit, load_forecasts
-from ci.lanes.onnx.findings import causes_of, identity_of
+from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.graph import (
     RECIPROCAL,
     RECIPROCAL_FIX,
@@ -363,8 +363,7 @@ def outcome_of(context: CompiledContext, size: int, forecasted: Forecasted | Non
         costs["ddr"] = ddr.read + ddr.written
     if forecasted and forecasted.forecasts:
         costs["ms"] = forecasted.forecasts[0].ms
-    program, worst = identity_of(context) if figures else "", min(context.each_db, default=None)
-    return Outcome(figures=figures, costs=costs, worst_db=worst, program=program)
+    return Outcome(figures=figures, costs=costs, worst_db=min(context.each_db, default=None))
 
 
 def quantized(model: OneModel) -> Sequence[Product]:

@@ -23,7 +23,6 @@ from ci.lanes.onnx.findings import (
     cost,
     costs_of,
     findings_of,
-    identity_of,
     outcome_of,
     recorded_failure,
     row,
@@ -48,7 +47,6 @@ from ci.suite.accepted import COSTS, Baseline, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
 from ci.suite.findings import known_faults, verdict
 from ci.suite.installed import require_packages
-from ci.suite.offers import explained
 from ci.suite.options import Choice, StageOptions
 from ci.suite.stage import (
     MeasuredValues,
@@ -362,8 +360,7 @@ def verdict_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Verdict:
 
 def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterator[Finding]:
     baseline, tolerances = plan.baseline(program), load_tolerances()
-    name = "" if result.failure else identity_of(facts_in(result).context)
-    yield from explained(findings_of(program, result), plan.selection.store, name)
+    yield from findings_of(program, result)
     yield from cost(program, result, baseline, tolerances)
     yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
 

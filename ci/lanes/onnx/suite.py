@@ -163,20 +163,16 @@ def calibrating(case: OnnxCase, run: OnnxRun) -> int:
 
 
 def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:
-    """`verb` with an .onnx as its case has it; empty for a factory, of which only a suite makes an .onnx."""
-    words = words_for_one(case, run, soc, search_path)
-    return session(verb, *words, *more) if words else ""
-
-
-def words_for_one(case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> list[str | Path]:
-    """MODEL and its flags; none of a factory, nor of a file in a wheel."""
+    """`verb` with an .onnx as its case has it; empty for a factory, of which only a suite makes an .onnx, and
+    for a file in a wheel."""
     if not case.model or case.model.startswith(PREFIX):
-        return []
+        return ""
     words: list[str | Path] = [search_path / case.model, "--precision", run.kind, "--soc", soc]
     if samples := samples_of(case, search_path):
         words += ["--calibrate", samples]
     words += [word for size in assignments_of(case.dimensions) for word in ("--dimension", size)]
-    return [*words, "--per-channel"] if run.per_channel else words
+    per_channel = ["--per-channel"] if run.per_channel else []
+    return session(verb, *words, *per_channel, *more)
 
 
 def samples_of(case: OnnxCase, search_path: Path) -> str:
@@ -195,10 +191,6 @@ def assignments_of(dimensions: Mapping[str, int | tuple[int, ...]]) -> Iterator[
 class OnnxProgram(Program):
     case: OnnxCase
     run: OnnxRun
-
-    @property
-    def as_model(self) -> list[str]:
-        return [*map(str, words_for_one(self.case, self.run, self.soc, self.search_path))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
