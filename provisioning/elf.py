@@ -99,8 +99,6 @@ class Elf:
     interpreter: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     """Symbol versions that must be provided: (library, version), `("libc.so.6", "GLIBC_2.34")`."""
-    provides: tuple[str, ...] = ()
-    """Symbol versions that this file defines."""
     alignments: tuple[int, ...] = ()
     """p_align of each PT_LOAD."""
     textrel: bool = False
@@ -129,15 +127,6 @@ def hexagon_arch(flags: int) -> int | None:
     """75 for V75, by e_flags; None when they name none."""
     digits = f"{flags & 0x3FF:x}"
     return int(digits) if digits.isdecimal() and digits != "0" else None
-
-
-def identity(path: Path) -> tuple[int, str] | None:
-    """(class bits, machine) by the first 20 bytes; None for what is no ELF. For the loader's candidates."""
-    try:
-        with open_regular(path) as stream:
-            return _kind(stream.read(20))
-    except OSError:
-        return None
 
 
 def _kind(head: bytes) -> tuple[int, str] | None:
@@ -194,7 +183,7 @@ class _Limited:
 def _facts(stream: _Limited, kind: tuple[int, str] | None) -> Elf:
     from elftools.construct import Container
     from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
+    from elftools.elf.gnuversions import GNUVerNeedSection
     from elftools.elf.sections import StringTableSection
 
     file = ELFFile(cast("BinaryIO", stream))
@@ -227,7 +216,6 @@ def _facts(stream: _Limited, kind: tuple[int, str] | None) -> Elf:
 
     names = [table(StringTableSection, "DT_STRTAB")] if tags else []
     needs = table(GNUVerNeedSection, "DT_VERNEED", *names).iter_versions() if "DT_VERNEED" in numbers else ()
-    defines = table(GNUVerDefSection, "DT_VERDEF", *names).iter_versions() if "DT_VERDEF" in numbers else ()
 
     return Elf(
         bits=kind[0],
@@ -245,8 +233,6 @@ def _facts(stream: _Limited, kind: tuple[int, str] | None) -> Elf:
             for version in needed
             if not version["vna_flags"] & _VER_FLG_WEAK
         ),
-        # The first auxiliary entry is the version's own name, further ones are its ancestors.
-        provides=tuple(next(own).name for _, own in defines),
         alignments=tuple(load["p_align"] for load in loads),
         textrel="DT_TEXTREL" in numbers or bool(numbers.get("DT_FLAGS", 0) & _DF_TEXTREL),
         execstack=bool(stack["p_flags"] & _PF_X) if stack else kind[1] in _STACK_EXECUTABLE_UNLESS_STATED,

@@ -1,184 +1,78 @@
-"""Where glibc's ld.so would find a library, by reading only the disk.
+"""What glibc's loader finds for a library, and what it misses, by its own word.
 
-Order, for a library that object X needs: DT_RPATH of X and of what loaded X (unless X has DT_RUNPATH),
-LD_LIBRARY_PATH, DT_RUNPATH of X, the loader's cache, the default directories. A file of another class or
-machine is passed over, as ld.so does.
+It maps a library and all that this needs, prints what it did, and runs none of their code.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.base.commands import captured
-from provisioning.elf import Elf, identity
+from provisioning.elf import Elf
 
-_ORIGIN = re.compile(r"\$(?:\{ORIGIN\}|ORIGIN(?![A-Za-z0-9_]))")
-_CACHED = re.compile(r"^\t(\S+) \(.*\) => (.+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class SystemLibraries:
-    """The system libraries that the host's loader knows."""
-
-    cache: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    """Soname → files, of /etc/ld.so.cache."""
-    directories: tuple[Path, ...] = ()
-    provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Symbol versions that the host's own libraries define, by soname."""
+LOADER = Path("/lib64/ld-linux-x86-64.so.2")
+_FOUND = re.compile(r"^\t.+ => (/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+_MISSING = re.compile(r"^\t(.+) => not found$", re.MULTILINE)
+_VERSION = re.compile(r"(\S.*): version `(.+)' not found \(required by (.+)\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """A library that was not found, the library that needs it, and the searched places."""
+class LackingVersion:
+    """A symbol version that `library` needs and `provider`, a file, does not define."""
 
     library: Path
-    needed: str
-    searched: tuple[str, ...]
-    passed_over: tuple[str, ...] = ()
-    """Files of that name and of another class or machine."""
+    version: str
+    provider: Path
 
 
-def default_directories() -> tuple[Path, ...]:
-    names = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib")
-    return tuple(path for name in names if (path := Path("/", name)).is_dir())
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What the loader says as it opens one library in a new process."""
+
+    found: frozenset[Path] = frozenset()
+    missing: tuple[str, ...] = ()
+    """Names of libraries."""
+    versions: tuple[LackingVersion, ...] = ()
+    failure: str = ""
+    """Why it gave up, where that is something else."""
 
 
-def read_cache() -> dict[str, tuple[Path, ...]]:
-    """glibc's cache of libraries, as its own program prints it; empty where there is none."""
-    program = shutil.which(
-        "ldconfig", path=os.pathsep.join([os.environ.get("PATH", ""), "/sbin", "/usr/sbin"])
+def load(library: Path, library_path: str) -> Loading:
+    environ = {"LD_TRACE_LOADED_OBJECTS": "1", "LC_ALL": "C"}
+    environ |= {"LD_LIBRARY_PATH": library_path} if library_path else {}
+    done = captured([LOADER, library], env=environ)
+    missing = tuple(dict.fromkeys(_MISSING.findall(done.stdout)))
+    versions = tuple(
+        LackingVersion(_plain(needing), version, _plain(provider.rpartition(": ")[2]))
+        for provider, version, needing in _VERSION.findall(done.stderr)
     )
-    libraries: dict[str, tuple[Path, ...]] = {}
-    for name, file in _CACHED.findall(captured([program, "-p"]).stdout) if program else ():
-        libraries[name] = (*libraries.get(name, ()), Path(file))
-    return libraries
+    failure = ""
+    if done.returncode and not missing and not versions:
+        failure = done.stderr.strip().rpartition("\n")[2] or f"it ended with status {done.returncode}"
+    found = frozenset(_plain(file) for file in _FOUND.findall(done.stdout))
+    return Loading(found, missing, versions, failure)
 
 
-def _directory(entry: str, origin: Path) -> Path:
-    """The directory that one entry of a search path means; an empty one is the current directory."""
-    return Path(os.path.normpath(_ORIGIN.sub(lambda _: str(origin), entry) or "."))
-
-
-def unresolved(
-    libraries: Mapping[Path, Elf],
-    *,
-    library_path: str,
-    system: SystemLibraries,
-    read: Callable[[Path], Elf | None],
-) -> list[Missing]:
-    """The libraries that are missing if each root of the dependency graph is opened with dlopen in a new
-    process.
-
-    `read` reads a file that was found outside `libraries`. It is called only for files that are found by the
-    libraries' own paths; the system is responsible for its own libraries."""
-    entries = re.split("[:;]", library_path) if library_path else []
-    directories = [_directory(entry, Path()) for entry in entries]
-    environment = [(f"LD_LIBRARY_PATH {directory}", directory) for directory in directories]
-    needed_by_others = {
+def load_all(libraries: Mapping[Path, Elf], library_path: str) -> dict[Path, Loading]:
+    """Open those that no other one needs. What these load is not opened by itself, where it would not find
+    what another one's RPATH names; of libraries that only need each other each is opened."""
+    if not LOADER.is_file():
+        return {}
+    needed = {
         name for path, elf in libraries.items() for name in elf.needed if name != (elf.soname or path.name)
     }
-    roots = [
-        path
-        for path, elf in libraries.items()
-        if path.name not in needed_by_others and elf.soname not in needed_by_others
-    ]
-    missing: dict[tuple[Path, str], Missing] = {}
+    loaded: dict[Path, Loading] = {}
     reached: set[Path] = set()
-    # Libraries that only need each other have no root, so each unreached one is opened on its own.
-    for root in (*roots, *libraries):
-        if root in reached:
-            continue
-        for gap, seen in _open(root, libraries, environment, system, read):
-            reached |= seen
-            if gap is not None:
-                missing.setdefault((gap.library, gap.needed), gap)
-    return list(missing.values())
+    for path in sorted(libraries, key=lambda path: bool({path.name, libraries[path].soname} & needed)):
+        if _plain(path) not in reached:
+            loaded[path] = load(path, library_path)
+            reached |= loaded[path].found
+    return loaded
 
 
-def _open(
-    root: Path,
-    libraries: Mapping[Path, Elf],
-    environment: Sequence[tuple[str, Path]],
-    system: SystemLibraries,
-    read: Callable[[Path], Elf | None],
-) -> Iterator[tuple[Missing | None, set[Path]]]:
-    """Breadth first, as ld.so loads: a name that is already loaded is not searched again."""
-    queue: list[tuple[Path, Elf, tuple[tuple[Path, Elf], ...]]] = [(root, libraries[root], ())]
-    loaded = {root.name, libraries[root].soname}
-    seen = {root}
-    while queue:
-        path, elf, loaders = queue.pop(0)
-        chain = ((path, elf), *loaders)
-        for name in elf.needed:
-            if name in loaded:
-                continue
-            file, gap, foreign = _find(name, chain, environment, system)
-            if file is None:
-                yield gap, seen
-                continue
-            loaded.add(name)
-            seen.add(file)
-            record = libraries.get(file) or (read(file) if foreign else None)
-            if record is not None:
-                loaded.add(record.soname)
-                queue.append((file, record, chain))
-    yield None, seen
-
-
-def _find(
-    name: str,
-    chain: Sequence[tuple[Path, Elf]],
-    environment: Sequence[tuple[str, Path]],
-    system: SystemLibraries,
-) -> tuple[Path | None, Missing | None, bool]:
-    """(file, the gap when there is none, whether it was found by the libraries' own paths)."""
-    path, elf = chain[0]
-    wanted = (elf.bits, elf.machine)
-    searched: list[str] = []
-    passed_over: list[str] = []
-
-    def fits(candidate: Path) -> bool:
-        kind = identity(candidate)
-        if kind is not None and kind != wanted:
-            passed_over.append(str(candidate))
-        return kind == wanted
-
-    if "/" in name:
-        file = Path(name)
-        return (file, None, True) if fits(file) else (None, Missing(path, name, (name,)), False)
-    for label, directory in _own_paths(chain, environment):
-        searched.append(label)
-        if fits(directory / name):
-            return Path(os.path.normpath(directory / name)), None, True
-    searched.append("the loader's cache")
-    for candidate in system.cache.get(name, ()):
-        if fits(candidate):
-            return candidate, None, False
-    for directory in system.directories:
-        searched.append(str(directory))
-        if fits(directory / name):
-            return directory / name, None, False
-    return None, Missing(path, name, tuple(dict.fromkeys(searched)), tuple(passed_over)), False
-
-
-def _own_paths(
-    chain: Sequence[tuple[Path, Elf]], environment: Sequence[tuple[str, Path]]
-) -> Iterator[tuple[str, Path]]:
-    path, elf = chain[0]
-    if not elf.runpath:
-        for loader, record in chain:
-            if not record.runpath:
-                yield from _entries("RPATH", record.rpath, loader)
-    yield from environment
-    yield from _entries("RUNPATH", elf.runpath, path)
-
-
-def _entries(kind: str, entries: Iterable[str], path: Path) -> Iterator[tuple[str, Path]]:
-    for entry in entries:
-        directory = _directory(entry, path.parent)
-        yield f"{kind} {directory}", directory
+def _plain(path: str | Path) -> Path:
+    return Path(os.path.normpath(path))

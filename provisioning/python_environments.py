@@ -6,19 +6,13 @@ noxfile.py and `qnn-ci` import it before any environment exists, where filelock 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import pty
 import re
-import select
 import shutil
-import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +39,6 @@ ACCEPT = (
 )
 """What to do where the index has another build of torch: only a clone has records of its own."""
 
-SELDOM_IMPORTED = (
-    "/site-packages/(.*/)?(tests?|models|pandas|sklearn|scipy|networkx|pip|setuptools|coremltools)/"
-)
-"""Parts of packages of which hardly anything is imported: half of all that there is to compile."""
-
 STAMP = "qnn-ci.stamp"
 """The file in an environment that says what it was made of, once it is complete."""
 
@@ -63,12 +52,6 @@ UV_ENVIRONMENT = "nox"
 DAY = 86400.0
 UNUSED_DAYS = 30
 """A shared environment that nobody started for so long is removed when another one of its name is made."""
-
-BAR_SECONDS = 0.05
-"""What stands on a line for so long is a bar, which has no end of a line."""
-
-_ERASED = b"\x1b[2K"
-_ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
 
 def environments_folder() -> Path:
@@ -131,9 +114,9 @@ class PythonEnvironments:
                 stamp.unlink(missing_ok=True)
                 shutil.rmtree(home, ignore_errors=True)
                 uv = self._uv_for(name)
-                # On a terminal, uv shows its own progress.
-                seen = uv is not None and sys.stderr.isatty()
-                with nullcontext() if seen else at_work(f"Making the {name} environment", self.log):
+                # A terminal can show a bar.
+                say = None if sys.stderr.isatty() else self.log
+                with at_work(f"Making the {name} environment", say):
                     self._fill(name, home, uv)
                 stamp.write_text(wanted, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
@@ -164,9 +147,6 @@ class PythonEnvironments:
                 self.install_torch(home, line.removeprefix("# torch: "), uv)
         python = home / "bin" / "python"
         _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(left)], home)
-        # In the tests environment Python may write bytecode while it imports.
-        if sys.dont_write_bytecode and name != "tests":
-            _write_bytecode(python)
 
     def _remove_unused(self, name: str) -> None:
         """Of other versions of us, which nobody started for long."""
@@ -265,11 +245,11 @@ def _installer(python: Path, uv: str | None, *, no_index: bool = False) -> list[
     flags = ["--no-index"] if no_index else []
     if uv is None:
         return [str(python), "-m", "pip", "install", "--quiet", *flags]
-    # On a terminal, uv shows its progress.
-    quiet = [] if sys.stderr.isatty() else ["--quiet"]
     # uv refuses a flag that is there twice.
     flags = flags or pip_settings.uv_flags(os.environ)
-    return [uv, "pip", "install", *quiet, *flags, "--python", str(python)]
+    # pip always does. A Python that writes none as it imports would compile torch at each start.
+    flags += ["--compile-bytecode"] if sys.dont_write_bytecode else []
+    return [uv, "pip", "install", "--quiet", *flags, "--python", str(python)]
 
 
 def _run(command: list[str], folder: Path) -> None:
@@ -285,38 +265,9 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def _attempt(command: list[str]) -> tuple[int, str]:
-    """The exit code and all that it printed. A terminal shows its bars, and none of its lines: the packages
-    that it installed are 91, and what the first of three attempts lacks is no error."""
-    if not sys.stderr.isatty() or "--quiet" in command:
-        done = subprocess.run(command, env=_variables(), capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
-    ours, theirs = pty.openpty()
-    size = fcntl.ioctl(sys.stderr.fileno(), termios.TIOCGWINSZ, bytes(8))
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
-    output, line = b"", b""
-    with subprocess.Popen(command, env=_variables(), stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        # Linux has EIO where the other end is closed.
-        with suppress(OSError):
-            while True:
-                # A bar stays as it is for a while; the rest of a line comes at once.
-                if line and not select.select([ours], [], [], BAR_SECONDS)[0]:
-                    _show(line)
-                    line = b""
-                    continue
-                if not (block := os.read(ours, 1 << 16)):
-                    break
-                output += block
-                *lines, line = (line + block).split(b"\n")
-                # What erases a bar is at the beginning of the line after it.
-                _show(*(whole[: whole.rfind(_ERASED) + len(_ERASED)] for whole in lines if _ERASED in whole))
-        os.close(ours)
-    return process.returncode, _ESCAPES.sub("", output.decode(errors="replace"))
-
-
-def _show(*texts: bytes) -> None:
-    sys.stderr.buffer.write(b"".join(texts))
-    sys.stderr.buffer.flush()
+    """The exit code and all that it printed."""
+    done = captured(command, env=_variables())
+    return done.returncode, done.stdout + done.stderr
 
 
 def _require_room(folder: Path, megabytes: int) -> None:
@@ -362,15 +313,6 @@ def _uv_cache() -> Path:
     if named := os.environ.get("UV_CACHE_DIR"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "uv")
-
-
-def _write_bytecode(python: Path) -> None:
-    """Write bytecode for a Python that must not as it imports: each start would compile torch, 4 s.
-
-    A package may hold files for another Python, which fail here and which nobody imports."""
-    places = python.parents[1].glob("lib/python*/site-packages")
-    options = ["-q", "-q", "-j", "0", "-x", SELDOM_IMPORTED]
-    subprocess.run([str(python), "-m", "compileall", *options, *map(str, places)], check=False)
 
 
 def _variables() -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ci.diagnose.explain import Diagnosis, Explanation, diagnosed, of_failure, of_number
 from ci.diagnose.rules import ERRORS, FAULTS, RULES, explained, page_of, rules
-from ci.inspect.logs import UNREADABLE, Shown, is_one_log, logs_of
+from ci.inspect.logs import UNREADABLE, is_one_log, logs_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, joined, session
@@ -29,7 +29,7 @@ EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
   nox -s diagnose -- reports/logs/              every log below a folder
   nox -s diagnose -- logs_42.zip                the log archive of a GitHub run
-  nox -s diagnose -- syslog.1.gz logs.tar.gz    what is packed
+  nox -s diagnose -- syslog.1.gz                what is packed
   adb logcat -d | python -m ci diagnose
   nox -s diagnose -- 14001 0x80000406 -2147482618
   nox -s diagnose -- emulator-accuracy          the rule of a finding: what it means, what to type
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="*",
         metavar="LOG|CODE|RULE|OPERATOR@SCHEME",
-        help="files, folders, archives of logs (.zip, .tar, .gz, .bz2, .xz), numbers (decimal or 0x…), rules"
+        help="files (also .gz), folders, archives of logs (.zip), numbers (decimal or 0x…), rules"
         " of findings, or - for stdin; or an operator at a precision, such as log@16a4w",
     )
     switch(
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
-        return [_diagnose(sys.stdin.buffer, "stdin")]
+        return [diagnosed(sys.stdin.buffer, "stdin")]
     path = user_path(name, "LOG", str(Parser.user_folder()))
     if not path.exists():
         if re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", name):
@@ -91,7 +91,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         if match := OPERATOR.fullmatch(name):
             return [_diagnose_operator(name, *match.groups())]
     try:
-        results = [_diagnose(log, subject) for subject, log in logs_of(path, _shown)]
+        results = [diagnosed(log, subject) for subject, log in logs_of(path, _shown)]
     except UNREADABLE as error:
         message = (
             f"{name}: expected a number, a rule, a log, a folder or an archive of logs,"
@@ -111,10 +111,6 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     known = [result for result in results if result.explanations or result.operators]
     troubled = [result for result in results if result.trouble]
     return known or troubled or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
-
-
-def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
-    return diagnosed(Shown(log, subject), subject)
 
 
 def _of_rule(name: str) -> Explanation | None:
@@ -190,7 +186,7 @@ def _bundle(names: Sequence[str]) -> str:
             raise UsageError(
                 f"--bundle: {missing} is not there", fix="name a library, or a folder of libraries"
             )
-        found = _diagnose(content, log.name if log else paths[0].name)
+        found = diagnosed(content, log.name if log else paths[0].name)
     return markdown(found, _as_text(found), log, paths[1:], report)
 
 

@@ -1,49 +1,39 @@
-"""The logs that a path stands for: a file, packed or not, those of an archive, or those below a folder."""
+"""The logs that a path stands for: a file, packed by gzip or not, those of a .zip or those below a folder."""
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
-import lzma
-import os
 import re
-import stat
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from ci.diagnose.explain import Readable
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
-from provisioning.base.progress import for_stream
 
 LARGEST = 256 << 20
-"""No more is unpacked of a packed log, of a .tar as a whole, and of each log in a .zip."""
+"""No more is unpacked of a log."""
 NAME = re.compile(
     r"(?:log\.[\w.-]+|.*\.(?:log|txt|out|err)|syslog|logcat|dmesg|messages|stdout|stderr)(?:\.\d+)?"
-    r"(?:\.(?:gz|bz2|xz))?",
+    r"(?:\.gz)?",
     re.IGNORECASE,
 )
 """A log's: BitBake's are log.do_TASK.NUMBER, old ones of a system syslog.1.gz."""
-PACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-"""By the first bytes."""
+GZIP = b"\x1f\x8b"
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-TAR = slice(257, 262)
 WIDE = (b"\xff\xfe", b"\xfe\xff")
 """How UTF-16 begins."""
 NO_TEXT = bytes(range(7)) + bytes(range(14, 27)) + bytes(range(28, 32))
 """Bytes of control that no program writes into a log."""
 HEAD, BUFFER = 4 << 10, 64 << 10
-LONG = 16 << 20
-"""How far a log is read is shown from so many bytes on: it takes seconds."""
-UNREADABLE = (OSError, zipfile.BadZipFile, tarfile.TarError)
+UNREADABLE = (OSError, zipfile.BadZipFile)
 """What opening a file or an archive raises."""
-DAMAGED = (OSError, EOFError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
+DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading what is packed raises if it is cut off or changed."""
 
 
@@ -94,39 +84,10 @@ def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, Bin
             yield from _in_zip(path, name)
             return
         with _plain(raw, name) as log:
-            if log.peek(512)[TAR] == b"ustar":
-                yield from _in_tar(log, name)
-                return
             if not _is_text(log):
                 more = "`{}` shows what is in it; give diagnose the output of the command that failed"
                 raise UsageError(f"{name} is no text", fix=Fix(more, ("inspect", "FILE")))
             yield name, log
-
-
-class Shown:
-    """A log; if it is long, how far it is read is shown."""
-
-    def __init__(self, log: Readable, name: str) -> None:
-        self._log, self._name, self._done = log, name, 0
-        self._progress = for_stream()
-
-    def read(self, size: int) -> bytes:
-        block = self._log.read(size)
-        long, self._done = self._done > LONG, self._done + len(block)
-        if long and block:
-            self._progress.advance(len(block))
-        elif long:
-            self._progress.finish()
-        elif self._done > LONG:
-            self._progress.start(self._name, _size(self._log), self._done)
-        return block
-
-
-def _size(log: Readable) -> int | None:
-    """None of a stream and of what is packed."""
-    file = log.raw if isinstance(log, io.BufferedReader) else None
-    facts = os.fstat(file.fileno()) if isinstance(file, io.FileIO) else None
-    return facts.st_size if facts and stat.S_ISREG(facts.st_mode) else None
 
 
 def is_one_log(path: Path) -> bool:
@@ -134,8 +95,7 @@ def is_one_log(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        head = file.peek(512)
-    return not head.startswith((*ZIP, *PACKED)) and head[TAR] != b"ustar"
+        return not file.peek(4).startswith((*ZIP, GZIP))
 
 
 def _is_log(path: str) -> bool:
@@ -150,12 +110,10 @@ def _is_text(log: io.BufferedReader) -> bool:
 @contextmanager
 def _plain(raw: io.BufferedReader, name: str) -> Iterator[io.BufferedReader]:
     """The stream, unpacked if it is packed."""
-    head = raw.peek(6)
-    unpack = next((unpack for mark, unpack in PACKED.items() if head.startswith(mark)), None)
-    if unpack is None:
+    if not raw.peek(2).startswith(GZIP):
         yield raw
         return
-    with unpack(raw) as unpacked, _bounded(unpacked, name) as stream:
+    with gzip.open(raw) as unpacked, _bounded(unpacked, name) as stream:
         yield stream
 
 
@@ -175,18 +133,6 @@ def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO]]:
                 raise UsageError(f"{inside}: {error}", fix="unpack it yourself, and give the log") from error
             with packed as member, _plain(_bounded(member, inside), inside) as log:
                 yield inside, log
-
-
-def _in_tar(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, BinaryIO]]:
-    found = False
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
-            file = archive.extractfile(member) if member.isfile() and _is_log(member.name) else None
-            if file is not None:
-                found, inside = True, f"{name}: {member.name}"
-                with _plain(_bounded(file, inside), inside) as log:
-                    yield inside, log
-    _refuse_none(name, found)
 
 
 def _refuse_none(name: str, found: bool) -> None:

@@ -24,7 +24,7 @@ from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
 from provisioning.base.progress import SILENT, Progress
 from provisioning.base.settings import MANIFESTS
-from provisioning.download.server import MIRROR_VARIABLE, PATIENCE, open_session, redact_text
+from provisioning.download.server import MIRROR_VARIABLE, redact_text
 from provisioning.download.transfer import Fetched, Transfer, fetch
 from provisioning.sources import FileSource, Version
 
@@ -73,9 +73,7 @@ def _address(source: Wheel) -> str:
             env=_environ(),
         )
         if done.returncode:
-            error = explain(source, done.stderr)
-            trouble = _trouble_of_index(source) if MISSING in error.message else ""
-            raise UpstreamError(trouble, fix=ANOTHER_INDEX, output=error.output) if trouble else error
+            raise explain(source, done.stderr)
         text = report.read_text(encoding="utf-8")
     try:
         urls: list[str] = [item["download_info"]["url"] for item in json.loads(text)["install"]]
@@ -144,29 +142,6 @@ def wheel_name(url: str) -> str:
     return unquote(urlsplit(url).path.rpartition("/")[2])
 
 
-def _trouble_of_index(source: Wheel) -> str:
-    """What an index of the user's answers in place of a list of files; pip takes it for an empty one."""
-    import requests
-
-    settings = pip_settings.read({**os.environ, **pip_settings.pip_variables(os.environ)})
-    indexes = " ".join(settings.get(name, "") for name in pip_settings.INDEXES[:2]).split()
-    name = re.sub(r"[-_.]+", "-", source.package).lower()
-    for index in indexes:
-        try:
-            with open_session() as session:
-                answer = session.get(f"{index.rstrip('/')}/{name}/", timeout=PATIENCE.connect_timeout)
-        except (requests.RequestException, UpstreamError):
-            continue
-        shown = f"{source.filename}: the package index {redact_text(index)} answers"
-        if answer.status_code >= 500:
-            return f"{shown} {answer.status_code} {answer.reason or ''}".rstrip()
-        if answer.ok and re.search(r"<form\b|password", answer.text[:100_000], re.IGNORECASE):
-            return f"{shown} with a page to sign in, and no list of files"
-    return ""
-
-
-MISSING = "the package index you use does not have this wheel"
-
 _COMPLAINTS: Sequence[tuple[str, type[UpstreamError], str, str]] = (
     ("do not match the hashes", IntegrityError, "the index sent other bytes than it names", ""),
     (
@@ -184,7 +159,7 @@ _COMPLAINTS: Sequence[tuple[str, type[UpstreamError], str, str]] = (
     (
         "no matching distribution|could not find a version",
         UpstreamError,
-        MISSING,
+        "the package index you use does not have this wheel",
         "ask for it to be mirrored, or name an index that has it in PIP_INDEX_URL",
     ),
     ("", UpstreamError, "pip failed", "run the same command again with --debug"),

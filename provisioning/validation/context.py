@@ -19,7 +19,6 @@ from pathlib import Path, PurePosixPath
 
 from packaging.version import Version as Ordered
 
-from provisioning import loader_search as loader
 from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, captured, quoted
 from provisioning.base.errors import ManifestError
@@ -36,9 +35,9 @@ from provisioning.components import (
     identity_of,
     metadata_text,
 )
-from provisioning.elf import AARCH64, X86_64, Elf
+from provisioning.elf import AARCH64, Elf
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve
-from provisioning.loader_search import SystemLibraries
+from provisioning.loader_search import Loading, load_all
 from provisioning.manifest import Profile, Soc, load_profile, soc_named
 from provisioning.python_environments import STAMP
 from provisioning.qnn_libraries import Library, System, libraries_in, read
@@ -167,7 +166,8 @@ class Context:
     """The variables that stages run with: the user's, corrected by `provisioning.environment`."""
     libraries: tuple[Library, ...] = ()
     host: Host | None = None
-    system_libraries: SystemLibraries = field(default_factory=SystemLibraries)
+    loading: Mapping[Path, Loading] = field(default_factory=dict)
+    """What the loader says of the host's libraries, of those that it was asked to open."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """The compiler's answer for each SoC."""
     every_target: bool = False
@@ -254,11 +254,8 @@ def gather(
         ]
         for group, answer in zip(resolved, answers, strict=True):
             sdk_libraries: list[Library] = []
-            system = SystemLibraries()
-            if Need.LIBRARIES in needs:
-                if QNN_SDK in group.trees:
-                    sdk_libraries = libraries_in(group.trees[QNN_SDK].path)
-                system = _system_libraries(sdk_libraries)
+            if Need.LIBRARIES in needs and QNN_SDK in group.trees:
+                sdk_libraries = libraries_in(group.trees[QNN_SDK].path)
             contexts.append(
                 Context(
                     profile=profile,
@@ -269,7 +266,7 @@ def gather(
                     variables=group.variables,
                     libraries=tuple(sdk_libraries),
                     host=host.result() if host is not None else None,
-                    system_libraries=system,
+                    loading=loading_of(sdk_libraries, group.variables),
                     answers={soc: future.result() for soc, future in answer.items()},
                     every_target=set(TARGETS) <= set(selection.targets),
                     measured=load_measured(),
@@ -365,20 +362,9 @@ def stated_versions(component: str, root: Path) -> dict[str, str]:
     return stated
 
 
-def _system_libraries(sdk_libraries: Iterable[Library]) -> SystemLibraries:
-    """The loader's cache, its directories, and the symbol versions of every system library that is needed."""
-    known = loader.read_cache()
-    directories = loader.default_directories()
-    named = {name for library in sdk_libraries if library.elf is not None for name, _ in library.elf.versions}
-    named -= {library.name for library in sdk_libraries}
-    provides: dict[str, tuple[str, ...]] = {}
-    for name in sorted(named):
-        for path in (*known.get(name, ()), *(directory / name for directory in directories)):
-            elf = read(path, name).elf if path.is_file() else None
-            if elf is not None and elf.machine == X86_64:
-                provides[name] = elf.provides
-                break
-    return SystemLibraries(known, directories, provides)
+def loading_of(libraries: Iterable[Library], variables: Mapping[str, str]) -> dict[Path, Loading]:
+    host = {library.path: library.elf for library in libraries if library.elf and library.system == "host"}
+    return load_all(host, variables.get("LD_LIBRARY_PATH", ""))
 
 
 def _host(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from provisioning import elf as elves
-from provisioning import loader_search as loader
 from provisioning import qnn_libraries
 from provisioning.base.findings import Severity
 from provisioning.base.rendering import plural
 from provisioning.components import ANDROID_NDK, ndk_name
-from provisioning.elf import HEXAGON, Demands, Elf, Wrong, complaints, highest_version
+from provisioning.elf import HEXAGON, Demands, Elf, Wrong, complaints
+from provisioning.loader_search import LOADER, Loading
 from provisioning.qnn_libraries import Library, System
-from provisioning.validation import Check, NotApplicable, Problem, rule, validation_table
+from provisioning.validation import Check, CouldNotRun, NotApplicable, Problem, rule, validation_table
 from provisioning.validation.context import Context, Need
 
 
@@ -152,26 +151,36 @@ def library_name(context: Context) -> Iterator[Problem]:
             )
 
 
+def _loading(context: Context) -> Mapping[Path, Loading]:
+    if not any(library.system == "host" for library, _ in _libraries(context)):
+        raise NotApplicable("there is no library of the host")
+    if not context.loading:
+        raise CouldNotRun(f"{LOADER}, which loads them, is not there")
+    return context.loading
+
+
 @rule("needed-resolved", Need.LIBRARIES)
 def needed_resolved(context: Context) -> Iterator[Problem]:
-    libraries = _libraries(context)
-    host = {library.path: elf for library, elf in libraries if library.system == "host"}
-    places = {library.path: library.place for library, _ in libraries}
-    for gap in loader.unresolved(
-        host,
-        library_path=context.variables.get("LD_LIBRARY_PATH", ""),
-        system=context.system_libraries,
-        read=_read_elsewhere,
-    ):
-        other = f"; passed over for another class or machine: {', '.join(gap.passed_over)}"
-        yield Problem(
-            places.get(gap.library, str(gap.library)),
-            f"needs {gap.needed}, which is nowhere in {', '.join(gap.searched)}"
-            + (other if gap.passed_over else ""),
-            severity=_severity(context, gap.library.name),
-        )
     for system in ("aarch64-android", "aarch64-linux", "hexagon"):
         yield from _on_device(context, system)
+    host = {library.path: (library, elf) for library, elf in _libraries(context) if library.system == "host"}
+    library_path = context.variables.get("LD_LIBRARY_PATH", "") or "(not set)"
+    told: set[tuple[str, str]] = set()
+    for root, loading in (_loading(context) if host else {}).items():
+        opened = [host[path] for path in host if path == root or path in loading.found]
+        for name in loading.missing:
+            # Of a library outside the tree, the one that loads it is told.
+            needing = [library for library, elf in opened if name in elf.needed] or [host[root][0]]
+            for library in needing:
+                # Several libraries may load it.
+                if (library.place, name) not in told:
+                    told.add((library.place, name))
+                    message = f"needs {name}, which the loader finds nowhere; LD_LIBRARY_PATH: {library_path}"
+                    yield Problem(library.place, message, severity=_severity(context, library.name))
+        if loading.failure:
+            library = host[root][0]
+            message = f"the loader does not take it: {loading.failure}"
+            yield Problem(library.place, message, severity=_severity(context, library.name))
 
 
 def _severity(context: Context, name: str) -> Severity:
@@ -179,13 +188,6 @@ def _severity(context: Context, name: str) -> Severity:
     table = qnn_libraries.table()
     is_sdk = any(table.directory(library.directory) for library in context.libraries)
     return Severity.WARNING if is_sdk and not table.requires(name) else Severity.ERROR
-
-
-def _read_elsewhere(path: Path) -> Elf | None:
-    try:
-        return elves.read(path)
-    except (elves.NotElf, OSError):
-        return None
 
 
 def _on_device(context: Context, system: System) -> Iterator[Problem]:
@@ -207,24 +209,17 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
 
 @rule("symbol-versions", Need.LIBRARIES)
 def symbol_versions(context: Context) -> Iterator[Problem]:
-    provided = context.system_libraries.provides
-    host = [(library, elf) for library, elf in _libraries(context) if library.system == "host"]
-    if not host or not provided:
-        raise NotApplicable("there is no library of the host, or no system library to compare with")
-    for library, elf in host:
-        lacking: dict[str, list[str]] = {}
-        for name, version in elf.versions:
-            if name in provided and version not in provided[name]:
-                lacking.setdefault(name, []).append(version)
-        for name, versions in lacking.items():
-            family = versions[0].rpartition("_")[0]
-            newest = highest_version(provided[name], family)
-            yield Problem(
-                library.place,
-                f"needs {', '.join(sorted(versions))} of {name}, which"
-                + (f" ends at {family}_{newest} here" if newest else " does not define it here"),
-                severity=_severity(context, library.name),
-            )
+    lacking: dict[tuple[Path, Path], set[str]] = {}
+    for loading in _loading(context).values():
+        for row in loading.versions:
+            lacking.setdefault((row.library, row.provider), set()).add(row.version)
+    places = {library.path: library.place for library in context.libraries}
+    for (path, provider), versions in lacking.items():
+        yield Problem(
+            places.get(path, str(path)),
+            f"needs {', '.join(sorted(versions))} of {provider}, which does not define it",
+            severity=_severity(context, path.name),
+        )
 
 
 @rule("android-page-size", Need.LIBRARIES)

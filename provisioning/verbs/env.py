@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from provisioning.base.errors import UnknownName, UsageError
+from provisioning.base.errors import UnknownName
 from provisioning.base.files import write_named
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import dist_path
@@ -29,34 +29,18 @@ def sh(variables: Mapping[str, str]) -> str:
 
 
 def as_json(variables: Mapping[str, str]) -> str:
-    return (
-        json.dumps({name: _text("json", name, value) for name, value in variables.items()}, indent=2) + "\n"
-    )
+    return json.dumps(dict(variables), indent=2) + "\n"
 
 
 def github(variables: Mapping[str, str]) -> str:
     """Lines for the file that GITHUB_ENV names."""
-    blocks: list[str] = []
-    for name, value in variables.items():
-        # Nobody can guess it, so no value can end its block early.
-        delimiter = f"end_{secrets.token_hex(16)}"
-        blocks.append(f"{name}<<{delimiter}\n{_text('github', name, value)}\n{delimiter}\n")
-    return "".join(blocks)
-
-
-def _text(format_: str, name: str, value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"the {format_} format cannot carry {name}: its value holds bytes that are not UTF-8",
-            fix="use --format sh, or move what it names to a plainer path",
-        ) from None
-    return value
+    # Nobody can guess it, so no value can end its block early.
+    delimiter = f"end_{secrets.token_hex(16)}"
+    return "".join(f"{name}<<{delimiter}\n{value}\n{delimiter}\n" for name, value in variables.items())
 
 
 FORMATS: dict[str, Callable[[Mapping[str, str]], str]] = {"sh": sh, "github": github, "json": as_json}
-"""Variables in the syntax of their reader. A value that a syntax cannot express is refused."""
+"""Variables in the syntax of their reader."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -64,15 +48,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="print only this variable's value")
     parser.add_argument("--format", choices=FORMATS, default="sh", help="the syntax [%(default)s]")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of printing")
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not print on stderr what is used")
 
 
 def run(args: argparse.Namespace) -> int:
     from provisioning.environment import resolve
 
     environment = resolve(selection_of(args), os.environ).with_runner(os.environ, dist_path())
-    if not args.quiet:
-        environment.explain()
+    environment.explain()
     if args.name:
         if args.name not in environment.variables:
             raise UnknownName(f"the environment sets no {args.name}", args.name, environment.variables)

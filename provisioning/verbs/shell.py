@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,16 +75,5 @@ def become(command: list[str], variables: Mapping[str, str]) -> int:
     try:
         os.execvpe(command[0], command, variables)  # noqa: S606 - no shell is wanted between
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        # A folder of PATH that may not be read is "Permission denied" too.
-        searched = missing or os.sep not in command[0]
-        if searched and shutil.which(command[0], os.F_OK, variables.get("PATH")) is None:
-            sys.stderr.write(f"error: there is no command {command[0]!r} on PATH\n")
-            return 127
-        if missing:
-            sys.stderr.write(
-                f"error: {command[0]!r} cannot be run: the interpreter that it names is not there\n"
-            )
-            return 127
         sys.stderr.write(f"error: {command[0]!r} cannot be run: {error.strerror}\n")
-        return 126
+        return 127 if isinstance(error, FileNotFoundError) else 126

@@ -16,7 +16,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.progress import for_stream
 from provisioning.base.rendering import plural
-from provisioning.base.settings import MANIFESTS, profile_flags, profile_names, store_path
+from provisioning.base.settings import MANIFESTS, profile_flags, store_path
 from provisioning.base.units import size
 from provisioning.components import KINDS
 
@@ -173,6 +173,7 @@ def _referenced() -> Callable[[Tree], bool]:
 
 def _of_profiles() -> dict[str, tuple[str, Component]]:
     """The components of profiles, each with a profile that has it, by definition."""
+    from provisioning.base.settings import profile_names
     from provisioning.manifest import load_profile
     from provisioning.store.tree_plan import definition_of
 

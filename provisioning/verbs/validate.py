@@ -42,16 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     switch(parser, "--strict", "warnings fail too")
     valued(parser, "--tree", "DIR", "check the libraries of this directory only", type=Path)
-    switch(parser, "--list", "print the catalogue of rules and stop")
 
 
 def run(args: argparse.Namespace) -> int:
     from provisioning.base import rendering
     from provisioning.base.stage_run import StageRun
 
-    if args.list:
-        sys.stdout.write(_catalogue())
-        return 0
     if args.tree is not None and not args.tree.is_dir():
         raise UsageError(f"--tree {args.tree} is not a directory", fix="name an existing directory")
     selection = selection_of(args)
@@ -132,10 +128,3 @@ def _states(results: Sequence[Result]) -> str:
                 parts.append(f"{mark} {state}: {', '.join(ids)}")
         lines.append((f"{chapter:<10}", "   ".join(parts)))
     return "\n".join([*aligned(lines, columns()), "", ""])
-
-
-def _catalogue() -> str:
-    from provisioning.validation import catalogue
-
-    rows = [(rule.id, rule.severity.value, rule.text.summary) for rule in catalogue().values()]
-    return "".join(f"{line}\n" for line in aligned(rows, columns()))

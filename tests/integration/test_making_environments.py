@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import pty
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,45 +113,6 @@ def test_installed_copies_share_the_environment_of_one_lock_file(
     lock.write_text(f"# of the newest\n{lock.read_text()}")
     copies[1].interpreter("small")
     assert Path(newer).is_file() and not Path(older).exists()
-
-
-UV = """\
-if [ "$1 $2" = "pip install" ]; then
-  printf '\\r\\033[2K[1/2] mine'; sleep 0.3; printf '\\r\\033[2K[2/2] mine'; sleep 0.3
-  printf '\\r\\033[2KInstalled 2 pack'; printf 'ages in 5ms\\n + mine==1\\n'
-  exec {uv} "$@" --quiet
-fi
-exec {uv} "$@"
-"""
-
-
-def test_a_terminal_shows_how_far_it_is_and_no_list_of_packages(
-    environments: PythonEnvironments, tmp_path: Path
-) -> None:
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from provisioning.python_environments import PythonEnvironments\n"
-        "PythonEnvironments(*map(Path, sys.argv[1:2]), lambda line: sys.stderr.write(line + '\\n'),"
-        " *map(Path, sys.argv[2:])).interpreter('small')"
-    )
-    folders = [str(tmp_path / name) for name in ("environments", "torch", "locks")]
-    script(tmp_path / "bin" / "uv", UV.format(uv=Path(sys.executable).with_name("uv")))
-    environ = {**os.environ, "UV_FIND_LINKS": str(tmp_path / "links"), "UV_NO_INDEX": "1"}
-    environ |= {"PYTHONPATH": str(ROOT), "TERM": "xterm", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *folders], env=environ, stdout=theirs, stderr=theirs, stdin=theirs
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        with suppress(OSError):
-            while block := os.read(ours, 1 << 16):
-                shown += block
-    os.close(ours)
-    assert not process.returncode, shown
-    assert b"[1/2] mine" in shown and b"[2/2] mine" in shown
-    assert b"Installed" not in shown and b"mine==1" not in shown
-    assert b"The small environment took" in shown
 
 
 INTERPRETER = """\

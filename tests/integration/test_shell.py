@@ -60,12 +60,9 @@ def test_the_command_ends_as_it_does_outside(environ: dict[str, str], command: s
 
 
 def test_a_command_that_cannot_be_run_ends_as_a_shell_does(environ: dict[str, str], tmp_path: Path) -> None:
-    """Also where a folder of PATH may not be read, as another user's."""
-    (tmp_path / "closed").mkdir(mode=0)
     (tmp_path / "data").write_text("")
-    path = f"{tmp_path / 'closed'}:{os.environ['PATH']}"
     for command, code in (("no-such-command", 127), (str(tmp_path / "data"), 126)):
-        ran = _shell({**environ, "PATH": path}, "--", command)
+        ran = _shell(environ, "--", command)
         assert (ran.returncode, command in ran.stderr.splitlines()[-1]) == (code, True)
 
 

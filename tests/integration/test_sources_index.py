@@ -96,20 +96,6 @@ def test_what_fails_is_reported_without_secrets(
     assert "TOPSECRET" not in error.message + error.fix + error.output
 
 
-@pytest.mark.parametrize("answer", ["500", "a page to sign in"])
-def test_an_index_that_answers_with_no_list_is_told_as_that(
-    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = b"<html><form><input type=password></form></html>"
-    signing_in = Reply(body=page, headers={"Content-Type": "text/html"})
-    usual = Reply(status=500) if answer == "500" else signing_in
-    with FileServer(b"", usual=usual) as server:
-        monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
-        with pytest.raises(UpstreamError, match=answer) as caught:
-            source().fetch(tmp_path)
-    assert "PIP_INDEX_URL" in caught.value.fix
-
-
 def test_what_pip_says_is_shown_without_its_secrets() -> None:
     text = "ERROR: could not open https://u:hush@i.invalid/simple?key=hush (tried 'http://hush@x/')"
     error = explain(source(), text)

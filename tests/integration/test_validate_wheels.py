@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from provisioning import elf
-from provisioning import loader_search as loader
 from provisioning.base.settings import DEFAULT_PROFILE
+from provisioning.loader_search import load_all
 from provisioning.manifest import load_profile
 from provisioning.qnn_libraries import libraries_in
 from provisioning.sources.wheel import Wheel
@@ -155,13 +155,8 @@ def test_what_the_loader_finds_is_found_and_what_it_misses_is_missing(
         text=True,
         check=False,
     ).stdout
-    gaps = loader.unresolved(
-        {a: elf.read(a)},
-        library_path=library_path,
-        system=loader.SystemLibraries(loader.read_cache(), loader.default_directories()),
-        read=elf.read,
-    )
-    assert [gap.needed for gap in gaps] == re.findall(r"(\S+) => not found", real), real
+    loading = load_all({a: elf.read(a)}, library_path)[a]
+    assert list(loading.missing) == re.findall(r"(\S+) => not found", real), real
 
 
 def test_the_ndk_of_a_real_android_wheel_is_named(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ class _Writer:
         size = at + len(body)
 
         spans = {
-            _PT_LOAD: (0, size, 5, library.alignment),
+            # Writable: the loader puts addresses into the dynamic segment.
+            _PT_LOAD: (0, size, 6, library.alignment),
             _PT_DYNAMIC: (dynamic_at, len(dynamic), 6, 8),
             _PT_GNU_STACK: (0, 0, 7 if library.execstack else 6, 16),
             _PT_INTERP: (places["interpreter"], len(interpreter), 4, 1),
@@ -144,16 +145,26 @@ class _Writer:
             out += struct.pack("<HHIII", 1, len(names), self.name(library), 16, following)
             for place, name in enumerate(names):
                 more = 16 if place + 1 < len(names) else 0
-                out += struct.pack("<IHHII", 0, 0, place + 2, self.name(name), more)
+                out += struct.pack("<IHHII", _hashed(name), 0, place + 2, self.name(name), more)
         return out
 
     def _defines(self) -> bytes:
         out = b""
         for index, name in enumerate(self.library.provides):
             following = 28 if index + 1 < len(self.library.provides) else 0
-            out += struct.pack("<HHHHIII", 1, 0, index + 1, 1, 0, 20, following)
+            out += struct.pack("<HHHHIII", 1, 0, index + 1, 1, _hashed(name), 20, following)
             out += struct.pack("<II", self.name(name), 0)
         return out
+
+
+def _hashed(name: str) -> int:
+    """As ELF's tables of symbols and versions do."""
+    value = 0
+    for letter in name.encode():
+        value = (value << 4) + letter
+        high = value & 0xF000_0000
+        value = (value ^ high >> 24) & ~high
+    return value
 
 
 def elf_header(

@@ -9,11 +9,20 @@ from typing import Any
 
 from provisioning.base.settings import TARGETS
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
-from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.qnn_libraries import Library as Found
 from provisioning.qnn_libraries import libraries_in, read
-from provisioning.validation.context import PASSED, STEPS, ComponentTree, Context, Host, Pair, Tool, looked_at
+from provisioning.validation.context import (
+    PASSED,
+    STEPS,
+    ComponentTree,
+    Context,
+    Host,
+    Pair,
+    Tool,
+    loading_of,
+    looked_at,
+)
 from provisioning.validation.probe import Answer
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.scripts import script
@@ -126,13 +135,11 @@ def measured(build_id: str, error: str = "") -> tuple[Pair, ...]:
 
 
 def context_of(base: Path, **changes: Any) -> Context:
-    """Everything as it should be, for what `base` holds: sdk, ndk, Hexagon_SDK/<version>, system."""
+    """Everything as it should be, for what `base` holds: sdk, ndk, Hexagon_SDK/<version>."""
     sdk = base / "sdk" if (base / "sdk").is_dir() else write_sdk(base / "sdk")
     ndk = base / "ndk" if (base / "ndk").is_dir() else write_ndk(base / "ndk")
     hexagon = base / "Hexagon_SDK" / load_profile(PROFILE).components["hexagon-sdk"].version
     hexagon.mkdir(parents=True, exist_ok=True)
-    system = base / "system"
-    Library(soname="libc.so.6", provides=("GLIBC_2.2.5", "GLIBC_2.36")).write(system / "libc.so.6")
     host_libraries = sdk / "lib" / X86
     environ: Mapping[str, str] = {
         "QNN_SDK_ROOT": str(sdk),
@@ -155,13 +162,7 @@ def context_of(base: Path, **changes: Any) -> Context:
         variables=environ,
         libraries=scanned(sdk),
         host=host(),
-        system_libraries=SystemLibraries(
-            directories=(system,),
-            provides={
-                "libc.so.6": ("GLIBC_2.2.5", "GLIBC_2.36"),
-                "libstdc++.so.6": ("GLIBCXX_3.4.30", "CXXABI_1.3.13"),
-            },
-        ),
+        loading=loading_of(changes.get("libraries", scanned(sdk)), environ),
         answers={name: Answer("device", made_device=True, build_id=BUILD) for name in SOCS},
         measured=measured(BUILD),
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import json
-import lzma
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -24,16 +21,6 @@ FAILING = failure_rules()["libcxx-missing"].example.encode()
 
 def verb(*argv: str) -> int:
     return main("python -m ci", "", {"diagnose": VERBS["diagnose"]}, ["diagnose", *argv])
-
-
-def linked(archive: bytes) -> bytes:
-    """With a link in it that is called like a log."""
-    file = io.BytesIO(archive)
-    with tarfile.open(fileobj=file, mode="a") as added:
-        link = tarfile.TarInfo("a.log")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        added.addfile(link)
-    return file.getvalue()
 
 
 def locked(archive: bytes) -> bytes:
@@ -56,11 +43,6 @@ def zipped(members: dict[str, bytes]) -> bytes:
     ("name", "content"),
     [
         ("build.log.gz", gzip.compress(FAILING)),
-        ("syslog.1.bz2", bz2.compress(FAILING)),
-        ("log", lzma.compress(FAILING)),
-        ("logs.tar", linked(tar({"temp/log.do_compile.4711": FAILING}))),
-        ("logs.tgz", gzip.compress(tar({"../../outside.log": FAILING, "a.so": b"\x7fELF"}))),
-        ("logs.tar.xz", lzma.compress(tar({"syslog.1.gz": gzip.compress(FAILING)}))),
         ("no-suffix", zipped({"run/stderr": FAILING, "run/picture.png": b"\x89PNG"})),
         ("bug.zip", zipped({"build.log.gz": gzip.compress(FAILING)})),
         ("utf16.log", FAILING.decode().encode("utf-16")),
@@ -81,8 +63,7 @@ def test_a_log_is_read_however_it_is_packed(
     [
         ("cut.log.gz", gzip.compress(FAILING)[:-9]),
         ("damaged.log.gz", gzip.compress(FAILING)[:20] + b"damage" * 9),
-        ("cut.log.xz", lzma.compress(FAILING)[:-9]),
-        ("cut.tar", tar({"a.log": FAILING * 9})[:900]),
+        ("logs.tar", tar({"a.log": FAILING * 9})),
         ("cut.zip", zipped({"a.log": FAILING})[:40]),
         ("locked.zip", locked(zipped({"a.log": FAILING}))),
         ("model.pte", b"\x1c\0\0\0ET12" + bytes(range(32)) * 99),
@@ -105,9 +86,7 @@ LONG = (b"x" * 999 + b"\n") * 3000
     ("name", "content"),
     [
         ("a.log.gz", gzip.compress(LONG)),
-        ("a.log.xz", lzma.compress(LONG)),
-        ("logs.tgz", gzip.compress(tar({"a.log": LONG}))),
-        ("logs.zip", zipped({"a.log.bz2": bz2.compress(LONG)})),
+        ("logs.zip", zipped({"a.log.gz": gzip.compress(LONG)})),
     ],
 )
 def test_no_more_than_a_bound_is_unpacked(

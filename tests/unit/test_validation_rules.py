@@ -14,7 +14,6 @@ import pytest
 from provisioning.base.findings import Severity
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, version_in
 from provisioning.dist import BuiltFrom, describe, state_of
-from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.qnn_libraries import libraries_in
 from provisioning.store import Store
@@ -219,8 +218,9 @@ PACKAGES = dict(this_host().packages)
 HTP, SYSTEM, SKEL = f"lib/{X86}/libQnnHtp.so", f"lib/{X86}/libQnnSystem.so", "libQnnHtpV75Skel.so"
 IN_DSP = "lib/hexagon-v75/unsigned"
 OLD_GCC = {"gcc": replace(this_host().tools["gcc"], version="8.5.0")}
+LIBC = ("libc.so.6",)
 TOO_NEW = {"libc.so.6": ["GLIBC_2.99"]}
-WITHOUT_NUMBER = {"libc.so.6": ["GLIBC_ABI_DT_RELR", "GLIBC_2.2.5"]}
+WITHOUT_NUMBER = {"libc.so.6": ["GLIBC_ABI_OF_NOBODY", "GLIBC_2.2.5"]}
 OTHER_ERROR = Answer("backend", code=1008, detail="Stub lib id mismatch")
 
 
@@ -345,8 +345,10 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("hexagon-arch", "libQnnHtpV79Skel.so", dsp("libQnnHtpV79Skel.so", skel(79, BUILD))),
     ("needed-resolved", SYSTEM, host("libQnnSystem.so", needed=("libc++.so.1",), runpath="$ORIGIN/../b")),
     ("needed-resolved", "libQnnHtp.so", android(needed=("libfoo.so",))),
-    ("symbol-versions", HTP, host("libQnnHtp.so", versions=TOO_NEW)),
-    ("symbol-versions", HTP, host("libQnnHtp.so", versions=WITHOUT_NUMBER)),
+    # It needs a version of a library that it does not need.
+    ("needed-resolved", HTP, host("libQnnHtp.so", versions=TOO_NEW)),
+    ("symbol-versions", HTP, host("libQnnHtp.so", needed=LIBC, versions=TOO_NEW)),
+    ("symbol-versions", HTP, host("libQnnHtp.so", needed=LIBC, versions=WITHOUT_NUMBER)),
     ("android-api", f"lib/{ANDROID}/libQnnHtp.so", android(android_api=35)),
     ("text-relocations", "libX.so", host("libX.so", textrel=True)),
     ("executable-stack", "libX.so", host("libX.so", execstack=True)),
@@ -365,7 +367,7 @@ WARNINGS: list[tuple[str, str, Arrange]] = [
     ("compiler-version", "gcc", machine(tools={**SILENT_GCC, "clang": Tool("/usr/bin/clang", "14.0.6")})),
     ("qnn-version", "/sdk", versioned_sdk("")),
     ("needed-resolved", "libX.so", host("libX.so", needed=("libc++.so.1",))),
-    ("symbol-versions", "libX.so", host("libX.so", versions=TOO_NEW)),
+    ("symbol-versions", "libX.so", host("libX.so", needed=LIBC, versions=TOO_NEW)),
     ("android-page-size", "libQnnHtp.so", android(alignment=0x1000)),
     ("android-ndk", "libQnnHtp.so", android(android_api=30, ndk=("r27d", "13750724"))),
     ("absolute-rpath", "libX.so", host("libX.so", runpath="$ORIGIN:/build/out/lib")),
@@ -478,7 +480,7 @@ NOT_APPLICABLE: list[tuple[str, Arrange]] = [
         or rule in ("library-path-mixed", "library-path-order", "library-path-missing", "adsp-library-path")
     ],
     ("compiler-answers", changed(answers={})),
-    ("symbol-versions", changed(system_libraries=SystemLibraries())),
+    ("symbol-versions", changed(libraries=())),
 ]
 
 
