@@ -124,8 +124,6 @@ class QnnEstimates:
     refused: Mapping[str, str]
     """Why a chip has none."""
     operators: Mapping[str, int]
-    shapes: Mapping[str, int]
-    """How many nodes compute what, how, and in which shape."""
     size: ModelSize
     cpu_seconds: float = 0.0
     """What asking took."""

@@ -98,8 +98,6 @@ class Recorded(Costs):
     """How a program went wrong whose failures are results."""
     message: str = ""
     """The first line of that failure, without what differs from run to run."""
-    estimated: tuple[str, ...] = ()
-    """Counts of operators in a shape, of a program whose time QNN estimated."""
     in_float: bool = False
     """Whether nothing of a program with floats was quantized, although its precision says so."""
     draws: tuple[dict[str, float], ...] = ()

@@ -51,7 +51,6 @@ def asked(us: int = 1000, second: int = 500, **more: Any) -> QnnEstimates:
         "estimates": {"QCS9100": estimate(us), "SA8797": estimate(second)},
         "refused": {},
         "operators": {"Conv": 9, "Relu": 9},
-        "shapes": {},
         "size": ModelSize(1, 1, 1),
     }
     return QnnEstimates(**{**usual, **more})

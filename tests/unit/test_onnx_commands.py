@@ -96,9 +96,9 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
     assert not (tmp_path / "out").exists()
 
 
-MIXED = Mixed({"Conv": 1}, (), 1, Traffic(8, 8), ())
+MIXED = Mixed({"Conv": 1}, (), 1, Traffic(8, 8))
 NO_ESTIMATES = QnnEstimates(
-    build_id="v2.0.0.1", estimates={}, refused={}, operators={}, shapes={}, size=ModelSize(0, 0, 0)
+    build_id="v2.0.0.1", estimates={}, refused={}, operators={}, size=ModelSize(0, 0, 0)
 )
 PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "fix": "export in float32"}
 REFUSAL = {"kind": "N", "exit_code": 1, "message": "no", "fix": "other", "problems": [PROBLEM]}

@@ -21,7 +21,6 @@ from ci.lanes.onnx.graph import (
     problems_of,
     signature_of,
     simplify_gathers,
-    wrong_reciprocals,
 )
 from ci.lanes.onnx.graphs import beyond_half, diverge
 from ci.lanes.onnx.product import dimensions_of
@@ -265,28 +264,6 @@ class TestExternalData:
         path = with_external_data(tmp_path / "model.onnx", **entries)
         with pytest.raises(CheckFailed):
             external_files(load_graph(path), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "zero", "scale", "wrong"),
-    [
-        (np.uint16, 0, 0.3 / 65535, True),
-        (np.uint16, 0, 1.1 / 65535, False),
-        (np.uint8, 128, 1 / 128, True),
-        (np.int8, 0, 1 / 127, False),
-    ],
-)
-def test_a_reciprocal_is_wrong_where_the_range_of_its_input_ends_below_1(
-    kind: Any, zero: int, scale: float, wrong: bool
-) -> None:
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
-        helper.make_node("Reciprocal", ["d"], ["y"], name="inverse"),
-    ]
-    weights = {"s": np.float32(scale), "z": kind(zero)}
-    model = model_of(nodes, weights={name: np.asarray(value) for name, value in weights.items()})
-    assert wrong_reciprocals(model) == (["inverse"] if wrong else [])
 
 
 def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_is_meant(

@@ -57,15 +57,6 @@ class TestFolder:
         np.savez(tmp_path / "two/a.npz", tokens=TOKENS, mask=GOOD)
         assert list(read_samples(tmp_path / "two", TWO)[0]) == ["tokens", "mask"]
 
-    def test_folders_hold_as_many_samples_of_each_input(self, tmp_path: Path) -> None:
-        for name, array in (("tokens", TOKENS), ("mask", GOOD)):
-            (tmp_path / name).mkdir()
-            np.save(tmp_path / name / "0.npy", array)
-        assert len(read_samples(tmp_path, TWO)) == 1
-        np.save(tmp_path / "mask/1.npy", GOOD)
-        with pytest.raises(CheckFailed, match=r"1 .*tokens.* 2 .*mask"):
-            read_samples(tmp_path, TWO)
-
     @pytest.mark.parametrize(("names", "signature"), [([], ONE), (["0.npy"], TWO), (["0.npy", "0.npz"], ONE)])
     def test_what_is_not_clear_is_refused(
         self, tmp_path: Path, names: list[str], signature: GraphSignature

@@ -14,7 +14,7 @@ from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES
-from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN, GraphProblem, load_graph
+from ci.lanes.onnx.graph import REWRITTEN, GraphProblem, load_graph
 from ci.lanes.onnx.product import (
     answer_in,
     answered,
@@ -162,7 +162,6 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
         delegates=facts.delegates,
         ddr=facts.ddr,
         inexact=_inexact(facts.delegated, program, compiles=True),
-        warnings=tuple(f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in facts.reciprocals),
     )
 
 

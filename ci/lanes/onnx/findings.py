@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ci.child import UNFORESEEN
 from ci.explain.losses import beyond_in_words
 from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
-from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.records import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.outcome import BY_ITSELF, Result, first_line, words_of
 from ci.plain import as_json
 from ci.suite.accepted import COSTS, Baseline, Failed, Recorded, Tolerances, beside, growth
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
-from ci.suite.costs import cost_rule
 from ci.suite.findings import (
     PROVISIONAL,
     Causes,
@@ -36,8 +34,6 @@ from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 
-MOST_SHOWN = 6
-"""How many operators a message about a slower program names."""
 ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
 
@@ -123,9 +119,6 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         else:
             yield error("onnx-accuracy", message, joined(fixes))
     yield from below_usual_of(program, near, lambda: causes, divergence)
-    for name in context.reciprocals:
-        message = f"{name}: {RECIPROCAL}"
-        yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
     if program.run.precision == "fp16" and context.half_floats is False:
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
     if used.noise:
@@ -217,7 +210,6 @@ def outcome_of(program: OnnxProgram, result: Result) -> dict[str, object]:
         "message": first_line(ended.message) if ended.failed else "",
         "in_float": facts is not None and facts.quantized_model.in_float,
         "draws": tuple(map(rounded, facts.context.draws)) if facts else (),
-        "estimated": estimated_of(facts.estimate if facts else None),
     }
 
 
@@ -231,30 +223,7 @@ def cost(
         reads = Fix("read what it prints: {}", SUITES.repeat(program).plus("--no-cache", "--keep"))
         yield Finding("cost-unknown", Severity.ERROR, program.name, message, reads)
     again = SUITES.repeat(program).plus("--accept")
-    agreed = baseline.of(program.name)
-    for finding in growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again):
-        if finding.rule == cost_rule("estimate_us") and agreed:
-            differs = difference_of(agreed.estimated, estimated_of(facts_in(result).estimate))
-            yield replace(finding, message=f"{finding.message}; {differs}")
-        else:
-            yield finding
-
-
-def estimated_of(estimates: QnnEstimates | None) -> tuple[str, ...]:
-    """The nodes that QNN was asked of, as a baseline lists them."""
-    shapes = sorted(estimates.shapes.items()) if estimates else ()
-    return tuple(f"{count} {what}" for what, count in shapes)
-
-
-def difference_of(before: Collection[str], now: Collection[str]) -> str:
-    """What a slower program has that it had not; that is the difference, which need not be the cause."""
-    more = [f"+{what}" for what in now if what not in before]
-    less = [f"-{what}" for what in before if what not in now]
-    if not more and not less:
-        return "its operators and shapes are those that were accepted"
-    shown = ", ".join([*more, *less][:MOST_SHOWN])
-    rest = len(more) + len(less) - MOST_SHOWN
-    return f"its graph differs, which need not be the cause: {shown}{f' and {rest} more' if rest > 0 else ''}"
+    yield from growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again)
 
 
 def costs_of(result: Result) -> dict[str, float]:

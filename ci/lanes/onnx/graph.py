@@ -6,8 +6,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import prod
@@ -45,10 +44,6 @@ DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 PADDED = ("NonMaxSuppression", "NonZero")
 """The provider accepts these if the model says how large the output may become."""
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-DECIDES_TIME = ("axis", "group", "kernel_shape", "perm", "strides")
-"""Attributes of nodes."""
-RECIPROCAL = "the provider computes the reciprocal wrongly if the range of its quantized input ends below 1"
-RECIPROCAL_FIX = "write x / root instead of x * (1 / root) (reciprocal-below-one)"
 
 SHOWN = 5
 """How many problems of a model its message names; `audit` names all."""
@@ -280,28 +275,6 @@ def all_in_float(model: onnx.ModelProto) -> bool:
     )
 
 
-def wrong_reciprocals(model: onnx.ModelProto) -> list[str]:
-    """Nodes that the provider computes wrongly: Reciprocals of an input whose quantized range ends below 1.
-
-    It divides 1, in the encoding of the input, by the input."""
-    from onnx import numpy_helper
-
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    makers = {name: node for node in model.graph.node for name in node.output}
-    wrong = []
-    for node in model.graph.node:
-        maker = makers.get(node.input[0]) if node.op_type == "Reciprocal" else None
-        if maker is None or maker.op_type != "DequantizeLinear" or len(maker.input) < 3:
-            continue
-        if not all(name in constants for name in maker.input[1:]):
-            continue
-        scale, zero = (numpy_helper.to_array(constants[name]) for name in maker.input[1:])
-        largest = (1 << 8 * zero.itemsize - (zero.dtype.kind == "i")) - 1
-        if ((1 / scale).round() > largest - zero.astype("int64")).any():
-            wrong.append(_name(node))
-    return wrong
-
-
 def problems_of(model: onnx.ModelProto) -> list[GraphProblem]:
     """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
     problems = [*_newer(model), *open_inputs(model), *_sizes_of_data(model)]
@@ -463,20 +436,6 @@ def _name(node: onnx.NodeProto) -> str:
     return node.name or f"the {node.op_type} that makes {next(iter(node.output), 'nothing')}"
 
 
-def shapes_of(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
-    """How many of these nodes compute what, how, and in which shape: `Softmax axis=1 1x32x64x64`."""
-    import onnx
-
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    dimensions = {
-        value.name: "x".join(str(size.dim_value or size.dim_param or "?") for size in dims)
-        for value in (*inferred.value_info, *inferred.output)
-        for dims in [value.type.tensor_type.shape.dim]
-    }
-    words = ([node.op_type, *_how(node), dimensions.get(node.output[0], "")] for node in nodes)
-    return dict(Counter(" ".join(row).rstrip() for row in words))
-
-
 def size_of(model: onnx.ModelProto) -> ModelSize:
     import onnx
 
@@ -500,17 +459,6 @@ def size_of(model: onnx.ModelProto) -> ModelSize:
             transposed = any(item.name == "transA" and item.i for item in node.attribute)
             macs += prod(out) * first[0 if transposed else -1]
     return ModelSize(macs, sum(map(prod, weights.values())), sum(map(prod, values.values())))
-
-
-def _how(node: onnx.NodeProto) -> Iterator[str]:
-    """What decides a node's time beside its shape."""
-    import onnx
-
-    for attribute in node.attribute:
-        if attribute.name in DECIDES_TIME:
-            value = onnx.helper.get_attribute_value(attribute)
-            text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
-            yield f"{attribute.name}={text}"
 
 
 SCHEMA = 1

@@ -19,8 +19,6 @@ from ci.cached_steps import Step, require_done
 from ci.forecast import Forecasted, QnnEstimates, by_measurement, forecast, load_fit, load_forecasts
 from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.graph import (
-    RECIPROCAL,
-    RECIPROCAL_FIX,
     Size,
     fix_dimensions,
     is_context,
@@ -332,7 +330,6 @@ def product_of(
     warnings = [*drawn_to_calibrate(program), *constant_inputs(facts.prepared.constant), *accuracy.warnings]
     if kind == "fp16" and context.half_floats is False:
         warnings += [not_in_fp16(program.soc)]
-    warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context.reciprocals]
     size = sum(path.stat().st_size for path in files)
     outcome = outcome_of(context, size, forecasted)
     return Product(

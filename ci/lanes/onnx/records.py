@@ -160,8 +160,6 @@ class CompiledContext:
     """The figures of each sample of a recorded case."""
     choices: tuple[str, ...] = ()
     """Operators whose indices are outputs."""
-    reciprocals: tuple[str, ...] = ()
-    """Nodes that the provider computes wrongly."""
     cpu_seconds: float = 0.0
     peak: int = 0
     """The most bytes of memory that it took to make it."""
@@ -215,7 +213,6 @@ class Mixed:
     cpu: tuple[CpuOperator, ...]
     delegates: int
     ddr: Traffic
-    reciprocals: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,7 @@ def _by_name(value: object, names: Sequence[str], where: str) -> Sample:
 def read_samples(folder: Path, signature: GraphSignature) -> list[Sample]:
     """Calibration data, one sample per file.
 
-    An .npz contains every input by name. An .npy is for a model of one input; for several inputs there is a
-    folder for each, with equally many .npy files."""
+    An .npz contains every input by name. An .npy is for a model of one input."""
     if not folder.is_dir():
         message = f"{folder}: expected a directory of .npy or .npz files"
         raise UsageError(message, fix="give the directory that holds the samples")
@@ -162,28 +161,7 @@ def read_samples(folder: Path, signature: GraphSignature) -> list[Sample]:
     if npy:
         only = only_input(signature, npy[0])
         return [checked({only: read_array(path)}, signature, str(path)) for path in npy]
-    return _from_folders(folder, signature)
-
-
-def _from_folders(folder: Path, signature: GraphSignature) -> list[Sample]:
     names = [tensor.name for tensor in signature.inputs]
-    files = {name: sorted((folder / name).glob("*.npy")) for name in names}
-    if not any(files.values()):
-        raise UsageError(
-            f"{folder} holds no sample",
-            fix=f"put in .npz files with {', '.join(names)}, one a sample"
-            + (", or .npy files" if len(names) == 1 else ""),
-        )
-    counts = {name: len(arrays) for name, arrays in files.items()}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
-        message = f"{folder}: expected as many samples of every input, found {listed}"
-        raise CheckFailed(message, fix="add the missing ones, or use .npz files")
-    return [
-        checked(
-            {name: read_array(files[name][index]) for name in names},
-            signature,
-            f"{folder}, sample {index + 1}",
-        )
-        for index in range(counts[names[0]])
-    ]
+    fix = f"put in .npz files with {', '.join(names)}, one a sample"
+    fix += ", or .npy files" if len(names) == 1 else ""
+    raise UsageError(f"{folder} holds no sample", fix=fix)

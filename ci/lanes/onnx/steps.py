@@ -33,11 +33,9 @@ from ci.lanes.onnx.graph import (
     problems_of,
     read_context,
     require_fit,
-    shapes_of,
     signature_of,
     size_of,
     source_digest,
-    wrong_reciprocals,
 )
 from ci.lanes.onnx.graphs import beyond_half, graph_of, places_of, repair, target_of
 from ci.lanes.onnx.records import (
@@ -458,7 +456,6 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
         each_db=tuple(compared.each_db(outputs)),
         draws=tuple(compared.each_draw(outputs)) if case.recorded else (),
         choices=tuple(compared.choosers),
-        reciprocals=tuple(wrong_reciprocals(load_graph(files.model))),
     )
 
 
@@ -487,8 +484,7 @@ def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
         )
         for node in nodes
     )
-    reciprocals = tuple(wrong_reciprocals(model))
-    return Mixed(dict(Counter(delegated)), tuple(left), audit.graphs, ddr or NO_TRAFFIC, reciprocals)
+    return Mixed(dict(Counter(delegated)), tuple(left), audit.graphs, ddr or NO_TRAFFIC)
 
 
 def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
@@ -509,7 +505,6 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
         estimates=estimates,
         refused=refused,
         operators=dict(Counter(node.op_type for node in nodes)),
-        shapes=shapes_of(graph, nodes),
         size=size_of(load_graph(provider.folded(files.source, into))),
     )
 
