@@ -22,7 +22,14 @@ PARTS = {
     "setup": ("setup", "provision the selection, and export its environment to later steps"),
     "wheels": ("setup", "download the locked packages as wheels, for GitHub's cache"),
     "stage": ("stage", "run a session, then annotate the change and summarise the job from its report"),
-    "changes": ("stage", "say in the job's summary what became worse in a pull request"),
+    "changes": (
+        "comment",
+        "write what became worse in a pull request, from the jobs' reports, for `comment`",
+    ),
+    "comment": (
+        "comment",
+        "write it into the one comment of the pull request, after the run that uploaded it",
+    ),
 }
 """Each a function of its name in this module."""
 

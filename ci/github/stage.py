@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from ci.gate.supervision import death, log_of, memory_kills, process_of, report_of, supervise
-from ci.report.changes import changes_of, reports_of_programs
 from ci.report.collect import cleaned
 from ci.report.renderings import markdown
 from ci.report.summary import github_annotations
@@ -25,7 +24,6 @@ from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Outcome, Report
-from provisioning.base.foreign import visible
 from provisioning.base.rendering import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import Places, StageRun
@@ -48,18 +46,6 @@ def export(variables: Mapping[str, str], environ: Mapping[str, str]) -> None:
 
 def summarise(markdown: str, environ: Mapping[str, str]) -> None:
     append("GITHUB_STEP_SUMMARY", markdown, environ)
-
-
-def changes(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_REPORTS, a folder of reports, and QNN_CI_BEFORE, that of the default branch. No verdict."""
-    now, before = (
-        reports_of_programs(Path(environ.get("GITHUB_WORKSPACE", ""), environ[name]))
-        for name in ("QNN_CI_REPORTS", "QNN_CI_BEFORE")
-    )
-    text = changes_of(now, before).markdown("the default branch")
-    sys.stdout.write(visible(text))
-    summarise(text, environ)
-    return 0
 
 
 def annotate(report: Report, environ: Mapping[str, str]) -> None:

@@ -1,24 +1,31 @@
-"""What became worse in programs from one folder of reports to another."""
+"""What became worse in programs from one folder of reports to another: one small file for a comment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated, Literal
 
-from ci.report.renderings import cell
-from ci.report.values import LANES, Lane, Row, in_unit, mapping, number, rows_of
+from pydantic import Field
+
+from ci.report.values import LANES, Lane, Row, mapping, number, rows_of
 from ci.suite.accepted import Tolerances, load_tolerances
+from provisioning.base.documents import Model
 from provisioning.base.findings import Report
 from provisioning.base.foreign import one_line
 
-MOST_ROWS = 300
-"""Of a job's summary."""
-
+MOST_BYTES = 256_000
+MOST_CHANGES = 300
+MOST_PROGRAMS = 1_000_000
+LONGEST = 200
 SHARE = 0.01
 """A share of equal elements that is less by so much is less exact."""
 
-WORSE = {
+What = Literal[
+    "passed",
+    "ddr_read", "ddr_written", "pte_bytes", "context_bytes", "cpu_operators",
+    "sqnr_db", "reference_sqnr_db", "agreement", "top1",
+]  # fmt: skip
+WORSE: dict[What, str] = {
     "passed": "passes no more:",
     "cpu_operators": "left HTP: operators on the CPU",
     "sqnr_db": "less exact: SQNR",
@@ -37,86 +44,75 @@ COSTS = ("ddr_read", "ddr_written", "pte_bytes", "context_bytes")
 """What repeats exactly, or nearly. Seconds depend on the machine."""
 PLACES = ("cpu_operators",)
 
+Figure = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
 
-@dataclass(frozen=True, slots=True)
-class ChangedFigure:
+
+class ChangedFigure(Model):
     lane: Lane
-    program: str
-    what: str
-    before: float
-    now: float
-
-    @property
-    def values(self) -> tuple[str, str]:
-        """Before and now, in the unit of the figure."""
-        return in_unit(self.what, self.before), in_unit(self.what, self.now)
+    program: Annotated[str, Field(min_length=1, max_length=LONGEST)]
+    what: What
+    before: Figure
+    now: Figure
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    compared: int
-    """How many programs."""
-    not_compared: int
+class Changes(Model):
+    """What the job that comments on a pull request takes of its run, and nothing else."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    compared: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
+    not_compared: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     """Programs that are in the reports of one side alone."""
-    worse: int
+    worse: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     """How many programs."""
-    changes: tuple[ChangedFigure, ...]
+    changes: Annotated[tuple[ChangedFigure, ...], Field(max_length=MOST_CHANGES)]
+    left_out: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
+    """For which there was no room."""
 
-    def summary(self, before: object) -> str:
-        return (
-            f"{self.worse} of {self.compared} programs are worse than in {before},"
-            f" {self.not_compared} are not in both"
-        )
-
-    def markdown(self, before: object) -> str:
-        """For a job's summary on GitHub."""
-        lines = ["## What became worse", "", cell(self.summary(before)), ""]
-        if self.changes:
-            lines += ["| lane | program | what | before | now |", "| --- | --- | --- | ---: | ---: |"]
-        for change in self.changes[:MOST_ROWS]:
-            cells = (change.lane, change.program, WORSE[change.what], *change.values)
-            lines.append(f"| {' | '.join(map(cell, cells))} |")
-        if more := len(self.changes[MOST_ROWS:]):
-            lines += ["", f"And {more:,} more."]
-        return "\n".join([*lines, ""])
-
-
-def reports_of_programs(folder: Path) -> list[Report]:
-    """Those in the folder, by which programs can be compared."""
-    files = (folder / f"{stage}.json" for stage in LANES)
-    return [Report.read(file) for file in files if file.is_file()]
+    def as_json(self) -> str:
+        return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
 def changes_of(reports: Iterable[Report], before: Iterable[Report]) -> Changes:
-    """Each program is compared with what `before` has of it, in the same stage."""
-    now, earlier = _programs(reports), _programs(before)
-    both = [key for key in now if key in earlier]
-    tolerances = load_tolerances()
-    found: dict[tuple[str, str, str], ChangedFigure] = {}
-    for stage, name in both:
-        key = stage, name
-        for change in _worse(LANES[stage], name, earlier[key], now[key], tolerances):
-            found[change.lane, name, change.what] = change
-    compared = {(LANES[stage], name) for stage, name in both}
-    alone = {(LANES[stage], name) for stage, name in now.keys() ^ earlier.keys()} - compared
-    return Changes(
-        compared=len(compared),
-        not_compared=len(alone),
-        worse=len({(change.lane, change.program) for change in found.values()}),
-        changes=tuple(sorted(found.values(), key=_rank)),
-    )
-
-
-def _programs(reports: Iterable[Report]) -> dict[tuple[str, str], dict[str, float]]:
-    """By stage and name: what of a program is compared."""
-    return {
-        (report.stage, one_line(name)): figures_of(row)
-        for report in reports
-        for name, row in rows_of(report, "programs").items()
+    """Of all programs in the reports, which may be of several jobs. Each is compared with what `before` has
+    of it, in the same stage."""
+    earlier = {
+        (report.stage, name): row for report in before for name, row in rows_of(report, "programs").items()
     }
+    lost = {*earlier}
+    tolerances = load_tolerances()
+    compared, alone = set[tuple[str, str]](), set[tuple[str, str]]()
+    found: dict[tuple[str, str, str], ChangedFigure] = {}
+    for report in reports:
+        if (lane := LANES.get(report.stage)) is None:
+            continue
+        for key, row in rows_of(report, "programs").items():
+            name = one_line(key)[:LONGEST] or "?"
+            lost.discard((report.stage, key))
+            earlier_row = earlier.get((report.stage, key))
+            if earlier_row is None:
+                alone.add((lane, name))
+                continue
+            compared.add((lane, name))
+            for change in _worse(lane, name, figures_of(earlier_row), figures_of(row), tolerances):
+                found[lane, name, change.what] = change
+    alone |= {(LANES[stage], one_line(key)[:LONGEST] or "?") for stage, key in lost if stage in LANES}
+    worst_first = sorted(found.values(), key=rank)
+    changes = Changes(
+        schema=1,
+        compared=len(compared),
+        not_compared=len(alone - compared),
+        worse=len({(change.lane, change.program) for change in worst_first}),
+        changes=tuple(worst_first[:MOST_CHANGES]),
+        left_out=len(worst_first[MOST_CHANGES:]),
+    )
+    while len(changes.as_json().encode()) > MOST_BYTES:
+        kept = changes.changes[: len(changes.changes) * 3 // 4]
+        out = changes.left_out + len(changes.changes) - len(kept)
+        changes = changes.model_copy(update={"changes": kept, "left_out": out})
+    return changes
 
 
-def _rank(change: ChangedFigure) -> tuple[int, str, str]:
+def rank(change: ChangedFigure) -> tuple[int, str, str]:
     """The worst first."""
     return list(WORSE).index(change.what), change.lane, change.program
 
@@ -138,10 +134,10 @@ def _worse(
 ) -> Iterator[ChangedFigure]:
     for what in WORSE:
         if what in before and what in now and is_worse(what, before[what], now[what], tolerances):
-            yield ChangedFigure(lane, name, what, before[what], now[what])
+            yield ChangedFigure(lane=lane, program=name, what=what, before=before[what], now=now[what])
 
 
-def is_worse(what: str, before: float, now: float, tolerances: Tolerances) -> bool:
+def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> bool:
     if what in FIGURES:
         return now < before - (tolerances.sqnr_margin_db if what.endswith("_db") else SHARE)
     if what in COSTS:

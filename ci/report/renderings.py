@@ -65,6 +65,12 @@ def cell(text: str) -> str:
     return "<br>".join(_PUNCTUATION.sub(_entity, html.escape(line, quote=False)) for line in lines)
 
 
+def code(text: str) -> str:
+    """The same in a line of code, for comments: elsewhere GitHub makes mentions and links of text, also where
+    it is written as entities."""
+    return f"<code>{cell(one_line(text))}</code>"
+
+
 def _entity(match: re.Match[str]) -> str:
     # An entity, not a backslash: `\|` ends a cell in some viewers, and @ and : would still link.
     return f"&#{ord(match.group())};"

@@ -98,22 +98,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def worse_than(folder: Path, directory: Path) -> int:
-    from ci.report.changes import WORSE, changes_of, reports_of_programs
-    from ci.report.values import LANES
+    from ci.report.changes import WORSE, changes_of
+    from ci.report.values import LANES, in_unit
 
-    now, before = reports_of_programs(directory), reports_of_programs(folder)
-    if not now or not before:
-        raise EnvironmentLacking(
-            f"{folder if now else directory}: expected reports of programs ({', '.join(LANES)}), found none",
-            fix="run the suite with --reports FOLDER",
-        )
-    changes = changes_of(now, before)
+    def reports_in(where: Path) -> list[Report]:
+        files = [where / f"{stage}.json" for stage in LANES]
+        if not any(file.is_file() for file in files):
+            raise EnvironmentLacking(
+                f"{where}: expected reports of programs ({', '.join(LANES)}) in it, found none",
+                fix="run the suite with --reports FOLDER",
+            )
+        return [Report.read(file) for file in files if file.is_file()]
+
+    changes = changes_of(reports_in(directory), reports_in(folder))
     if not changes.compared:
         raise CheckFailed(f"no program is in both {directory} and {folder}", fix="run one suite for both")
     for change in changes.changes:
-        write(f"{change.program}: {WORSE[change.what]} {' → '.join(change.values)}\n", sys.stdout)
-    sys.stdout.write(f"{changes.summary(folder)}\n")
-    answer.add(changes=asdict(changes))
+        before, now = in_unit(change.what, change.before), in_unit(change.what, change.now)
+        write(f"{change.program}: {WORSE[change.what]} {before} → {now}\n", sys.stdout)
+    sys.stdout.write(
+        f"{changes.worse} of {changes.compared} programs are worse than in {folder},"
+        f" {changes.not_compared} are not in both\n"
+    )
+    answer.add(changes=changes.model_dump(by_alias=True))
     return exit_code_of(good=not changes.worse)
 
 

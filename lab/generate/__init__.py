@@ -77,6 +77,7 @@ SCHEMAS = {
         "ci.forecast:Forecasts",
         "Phones that forecasts are for, and the models that they are fitted by",
     ),
+    "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),
     "onnx_options": (
         "ci.lanes.onnx.options:OptionTable",
         "What ONNX Runtime's QNN provider, its sessions and runs take",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.settings import MANIFESTS, ROOT
+from tests.support.examples import example
 
 # The lint itself is a job of every pull request; that it sees what is planted changes with its tools.
 pytestmark = pytest.mark.whole
@@ -92,6 +94,20 @@ def test_every_python_file_is_checked(python: Path, clone: Path) -> None:
     seen = subprocess.run(ruff, cwd=clone, capture_output=True, text=True, check=True).stdout
     left = {clone / name for name in ours.split()} - {Path(name) for name in seen.splitlines()}
     assert ours and not left
+
+
+def test_the_workflow_that_comments_may_be_copied_as_it_is_and_its_one_exception_is_needed(
+    python: Path, clone: Path
+) -> None:
+    text = example(ROOT / "docs" / "github.md", "name: QNN comment\n")
+    copied = clone / ".github" / "workflows" / "qnn-comment.yml"
+    copied.write_text(text, encoding="utf-8")
+    code, output = lint(python, clone, "zizmor", "workflows")
+    assert code == 0, output
+    # The reason stands on the line of the trigger.
+    copied.write_text(re.sub("# zizmor: ignore.*", "", text), encoding="utf-8")
+    code, output = lint(python, clone, "zizmor")
+    assert code == 1 and "dangerous-triggers" in output, output
 
 
 @pytest.mark.parametrize("check", PLANTED)

@@ -9,7 +9,6 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from functools import cache
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup, stage
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Metric, Outcome
+from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
-from tests.support import engine, needs, program_reports
+from tests.support import engine, needs
 from tests.support.environments import write_sdk
 from tests.support.examples import example
 from tests.support.scripts import script
@@ -523,13 +522,3 @@ def test_checks_that_a_row_of_integration_tests_cannot_run_make_it_red() -> None
         assert row.root and row.variables == {engine.SWITCH: "required", needs.SWITCH: "required"}
         on_the_runner = {"binutils", "chromium", "docker.io", "openssh-client", "openssl", "shellcheck"}
         assert {*needs.PACKAGES.values(), *engine.PROGRAMS.values()} <= {*row.packages, *on_the_runner}
-
-
-def test_the_jobs_summary_says_what_became_worse_and_is_no_verdict(tmp_path: Path) -> None:
-    for folder, size in (("before", 1e6), ("reports", 2e6)):
-        rows: dict[str, Metric] = {"net/8a8w/SM8650": {"verdict": "pass", "costs": {"pte_bytes": size}}}
-        program_reports.report_of("test_lowering", metrics={"programs": rows}).write(tmp_path / folder)
-    folders = {"QNN_CI_REPORTS": "reports", "QNN_CI_BEFORE": "before", "GITHUB_WORKSPACE": str(tmp_path)}
-    assert stage.changes({**folders, "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}) == 0
-    summary = unescape((tmp_path / "summary.md").read_text(encoding="utf-8"))
-    assert "| executorch | net/8a8w/SM8650 | larger: .pte | 1 MB | 2 MB |" in summary

@@ -18,7 +18,6 @@ from ci.jobs import WorkOptions
 from ci.one_model.model import PYTORCH, OneModel
 from ci.one_model.report import ModelReport, reported
 from ci.report import verb
-from ci.report.changes import changes_of
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.summary import headline
@@ -485,46 +484,6 @@ def test_a_program_that_does_not_compile_any_more_is_worse_and_one_that_is_gone_
     worse, count = capsys.readouterr().out.splitlines()
     assert worse.startswith("net: ") and "1 of 1" in count and "1 are not in both" in count
     assert run_here(verb, "--reports", before, "--against", now) == 0
-
-
-def row(cpu_operators: float, **values: float) -> Metric:
-    figures: dict[str, Metric] = {**values}
-    names = [name for name in figures if name.endswith(("_read", "_bytes"))]
-    costs: dict[str, Metric] = {name: figures.pop(name) for name in names}
-    return {"verdict": "pass", "figures": figures, "costs": costs, "cpu_operators": cpu_operators}
-
-
-def compared(**rows: Metric) -> list[Report]:
-    return [report_of("test_emulator", metrics={"programs": rows})]
-
-
-def test_what_became_worse_is_found_and_what_is_within_its_tolerance_is_not() -> None:
-    before = row(0, ddr_read=1e6, pte_bytes=1e6, sqnr_db=30.0, agreement=1.0)
-    now = {
-        "worse": row(1, ddr_read=2e6, pte_bytes=2e6, sqnr_db=28.0, agreement=0.9),
-        "near": row(0, ddr_read=1.01e6, pte_bytes=1.01e6, sqnr_db=29.5, agreement=0.995),
-        "better": row(0, ddr_read=1e5, pte_bytes=1e5, sqnr_db=60.0, agreement=1.0),
-    }
-    found = changes_of(compared(**now), compared(**dict.fromkeys(now, before)))
-    assert {entry.program for entry in found.changes} == {"worse"} and found.worse == 1
-    whats = ["cpu_operators", "sqnr_db", "agreement", "ddr_read", "pte_bytes"]
-    assert [entry.what for entry in found.changes] == whats
-    (reads,) = (entry for entry in found.changes if entry.what == "ddr_read")
-    assert (reads.before, reads.now) == (1e6, 2e6)
-    assert (found.compared, found.not_compared) == (3, 0)
-
-
-def test_a_program_of_one_side_alone_is_not_compared_and_no_good_news() -> None:
-    found = changes_of(compared(new=row(0)), compared(removed=row(0)))
-    assert (found.compared, found.not_compared, found.worse) == (0, 2, 0)
-
-
-@given(HOSTILE)
-def test_a_programs_name_is_one_cell_of_the_jobs_summary_and_no_markup(name: str) -> None:
-    found = changes_of(compared(**{name: row(1)}), compared(**{name: row(0)}))
-    lines = found.markdown("before").splitlines()
-    (line,) = (line for line in lines if line.startswith("| executorch"))
-    assert line.count("|") == 6 and "<" not in line.replace("<br>", "")
 
 
 def test_two_folders_without_a_program_in_both_never_pass(tmp_path: Path) -> None:

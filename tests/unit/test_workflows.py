@@ -24,6 +24,7 @@ from lab.__main__ import SESSIONS as OF_LABORATORY
 from lab.__main__ import VERBS as LABORATORY
 from provisioning.base.settings import ROOT
 from qnn_ci.command import VERBS
+from tests.support.examples import example as filled_example
 from tests.support.typed import parsed
 from tests.support.workflows import (
     Action,
@@ -40,7 +41,10 @@ FILES = sorted([ROOT / "action.yml", *GITHUB.glob("workflows/*.yml"), *GITHUB.gl
 
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 
-WITHOUT_CACHE = ("faults.yml", "release.yml", "site.yml", "update-pins.yml")
+COMMENT = "comment.yml: comment"
+"""Writes after the run of a pull request, which may be a stranger's, and waits for nobody."""
+
+WITHOUT_CACHE = ("comment.yml", "faults.yml", "release.yml", "site.yml", "update-pins.yml")
 
 
 @cache
@@ -122,6 +126,7 @@ def test_only_the_jobs_that_must_write_may() -> None:
         for name, job in ALL_JOBS.items()
     }
     assert {name: scopes for name, scopes in writing.items() if scopes} == {
+        COMMENT: ["pull-requests"],
         "faults.yml: propose": ["contents", "pull-requests"],
         "release.yml: attest": ["attestations", "id-token"],
         "release.yml: publish": ["contents"],
@@ -137,13 +142,42 @@ SECRETS = re.compile(r"\bsecrets\.(\w+)|\bsecrets\s*[\[)]|secrets: inherit")
 
 def test_jobs_that_may_write_or_sign_wait_for_a_protected_environment() -> None:
     for name, job in ALL_JOBS.items():
-        assert ("environment" in job) == ("write" in job["permissions"].values()), name
+        if name != COMMENT:
+            assert ("environment" in job) == ("write" in job["permissions"].values()), name
 
 
 def test_nothing_runs_with_a_strangers_code_and_our_rights() -> None:
     rights = re.compile(r"pull_request_target|workflow_run\b|GITHUB_TOKEN")
     found = [path.name for path in FILES if rights.search(path.read_text(encoding="utf-8"))]
-    assert found == []
+    assert found == ["comment.yml"]
+
+
+def test_the_job_that_comments_has_nothing_of_the_pull_request() -> None:
+    """No files but the toolkit's, at the commit that was called, no action that brings any, and no text of
+    the event in a shell or in the environment."""
+    workflow = workflows()["comment.yml"]
+    assert list(workflow.events) == ["workflow_call"] and list(workflow.jobs) == ["comment"]
+    checkout, nox, last = workflow.jobs["comment"].steps
+    assert (checkout.inputs["repository"], checkout.inputs["ref"]) == (
+        "${{ job.workflow_repository }}",
+        "${{ job.workflow_sha }}",
+    )
+    assert nox.uses == "$/.github/actions/setup-nox" and not nox.inputs
+    assert last.run == "nox -f toolkit/noxfile.py -s github -- comment"
+    assert last.env == {"GH_TOKEN": "${{ github.token }}"}
+    text = (GITHUB / "workflows/comment.yml").read_text(encoding="utf-8")
+    events = set(re.findall(r"github\.(event[\w.]*)", text))
+    group = raw(GITHUB / "workflows/comment.yml")["concurrency"]["group"]
+    assert events and events == set(re.findall(r"github\.(event[\w.]*)", group))
+
+
+def test_what_is_copied_to_comment_may_do_what_the_called_workflow_does_and_no_more() -> None:
+    caller = yaml.safe_load(filled_example(ROOT / "docs/github.md", "name: QNN comment\n"))
+    (job,) = caller["jobs"].values()
+    assert job["permissions"] == raw(GITHUB / "workflows/comment.yml")["jobs"]["comment"]["permissions"]
+    assert caller["permissions"] == {} and caller[True].keys() == {"workflow_run"}
+    gate = yaml.safe_load(filled_example(ROOT / "docs/github.md", "name: QNN\n"))
+    assert caller[True]["workflow_run"]["workflows"] == [gate["name"]]
 
 
 def test_only_the_gates_stages_have_secrets_and_only_those_that_a_caller_may_give() -> None:

@@ -1,0 +1,383 @@
+"""What became worse: found by the gate's last job, and later written into the pull request's one comment.
+
+The comment is written by a job that may write and runs nothing of the pull request. Whoever opens one decides
+what its jobs upload. So of each call of the gate only one small file is taken, which has to fit its schema.
+Which pull request it is, which commit and how the run ended are GitHub's own event.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from ci.report.changes import (
+    MOST_BYTES,
+    MOST_CHANGES,
+    MOST_PROGRAMS,
+    WORSE,
+    ChangedFigure,
+    Changes,
+    changes_of,
+    rank,
+)
+from ci.report.renderings import cell, code
+from ci.report.summary import command
+from ci.report.values import LANES, in_unit
+from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
+from provisioning.base.files import write_named
+from provisioning.base.findings import Report
+from provisioning.base.foreign import in_line
+from provisioning.base.rendering import plural
+
+FILE = "comment.json"
+ARTIFACT = "qnn-ci-comment"
+"""Begins the name of each call's artifact."""
+
+MOST_CALLS = 20
+"""Of the gate, in one run."""
+
+AUTHOR = "github-actions[bot]"
+"""Whose comments a workflow's token writes. Others may begin like ours."""
+
+MARK = re.compile(r"<!-- qnn-ci run=(\d{1,18}) attempt=(\d{1,9}) -->")
+LONGEST = 60_000
+"""GitHub takes 65,536 characters."""
+
+MOST_PAGES = 30
+PATIENCE = 20.0
+PERMISSIONS = "give the job `actions: read` and `pull-requests: write`, and gate.yml `comment: true`"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run that has ended, as GitHub's event has it."""
+
+    run: int
+    number: int
+    """Counts the runs of its workflow."""
+    attempt: int
+    conclusion: str
+    commit: str
+    head: int
+    """The repository that the commit is in, which may be a fork."""
+    owner: str
+    branch: str
+    pulls: tuple[int, ...]
+    """Of a fork GitHub names none."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return self.number, self.attempt
+
+
+class GitHubCalls(Protocol):
+    """GitHub's API for one repository."""
+
+    def __call__(
+        self, method: str, path: str, body: Mapping[str, str] | None = None, **query: str | int
+    ) -> Any: ...
+
+    def download(self, path: str) -> bytes: ...
+
+
+class Api:
+    """The same by HTTP."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        import requests
+
+        self._session = requests.Session()
+        self._session.headers["Accept"] = "application/vnd.github+json"
+        if token := environ.get("GH_TOKEN"):
+            self._session.headers["Authorization"] = f"Bearer {token}"
+        try:
+            self._base = f"{environ['GITHUB_API_URL']}/repos/{environ['GITHUB_REPOSITORY']}"
+        except KeyError as error:
+            raise UsageError(f"{error} is not set: this is a part of a workflow on GitHub") from error
+
+    def __call__(
+        self, method: str, path: str, body: Mapping[str, str] | None = None, **query: str | int
+    ) -> Any:
+        import requests
+
+        try:
+            answer = self._session.request(
+                method, f"{self._base}/{path}", query, json=body, timeout=PATIENCE, allow_redirects=False
+            )
+            if answer.status_code == 404 and method == "DELETE":
+                return None
+            if answer.status_code >= 300:
+                raise _refused(f"{method} {path}", answer.status_code)
+            return answer.json() if answer.content else None
+        except (requests.RequestException, ValueError) as error:
+            raise UpstreamError(f"GitHub's API, {method} {path}: {type(error).__name__}") from error
+
+    def download(self, path: str) -> bytes:
+        """Raises CheckFailed for more than MOST_BYTES."""
+        import requests
+
+        try:
+            with self._session.get(f"{self._base}/{path}", stream=True, timeout=PATIENCE) as answer:
+                if answer.status_code != 200:
+                    raise _refused(f"GET {path}", answer.status_code)
+                content = b""
+                for block in answer.iter_content(1 << 14):
+                    content += block
+                    if len(content) > MOST_BYTES:
+                        raise too_large()
+                return content
+        except requests.RequestException as error:
+            raise UpstreamError(f"GitHub's API, GET {path}: {type(error).__name__}") from error
+
+
+def _refused(what: str, status: int) -> UpstreamError:
+    fix = PERMISSIONS if status in (401, 403, 404) else "run the job again"
+    return UpstreamError(f"GitHub's API answers {status} to {what}", fix=fix)
+
+
+def too_large() -> CheckFailed:
+    return CheckFailed(f"the artifact {ARTIFACT} is larger than {MOST_BYTES:,} bytes: it is not read")
+
+
+def changes(environ: Mapping[str, str]) -> int:
+    """Read QNN_CI_REPORTS, the folder with the jobs' reports, and QNN_CI_BEFORE, the one with the default
+    branch's, which may be missing. Write comment.json to the first."""
+    folder, before = (
+        Path(environ.get("GITHUB_WORKSPACE", ""), environ.get(name, "")).absolute()
+        for name in ("QNN_CI_REPORTS", "QNN_CI_BEFORE")
+    )
+    try:
+        found = changes_of(_reports_in(folder), _reports_in(before))
+    except ValueError as error:
+        raise CheckFailed(str(error), fix="read the log of the job that uploaded it") from error
+    write_named(folder / FILE, found.as_json(), fix="name another folder with QNN_CI_REPORTS")
+    sys.stdout.write(
+        f"{found.worse} of {found.compared} programs became worse, {found.not_compared} not compared\n"
+    )
+    return 0
+
+
+def _reports_in(folder: Path) -> list[Report]:
+    return [Report.read(file) for stage in LANES for file in sorted(folder.rglob(f"{stage}.json"))]
+
+
+def comment(environ: Mapping[str, str], api: GitHubCalls | None = None) -> int:
+    """Read GITHUB_EVENT_PATH, the event `workflow_run`, and GH_TOKEN, which may write comments."""
+    ended = ended_of(environ)
+    if ended is None:
+        sys.stdout.write("the run was not of a pull request: there is nothing to comment on\n")
+        return 0
+    api = api or Api(environ)
+    pulls = [pull for pull in pulls_of(ended, api) if is_of(ended, pull)]
+    if len(pulls) != 1:
+        sys.stdout.write(
+            f"{len(pulls)} open pull requests have {ended.commit[:12]} as their head: nothing is written\n"
+        )
+        return 0
+    pull = int(pulls[0]["number"])
+    place = f"{environ.get('GITHUB_SERVER_URL', '')}/{environ['GITHUB_REPOSITORY']}/actions/runs/{ended.run}"
+    try:
+        found = uploaded(ended, api)
+    except ToolkitError:
+        write(pull, ended, text_of(None, ended, place), api, begin=False)
+        raise
+    if found is None:
+        message = f"the run has no artifact {ARTIFACT}: give its call of gate.yml `comment: true`"
+        sys.stdout.write(command("warning", message, title="comment") + "\n")
+    # What an earlier run said of another commit does not stay beside a run that says nothing.
+    write(pull, ended, text_of(found, ended, place), api, begin=found is not None)
+    return 0
+
+
+def ended_of(environ: Mapping[str, str]) -> Ended | None:
+    """None if the run was not of a pull request, or of one whose repository is gone."""
+    if environ.get("GITHUB_EVENT_NAME") != "workflow_run":
+        raise UsageError(
+            "this job runs on `workflow_run` alone", fix="copy the caller of comment.yml from docs/github.md"
+        )
+    try:
+        event = json.loads(Path(environ["GITHUB_EVENT_PATH"]).read_text(encoding="utf-8"))
+        run = event["workflow_run"]
+        if run["event"] != "pull_request" or run["head_repository"] is None:
+            return None
+        return Ended(
+            int(run["id"]),
+            int(run["run_number"]),
+            int(run["run_attempt"]),
+            str(run["conclusion"]),
+            str(run["head_sha"]),
+            int(run["head_repository"]["id"]),
+            str(run["head_repository"]["owner"]["login"]),
+            str(run["head_branch"]),
+            # Of a repository that is a fork itself, GitHub also names those of the one above it.
+            tuple(
+                int(pull["number"])
+                for pull in run["pull_requests"]
+                if pull["base"]["repo"]["id"] == event["repository"]["id"]
+            ),
+        )
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise UsageError(f"GITHUB_EVENT_PATH: no event of a run that has ended ({error!r})") from error
+
+
+def pulls_of(ended: Ended, api: GitHubCalls) -> Iterator[Any]:
+    """Those that the event names; else the open ones of the fork's branch."""
+    if ended.pulls:
+        yield from (api("GET", f"pulls/{number}") for number in ended.pulls)
+    else:
+        yield from api("GET", "pulls", state="open", head=f"{ended.owner}:{ended.branch}", per_page=100)
+
+
+def is_of(ended: Ended, pull: Any) -> bool:
+    """Whether the run's commit is the head of this pull request: not one that has got newer commits since."""
+    head = pull["head"]
+    at = head["repo"] is not None and head["repo"]["id"] == ended.head and head["sha"] == ended.commit
+    return bool(at and pull["state"] == "open")
+
+
+def uploaded(ended: Ended, api: GitHubCalls) -> Changes | None:
+    """What the run says; None if it says nothing. Raises CheckFailed for anything but our own form."""
+    newest: dict[str, int] = {}
+    for row in pages(f"actions/runs/{ended.run}/artifacts", api, "artifacts"):
+        name, number = str(row["name"]), int(row["id"])
+        if name == ARTIFACT or name.startswith(f"{ARTIFACT}-"):
+            # Of an earlier attempt of the run there may be one of this name too.
+            newest[name] = max(number, newest.get(name, 0))
+    if len(newest) > MOST_CALLS:
+        raise CheckFailed(f"the run has {len(newest)} artifacts {ARTIFACT}: at most {MOST_CALLS} are read")
+    found = [read(api.download(f"actions/artifacts/{newest[name]}/zip")) for name in sorted(newest)]
+    return together(found) if found else None
+
+
+def read(archive: bytes) -> Changes:
+    """The one file of the archive."""
+    try:
+        with zipfile.ZipFile(BytesIO(archive)) as files:
+            (info,) = files.infolist()
+            plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+            if info.filename != FILE or not plain or info.flag_bits & 1:
+                raise ValueError(f"its file is {in_line(info.filename)[:80]}")
+            with files.open(info) as stream:
+                text = stream.read(MOST_BYTES + 1)
+    except Exception as error:  # zipfile raises whatever its parts do for an archive that is none
+        message = f"the artifact {ARTIFACT} is not one archive with {FILE} alone: {error}"
+        raise CheckFailed(in_line(message)[:300]) from error
+    if len(text) > MOST_BYTES:
+        raise too_large()
+    try:
+        return Changes.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        message = f"{FILE} does not fit manifests/schema/comment.json: {where}: {first['msg']}"
+        raise CheckFailed(
+            in_line(message)[:300], fix="call gate.yml and comment.yml at one commit"
+        ) from error
+
+
+def together(several: Sequence[Changes]) -> Changes:
+    """Of several calls of the gate, whose programs are different ones."""
+    worst_first = sorted((row for changes in several for row in changes.changes), key=rank)
+
+    def total(counts: Iterable[int]) -> int:
+        return min(MOST_PROGRAMS, sum(counts))
+
+    return Changes(
+        schema=1,
+        compared=total(changes.compared for changes in several),
+        not_compared=total(changes.not_compared for changes in several),
+        worse=total(changes.worse for changes in several),
+        changes=tuple(worst_first[:MOST_CHANGES]),
+        left_out=total([len(worst_first[MOST_CHANGES:]), *(changes.left_out for changes in several)]),
+    )
+
+
+def text_of(found: Changes | None, ended: Ended, place: str) -> str:
+    """The comment. Of the file it has numbers, words of ours, and names through `code`."""
+    mark = "✅" if ended.conclusion == "success" else "❌"
+    said = summary_of(found) if found else "It says nothing of programs."
+    lines = [
+        f"<!-- qnn-ci run={ended.number} attempt={ended.attempt} -->",
+        "### QNN: what became worse",
+        "",
+        f"{mark} [The run]({place}) of {code(ended.commit[:12])} ended with {cell(ended.conclusion)}. {said}",
+    ]
+    rows = list(map(row_of, found.changes)) if found else []
+    if not rows:
+        return "\n".join(lines) + "\n"
+    lines += ["", "| program | what | before | now |", "| --- | --- | ---: | ---: |"]
+    room = LONGEST - sum(len(line) + 1 for line in lines)
+    shown = 0
+    while shown < len(rows) and (room := room - len(rows[shown]) - 1) > 0:
+        shown += 1
+    more = len(rows) - shown + (found.left_out if found else 0)
+    return "\n".join([*lines, *rows[:shown], *(["", f"And {more:,} more."] if more else [])]) + "\n"
+
+
+def row_of(change: ChangedFigure) -> str:
+    cells = (
+        f"{code(change.lane)} {code(change.program)}",
+        WORSE[change.what],
+        in_unit(change.what, change.before),
+        in_unit(change.what, change.now),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def summary_of(changes: Changes) -> str:
+    alone = f"{plural(changes.not_compared, 'program')} could not be compared."
+    if not changes.compared:
+        return alone
+    programs = plural(changes.compared, "program")
+    sentence = f"{changes.worse or 'None'} of {programs} became worse than on the default branch."
+    return f"{sentence} {alone}" if changes.not_compared else sentence
+
+
+def write(pull: int, ended: Ended, text: str, api: GitHubCalls, *, begin: bool) -> None:
+    """Write the comment, unless a later run has; `begin` one where there is none. Of several, which two runs
+    at once can make, the latest stays."""
+    if not ours(pull, api):
+        if not begin:
+            return
+        api("POST", f"issues/{pull}/comments", {"body": text})
+    # Read again: another run may have written since.
+    found = sorted(ours(pull, api), reverse=True)
+    if not found:
+        raise UpstreamError(f"the comment of #{pull} is not by {AUTHOR}", fix="give it `github.token`")
+    (last, kept), *others = found
+    if last <= ended.age:
+        api("PATCH", f"issues/comments/{kept}", {"body": text})
+        sys.stdout.write(f"wrote the comment {kept} of #{pull}\n")
+    else:
+        sys.stdout.write(f"the comment {kept} of #{pull} is of a later run, {last[0]}: it stays\n")
+    for _, number in others:
+        api("DELETE", f"issues/comments/{number}")
+
+
+def ours(pull: int, api: GitHubCalls) -> Sequence[tuple[tuple[int, int], int]]:
+    """The age of the run that wrote it, and the comment's number."""
+    found = []
+    for row in pages(f"issues/{pull}/comments", api):
+        mark = MARK.match(row["body"] or "")
+        if mark and (row["user"] or {}).get("login") == AUTHOR:
+            found.append(((int(mark[1]), int(mark[2])), int(row["id"])))
+    return found
+
+
+def pages(path: str, api: GitHubCalls, key: str = "") -> Iterator[Any]:
+    """The rows of all pages of a list, which is below `key` of each answer."""
+    for page in range(1, MOST_PAGES + 1):
+        answer = api("GET", path, per_page=100, page=page)
+        rows = answer[key] if key else answer
+        yield from rows
+        if len(rows) < 100:
+            return
