@@ -28,10 +28,6 @@ TORCH = MANIFESTS / "torch"
 IN_IMAGE = "QNN_CI_ENVIRONMENTS"
 """The folder with environments that our images have already, each beside its lock."""
 
-KEPT_WHEELS = "QNN_CI_WHEELS"
-"""A folder with wheels that an earlier run downloaded, for each environment in one of its name. Whoever wrote
-them: only those whose hashes the lock file has are installed."""
-
 ACCEPT = (
     Fix("if you trust your index, record its builds and start again: {}", ("lock", "--torch"))
     if CLONE
@@ -141,12 +137,12 @@ class PythonEnvironments:
     def _fill(self, name: str, home: Path, uv: str | None) -> None:
         maker = [uv, "venv", "--python", base_python()] if uv else [sys.executable, "-m", "virtualenv"]
         _run([*maker, "--quiet", str(home)], self.folder)
-        left = self._install_kept(name, home, uv)
         for line in self._lock(name).splitlines():
-            if line.startswith("# torch: ") and not _has_torch(home):
+            if line.startswith("# torch: "):
                 self.install_torch(home, line.removeprefix("# torch: "), uv)
         python = home / "bin" / "python"
-        _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(left)], home)
+        lock_file = self.locks / f"{name}.txt"
+        _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(lock_file)], home)
 
     def _remove_unused(self, name: str) -> None:
         """Of other versions of us, which nobody started for long."""
@@ -168,31 +164,6 @@ class PythonEnvironments:
         except EnvironmentLacking as error:
             self.log(f"uv cannot be had ({error.message}); pip takes longer")
             return None
-
-    def _install_kept(self, name: str, home: Path, uv: str | None) -> Path:
-        """Install from the wheels that were kept; the requirements that are left to install.
-
-        All kept ones are removed if one of them is not the lock file's: the index has others."""
-        lock_file, folder = self.locks / f"{name}.txt", Path(os.environ.get(KEPT_WHEELS) or os.devnull, name)
-        names = {name_of(file.name.partition("-")[0]) for file in folder.glob("*.whl")}
-        if not names:
-            return lock_file
-        parts: dict[bool, list[str]] = {True: [], False: []}
-        for entry in entries_of(lock_file):
-            parts[entry.name in names].append(entry.text)
-        kept, left = home / "kept.txt", home / "left.txt"
-        for file, part in ((kept, parts[True]), (left, parts[False])):
-            file.write_text("\n".join([*part, ""]), encoding="utf-8")
-        flags = ["--find-links", str(folder), "--only-binary", ":all:", "--no-deps", "--require-hashes"]
-        for requirements in ([self.torch / "cpu.txt"] if "torch" in names else []) + [kept]:
-            installer = _installer(home / "bin" / "python", uv, no_index=True)
-            code, output = _attempt([*installer, *flags, "-r", str(requirements)])
-            if code:
-                sys.stderr.write(output)
-                self.log(f"The wheels in {folder} are refused, for the reason above; the index has others")
-                shutil.rmtree(folder, ignore_errors=True)
-                return lock_file
-        return left
 
     def install_torch(self, home: Path, requirement: str, uv: str | None) -> None:
         """The CPU build of the user's index, else of PyTorch's, else its own: only those on record."""
@@ -241,14 +212,12 @@ def _has_torch(home: Path) -> bool:
     return any(home.glob("lib/python*/site-packages/torch-*.dist-info"))
 
 
-def _installer(python: Path, uv: str | None, *, no_index: bool = False) -> list[str]:
-    flags = ["--no-index"] if no_index else []
+def _installer(python: Path, uv: str | None) -> list[str]:
     if uv is None:
-        return [str(python), "-m", "pip", "install", "--quiet", *flags]
-    # uv refuses a flag that is there twice.
-    flags = flags or pip_settings.uv_flags(os.environ)
+        return [str(python), "-m", "pip", "install", "--quiet"]
     # pip always does. A Python that writes none as it imports would compile torch at each start.
-    flags += ["--compile-bytecode"] if sys.dont_write_bytecode else []
+    bytecode = ["--compile-bytecode"] if sys.dont_write_bytecode else []
+    flags = [*pip_settings.uv_flags(os.environ), *bytecode]
     return [uv, "pip", "install", "--quiet", *flags, "--python", str(python)]
 
 

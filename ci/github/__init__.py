@@ -20,7 +20,6 @@ PARTS = {
     "plan": ("plan", "choose the rows of manifests/gate.toml for a change, as the matrix of gate.yml"),
     "place": ("setup", "print where the store of this selection is, and the key of its cache"),
     "setup": ("setup", "provision the selection, and export its environment to later steps"),
-    "wheels": ("setup", "download the locked packages as wheels, for GitHub's cache"),
     "stage": ("stage", "run a session, then annotate the change and summarise the job from its report"),
     "changes": (
         "comment",

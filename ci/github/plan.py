@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.__main__ import VERBS
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.setup import SetupInputs, may_be_cached
@@ -332,7 +331,6 @@ def jobs_of(
             "minutes": (caller.minutes if theirs else 0) or row.minutes,
             "provision": row.provision,
             "targets": row.targets,
-            "environment": VERBS[row.stage].environment if row.stage in VERBS else "",
             "theirs": theirs,
             "runner": row.runner,
             "submodules": "recursive" if row.submodules else "false",

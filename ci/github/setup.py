@@ -1,7 +1,4 @@
-"""The parts of setup-qnn: where the store is, with its cache's key; then what it lacks, and its environment.
-
-And the locked packages of a stage as wheels, which travel between runs by GitHub's cache.
-"""
+"""The parts of setup-qnn: where the store is, with its cache's key; then what it lacks, and its variables."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from pathlib import Path
 
 from ci.github.stage import annotate, append, export, set_outputs
 from ci.report.summary import command
-from provisioning import pip_settings
-from provisioning.base.commands import captured
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.foreign import visible
@@ -36,9 +31,8 @@ from provisioning.base.settings import (
     store_path,
 )
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
-from provisioning.python_environments import KEPT_WHEELS, LOCKS, TORCH, cpu_wheel
 
-SCHEMA = 2
+SCHEMA = 3
 """Raise it when older stores must not be reused."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
@@ -91,11 +85,8 @@ def store_of(environ: Mapping[str, str]) -> Path:
 
 
 def cache_key(wanted: SetupInputs, manifests: Path = MANIFESTS) -> str:
-    digest = hashlib.sha256()
-    selection = [sorted(names) for names in (wanted.components, wanted.targets, wanted.socs)]
-    digest.update(json.dumps(selection).encode())
-    for name in (f"profiles/{wanted.profile}.toml", "socs.toml"):
-        digest.update(hashlib.sha256((manifests / name).read_bytes()).digest())
+    digest = hashlib.sha256(json.dumps([sorted(wanted.components), sorted(wanted.targets)]).encode())
+    digest.update(hashlib.sha256((manifests / f"profiles/{wanted.profile}.toml").read_bytes()).digest())
     machine = f"{platform.system()}-{platform.machine()}".lower()
     return f"qnn-ci-store-{SCHEMA}-{machine}-{wanted.profile}-{digest.hexdigest()[:32]}"
 
@@ -190,39 +181,6 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
         root, version = str(tree.root), tree.version
     export(dict.fromkeys(ALIASES.get(component, (variable,)), root), environ)
     return {"ndk-root": root, "version": version} if component == ANDROID_NDK else {}
-
-
-def wheels(environ: Mapping[str, str], locks: Path = LOCKS) -> int:
-    """Download the packages of QNN_CI_ENVIRONMENT as wheels into its folder of QNN_CI_WHEELS.
-
-    uv's own cache does not travel: it has packages unpacked, and nobody compares those with a hash again. A
-    wheel is installed by the hash that the lock file has. What cannot be had fails no job: the next run asks
-    the index, as this one did."""
-    name = environ["QNN_CI_ENVIRONMENT"]
-    folder, lock = Path(environ[KEPT_WHEELS], name), locks / f"{name}.txt"
-    if not _downloaded(["-r", str(lock)], folder, environ):
-        return 0
-    if "\n# torch: " in lock.read_text(encoding="utf-8"):
-        cpu = TORCH / "cpu.txt"
-        python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-        # As in an environment: of the user's index, else PyTorch's. Without it, each run asks them.
-        if not _downloaded(["-r", str(cpu)], folder, environ) and (url := cpu_wheel(python, cpu)):
-            _downloaded([f"torch @ {url}"], folder, environ)
-    for file in folder.iterdir():
-        if file.suffix != ".whl":  # the index has only its source, which is built where it is installed
-            file.unlink()
-    sys.stdout.write(f"{len(list(folder.iterdir()))} wheels of the environment {name}\n")
-    set_outputs({"new": "true"}, environ)
-    return 0
-
-
-def _downloaded(wanted: list[str], folder: Path, environ: Mapping[str, str]) -> bool:
-    typed = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-    done = captured(
-        [*typed, "--dest", str(folder), *wanted], env={**environ, **pip_settings.pip_variables(environ)}
-    )
-    sys.stdout.write(visible(done.stdout + done.stderr))
-    return done.returncode == 0
 
 
 def _verb(arguments: list[str], environ: Mapping[str, str]) -> int:
