@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ci.explain.cuts import STANDS_OUT
-from ci.explain.divergence import DIFFERS_DB
-from ci.explain.divergence_result import (
+from ci.explain.divergence import (
+    DIFFERS_DB,
     MANY_ROUND,
     NONE_ALONE,
+    STANDS_OUT,
     DivergenceResult,
     alike_in_words,
     between_in_words,

@@ -1,18 +1,460 @@
-"""The search for the operator whose output on the emulator is not the model's."""
+"""The search for the operator whose output on the emulator is not the model's, and what is said of it."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from ci.explain.cuts import Cuts, Worst
-from ci.explain.divergence_result import DivergenceResult, result_of
-from ci.explain.graph import Graph, Trial
-from ci.explain.losses import FOREVER
+from ci.explain.graph import FLOAT_MODEL, Arrays, Graph, Trial
+from ci.explain.losses import FOREVER, Loss
+from ci.models.arrays import Array
+from ci.models.model_lines import OperatorAt
+from ci.operators.conditions import Traits
+from ci.operators.table import Inexact
+from ci.plain import as_json, read
+from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
+from provisioning.base.files import replace_text
+from provisioning.base.rendering import plural
+from provisioning.base.units import EXACT_DB, bound_in_decibels, in_decibels
+from provisioning.known_faults import SuspectedFault
+
+RUINED_DB = 1.0
+"""Zeros in place of values have 0 dB."""
+LEAST_HALF = 2.0**-14
+"""The smallest number that fp16 holds with all its digits."""
+FEW_STEPS = 16 * 2.0**-24
+"""Of fp16 below LEAST_HALF."""
+HALF_ROUNDS, HALF_STEP = 2.0**-11, 2.0**-25
+"""By how much fp16 rounds a value, as a share of it, and by how much the smallest."""
+STANDS_OUT = 1 / 3
+"""An operator that adds a smaller share of the whole program's error is one of many that round."""
+MOST_SHOWN = 2**25
+"""Values, of all samples, that one program returns."""
+ROUNDS = 1.5
+"""Steps of a quantizer, or of fp16, by which two right programs differ, with the rounding of floats."""
+EVERY = "all operators"
+"""In place of a node, the program that shows all."""
+Worst = tuple[str, float]
+"""A node, and what it adds to the whole program's error."""
+
+
+class Cuts:
+    def __init__(self, graph: Graph, trial: Trial, whole: float | None = None) -> None:
+        """`whole` is the SQNR of the whole program, if that is known."""
+        self.graph, self.trial = graph, trial
+        self.sqnr: dict[str, float] = {} if whole is None else {"": whole}
+        """By node at which a program ends; that of the whole one is without."""
+        self.failed: dict[str, str] = {}
+        """Why a program has no SQNR."""
+        self.chips: dict[str, Sequence[Array]] = {}
+        """What the chip gives at a node, for each sample."""
+        self.faint: dict[str, float] = {}
+        """The largest value, where all are too small for fp16 and it errs by a few of its smallest steps."""
+        self.rounds: set[str] = set()
+        """The nodes at which the chip is right but for a step of the quantizer, or of fp16."""
+        self.errors: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
+
+    @property
+    def whole(self) -> float:
+        return self.sqnr_of("")
+
+    def sqnr_of(self, name: str) -> float:
+        """NaN if the program that ends there does not compile or run."""
+        if name not in self.sqnr and name not in self.failed:
+            graph = self.graph.ending_at(name) if name else self.graph
+            try:
+                self._measure(name, graph.exact, self.trial.outputs(graph, graph.exact))
+            except Exception as error:
+                if not name:
+                    raise
+                self.failed[name] = _first_line(error)
+        return self.sqnr.get(name, math.nan)
+
+    def _measure(
+        self, name: str, expected: Sequence[Sequence[Array]], chip: Sequence[Sequence[Array]]
+    ) -> None:
+        pairs = [pair for rows in zip(expected, chip, strict=True) for pair in _pairs(*rows)]
+        self.sqnr[name] = _sqnr_db(pairs)
+        self.chips[name] = [rows[0] for rows in chip]
+        largest = max(_largest(pair.expected) for pair in pairs)
+        if 0 < largest < LEAST_HALF and _within(FEW_STEPS, pairs):
+            self.faint[name] = largest
+        if name and self._only_rounds(name, pairs):
+            self.rounds.add(name)
+
+    def _only_rounds(self, name: str, pairs: Sequence[Pair]) -> bool:
+        if step := self.graph.step(name):
+            return _within(ROUNDS * step, pairs)
+        of_half = self.graph.reference == FLOAT_MODEL and name not in self.faint
+        return of_half and all(map(_rounds_to_half, pairs))
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether all values at once would take too much memory."""
+        sizes = sum(node.size for node in self.graph.operators.values())
+        return sizes * len(self.graph.samples) > MOST_SHOWN
+
+    @cached_property
+    def shows_all(self) -> bool:
+        """Whether all nodes are known by one program, which errs as the whole one does: with more outputs the
+        compiler joins fewer operators."""
+        names = [*self.graph.operators]
+        if self._is_large:
+            return False
+        try:
+            if (graph := self.graph.showing(names)) is None:
+                return False
+            expected, chip = graph.exact, self.trial.outputs(graph, graph.exact)
+        except Exception as error:
+            self.failed[EVERY] = _first_line(error)
+            return False
+        own = len(expected[0]) - len(names)
+        pairs = [pair for rows in zip(expected, chip, strict=True) for pair in _pairs(*rows)[:own]]
+        if abs(_sqnr_db(pairs) - max(self.whole, -EXACT_DB)) >= CLEARLY_DB:
+            return False
+        # Two programs round each in its own way.
+        self.errors.clear()
+        for place, name in enumerate(names, own):
+            self._measure(name, *([[row[place]] for row in rows] for rows in (expected, chip)))
+        return True
+
+    def error(self, name: str) -> float | None:
+        # The program that ends at the only end is the whole one, and takes longest.
+        return self.power(self.whole) if [*self.graph.ends] == [name] else self._passed([name], ())
+
+    def own(self, name: str) -> float:
+        """Without what operands pass on: a power of what is wrong is wrong, too, and not at fault."""
+        operands = self.graph.operands_of(name)
+        figures = [self.sqnr_of(operand) for operand in operands]
+        # So little of a ruined value is left that nothing can be said of what it passes on.
+        if any(sqnr_db < RUINED_DB for sqnr_db in figures):
+            passed_on = max(self.error(operand) or 0.0 for operand in operands)
+            if passed_on >= STANDS_OUT * (self.error(name) or 0.0):
+                return 0.0
+        return self._passed([name], operands) or 0.0
+
+    def _passed(self, names: Sequence[str], operands: Sequence[str]) -> float | None:
+        """The error of the model's outputs if the chip differs at these nodes alone, by what they add to what
+        these operands pass on: a small one may grow on the way there."""
+        known = [operand for operand in operands if not math.isnan(self.sqnr_of(operand))]
+        if any(math.isnan(self.sqnr_of(name)) for name in names):
+            return None
+        key = (tuple(names), tuple(known))
+        if key not in self.errors:
+            self.errors[key] = self.power(_sqnr_db(with_error(self.graph, names, known, self.chips)))
+        return self.errors[key]
+
+    def of_integers(self, name: str) -> Worst | None:
+        """The source of the integers that an operator reads, and what it adds by all that read them: where
+        the operator is right with the integers that the chip has, which floats do not explain."""
+        graph = self.graph
+        integers = [row for row in graph.integers_of(name) if not math.isnan(self.sqnr_of(row))]
+        if not integers:
+            return None
+        try:
+            left = self._passed([name], [*graph.operands_of(name), *integers]) or 0.0
+        except MemoryError:
+            raise
+        except Exception:
+            # The CPU does not compute with an index that is beyond all values.
+            left = 0.0
+        if left > STANDS_OUT * self.own(name):
+            return None
+        source = integers[0]
+        while further := graph.integers_of(source):
+            source = further[0]
+        behind = [row for row in graph.behind_integers(source) if row in self.chips]
+        operands = dict.fromkeys(operand for row in behind for operand in graph.operands_of(row))
+        self.sqnr[source] = min(self.sqnr_of(row) for row in behind)
+        return source, self._passed(behind, [row for row in operands if row not in behind]) or 0.0
+
+    def growth(self, name: str) -> Loss | None:
+        """The operator that makes most of the chip's error at a node, where the CPU computes the rest. None
+        where that cannot be computed: the node is known without it."""
+        try:
+            after = {} if self._is_large else self._after(name)
+        except Exception:
+            return None
+        behind = [row for row in after if row != name]
+        if not behind:
+            return None
+
+        def before(row: str) -> float:
+            return min((after[operand] for operand in self.graph.operands_of(row)), default=after[row])
+
+        most = max(behind, key=lambda row: before(row) - after[row])
+        place = asdict(self.graph.operator_at(most))
+        return Loss(**place, node=most, before_db=before(most), after_db=after[most])
+
+    def _after(self, name: str) -> dict[str, float]:
+        """The SQNR at each operator if the chip differs at this node alone; empty if the model shows none."""
+        names = [*self.graph.operators]
+        if (shown := self.graph.showing(names)) is None:
+            return {}
+        both = zip(shown.exact, shown.outputs({name: self.chips[name]}), strict=True)
+        samples = [_pairs(*rows)[-len(names) :] for rows in both]
+        return {row: _sqnr_db(pairs) for row, pairs in zip(names, zip(*samples, strict=True), strict=True)}
+
+    def power(self, sqnr_db: float) -> float:
+        """Relative to the output's. What is as bad as the whole is as bad as can be, whatever becomes of it
+        later."""
+        return float(10 ** (-max(sqnr_db, self.whole) / 10))
+
+
+def with_error(graph: Graph, names: Sequence[str], operands: Sequence[str], chips: Arrays) -> list[Pair]:
+    """The model's outputs on the CPU without and with the errors that the chip has at nodes, less what the
+    error of operands is there. `chips` is what programs that end at a node give."""
+    import numpy
+
+    wrong: dict[str, list[Array]] = {}
+    for name in names:
+        ending = graph.ending_at(name)
+        others = ending.outputs({operand: chips[operand] for operand in operands})
+        for (wanted,), (passed_on,), seen in zip(ending.exact, others, chips[name], strict=True):
+            floats = wanted.dtype.kind == "f"
+            changed = wanted + (seen - passed_on) if floats else numpy.where(seen == passed_on, wanted, seen)
+            wrong.setdefault(name, []).append(changed)
+    both = zip(graph.exact, graph.outputs(wrong), strict=True)
+    return [pair for rows in both for pair in _pairs(*rows)]
+
+
+def _pairs(expected: Sequence[Array], outputs: Sequence[Array]) -> list[Pair]:
+    both = enumerate(zip(expected, outputs, strict=True))
+    return [Pair(f"output {number}", *arrays) for number, arrays in both]
+
+
+def _sqnr_db(pairs: Sequence[Pair]) -> float:
+    """Of what the chip alone makes no number, none."""
+    try:
+        return max(least_sqnr_db(pairs), -EXACT_DB)
+    except Unusable:
+        return -EXACT_DB
+
+
+def _within(most: float, pairs: Sequence[Pair]) -> bool:
+    return all(_largest(pair.found - pair.expected) <= most for pair in pairs)
+
+
+def _rounds_to_half(pair: Pair) -> bool:
+    if pair.expected.dtype.kind != "f":
+        return False
+    apart, size = abs(pair.found - pair.expected), abs(pair.expected)
+    return bool((apart <= ROUNDS * (HALF_ROUNDS * size + HALF_STEP)).all())
+
+
+def _largest(values: Any) -> float:
+    return float(abs(values).max(initial=0))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceLimits:
+    least: float
+    """The SQNR from which the program matches."""
+    seconds: float
+    whole: float | None
+    """The SQNR of all of it, if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class DivergentOperator(OperatorAt):
+    traits: Mapping[str, Traits]
+    """By node, what else known faults are told by."""
+    node: str
+    sqnr_db: float
+    faint: float | None
+    """The largest value, where all are too small for fp16."""
+    rounds: bool
+    """Whether it is right but for a step of the quantizer."""
+    integers: bool
+    """Whether it gives integers: then its figures are those of what reads them."""
+    grows: Loss | None
+    """The operator that makes most of its rounding."""
+    share: float
+    """Of the whole program's error."""
+    operands: Mapping[str, float | None]
+    """By node, its SQNR; None where no program that ends there runs."""
+    alike: int
+    """How many other places are taken to have its fault."""
+    known: tuple[SuspectedFault | Inexact, ...] = ()
+    better: str = ""
+    """The precision at which the chip is measured to compute it rightly."""
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether it is more than one of many that round."""
+        return self.share >= STANDS_OUT or bool(self.alike)
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceResult:
+    reference: str
+    """What the program is compared with."""
+    least: float
+    """The SQNR from which the program matches."""
+    sqnr_db: float
+    first: DivergentOperator | None
+    cuts: Mapping[str, float]
+    """The SQNR by the node at which a program ends."""
+    failed: Mapping[str, str]
+    """Why a program gave no SQNR, by its node."""
+    between: tuple[str, ...]
+    """The two nodes between which the search was when its time was over."""
+
+
+def result_of(
+    cuts: Cuts, least: float, best: Worst | None, between: Sequence[str], alike: int
+) -> DivergenceResult:
+    return DivergenceResult(
+        reference=cuts.graph.reference,
+        least=least,
+        sqnr_db=cuts.whole,
+        first=_operator(cuts, *best, alike) if best else None,
+        cuts={name: value for name, value in cuts.sqnr.items() if name},
+        failed=dict(cuts.failed),
+        between=tuple(between),
+    )
+
+
+def _operator(cuts: Cuts, name: str, adds: float, alike: int) -> DivergentOperator:
+    graph = cuts.graph
+    return DivergentOperator(
+        **asdict(graph.operator_at(name)),
+        traits=graph.traits(name),
+        node=name,
+        sqnr_db=cuts.sqnr_of(name),
+        faint=cuts.faint.get(name),
+        rounds=name in cuts.rounds,
+        integers=name not in graph.operators,
+        grows=None,
+        share=round(adds / cuts.power(cuts.whole), 2),
+        operands={row: cuts.sqnr.get(row) for row in graph.operands_of(name)},
+        alike=alike,
+    )
+
+
+PARTIAL = "partial.json"
+"""What a search knows before each program, for when it is ended during one."""
+
+
+def keep_partial(folder: Path, result: DivergenceResult) -> None:
+    replace_text(folder / PARTIAL, json.dumps(as_json(result)))
+
+
+def partial_of(folder: Path) -> DivergenceResult | None:
+    try:
+        return read(DivergenceResult, json.loads((folder / PARTIAL).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def document(result: DivergenceResult) -> dict[str, object]:
+    """The evidence of an answer."""
+    return as_json(result)
+
+
+NONE_ALONE = "no single operator causes it: many add a little, or only integers differ"
+MANY_ROUND = "no operator stands out: each adds a little rounding error"
+
+
+def between_in_words(between: Sequence[str]) -> str:
+    low, high = between
+    return f"the operators between {low or 'the inputs'} and {high}"
+
+
+def faint_in_words(first: DivergentOperator, reference: str) -> str:
+    """Why fp16 cannot hold what the operator gives, if that is so."""
+    faint = first.faint if reference == FLOAT_MODEL else None
+    if not faint:
+        return ""
+    return f"its values are at most {faint:.1g}, and below {LEAST_HALF:.1g} fp16 has few digits: scale them"
+
+
+def operands_in_words(first: DivergentOperator) -> str:
+    return ", ".join(
+        f"{name} not measured" if value is None else f"{name} {in_decibels(value)}"
+        for name, value in first.operands.items()
+    )
+
+
+def figure_in_words(first: DivergentOperator) -> str:
+    return in_decibels(first.sqnr_db) + (" where its integers are read" if first.integers else "")
+
+
+def alike_in_words(first: DivergentOperator) -> str:
+    """Behind its share of the error, how many other places are taken to add as much."""
+    return f", and {plural(first.alike, 'other place')} can have its fault" if first.alike else ""
+
+
+def rounding_in_words(first: DivergentOperator, between: Sequence[str]) -> str:
+    """Of an operator that is right, and of what makes much of its rounding: a choice between values that are
+    nearly equal, or their difference. Others may be wrong where not all were searched."""
+    words = "" if between else "no operator is wrong: "
+    words += f"rounding {first.place} alone ({in_decibels(first.sqnr_db)})"
+    words += f" gives {first.share:.0%} of the error"
+    return f"{words}, and grows most at {first.grows.place}: {first.grows.figures}" if first.grows else words
+
+
+def as_text(result: DivergenceResult) -> Iterator[str]:
+    sqnr = in_words({"sqnr_db": result.sqnr_db})
+    yield f"the whole program: {sqnr} against {result.reference}"
+    if result.sqnr_db >= result.least:
+        yield f"it matches: at least {bound_in_decibels(result.least)}"
+    elif result.first is None and result.between:
+        yield f"not found in time: {between_in_words(result.between)}"
+    elif result.first is None:
+        yield NONE_ALONE
+    else:
+        yield from _of_operator(result, result.first)
+
+
+def _of_operator(result: DivergenceResult, first: DivergentOperator) -> Iterator[str]:
+    where = f" in {first.module}" if first.module[:1] not in ("", "(") else ""
+    where += f" at {first.source} `{first.code}`" if first.source else ""
+    yield f"differs most: {first.operator} ({first.node}){where}"
+    operands = operands_in_words(first) or "the inputs"
+    yield f"  there: {figure_in_words(first)}; at its operands: {operands}"
+    if faint := faint_in_words(first, result.reference):
+        yield f"  {faint}"
+    if first.rounds:
+        yield f"  {rounding_in_words(first, result.between)}"
+    alone = "" if first.stands_out else f"; {MANY_ROUND}"
+    alike = alike_in_words(first)
+    yield f"  {first.share:.0%} of the whole program's error is its own{alone}{alike}"
+    for known in first.known:
+        yield f"  suspected: {known.message}"
+        if isinstance(known, Inexact):
+            yield f"    → {known.command} shows what was measured"
+    yield f"  {plural(len(result.cuts), 'operator')} measured"
+    if result.between:
+        yield f"the time is up: {between_in_words(result.between)} may add more"
+    for name, error in result.failed.items():
+        which = "shows" if name == EVERY else "ends at"
+        yield f"  the program that {which} {name} does not compile or run: {error}"
+
+
+def fix_of(result: DivergenceResult, command: Callable[..., str], tried: str) -> str:
+    """What to type next. `command` makes a command about the same model, of a verb and flags; it gives none
+    for a suite's program. `tried` is what was tried where an operator differs."""
+    if result.sqnr_db >= result.least:
+        where = command("quantize", "--where") if result.reference != FLOAT_MODEL else ""
+        names = f"{where} names the operators where quantizing loses"
+        return names if where else "nothing: both are the same"
+    if result.first is None and not result.between:
+        return "let the model return the floats, and compute the integers on the CPU"
+    return tried
+
 
 DIFFERS_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""

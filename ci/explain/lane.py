@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
-from ci.explain.divergence_result import DivergenceResult
+from ci.explain.divergence import DivergenceResult
 from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.one_model.model import OneModel, of_lane

@@ -1,18 +1,34 @@
-"""`repair`: a model rewritten where known faults meet it, compiled, run and compared with what it was."""
+"""`repair`: a model rewritten where known faults meet it, compiled, run and compared with what it was. Of one
+model, and of the programs of suites."""
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ci.explain.lane import explainer, measured
+from ci.explain.cause import cause_of
+from ci.explain.lane import explainer, measured, programs_of
 from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
-from ci.one_model.product import Outcome, smallest
-from ci.suite.precision import precision_named
-from provisioning.base.units import in_decibels
+from ci.one_model.output import keep_origins, require_own, writing_into
+from ci.one_model.product import ELSEWHERE, Outcome, cells_of, smallest
+from ci.one_model.report import ModelReport
+from ci.suite.precision import MORE_EXACT, precision_named, written_name
+from ci.suite.suite_file import accepted_path
+from provisioning.accepted_file import Accepted, Values, accept
+from provisioning.base import answer
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed, exit_code_of
+from provisioning.base.files import disk_errors
+from provisioning.base.findings import Metric
+from provisioning.base.rendering import plural
+from provisioning.base.units import aligned, in_decibels
+from provisioning.known_faults import fix_at
 
 LOSSY_DB = 30.0
 """Below it, weights get a scale for each channel where that helps."""
@@ -144,3 +160,180 @@ def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
         inferences = rewritten.compared or model.inferences
         model = replace(model, calibrate=str(rewritten.samples), inferences=inferences)
     return model
+
+
+FILES = (".py", ".pt2", ".onnx")
+"""What a model is in; else it is named as a module."""
+FLOOR = f"{LOSSY_DB:g}dB"
+REPAIRED = "repaired"
+"""In the name of the file of what was accepted of a suite's repairs."""
+
+
+def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) -> int:
+    """Write the rewritten model and what to change in its source, if it is no worse for it."""
+    repair = repair_of(model, choice)
+    now, after, rewritten = repair.now, repair.after, repair.rewritten
+    print("\n".join(_as_text(repair)))
+    if not (after or repair.refused) and (cause := cause_of(model, programs_of(model)[0], now)):
+        print(cause.in_words())
+    files = _write(repair, report) if after else []
+    answer.add(
+        model=model.name,
+        soc=model.selection.soc,
+        changes=[asdict(change) for change in rewritten.made],
+        refused=[asdict(change) for change in repair.refused],
+        before=_answered(repair.before),
+        after=_answered(after) if after else None,
+        by_channel=_answered(repair.by_channel) if repair.by_channel else None,
+        files=[str(path) for path in files],
+    )
+    if not after and (repair.by_channel or now.wrong):
+        by_channel = model.per_channel or bool(repair.by_channel)
+        _next(repair, replace(model, per_channel=by_channel))
+    _report(repair, report)
+    return exit_code_of(good=now.green)
+
+
+def _report(repair: Repair, report: ModelReport) -> None:
+    now = repair.now
+    if not now.green:
+        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.model.name}, which"
+        report.fail(f"{whose}: {now.says}", now.fix)
+
+
+def repair_suites(
+    models: Sequence[OneModel], choice: RewriteChoice, report: ModelReport, *, accepts: bool
+) -> int:
+    """Repair each program of suites, say in a table what it was and became, and keep that if it is accepted.
+    Writes no model: the command for one does."""
+    rows, code, repairs = [("program", "before", "repaired by", "after")], 0, dict[str, Values]()
+    for model in models:
+        repair = repair_of(model, choice)
+        _report(repair, report)
+        code = code if repair.now.green else CheckFailed.exit_code
+        words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
+        rows.append((model.name, *words))
+        name = f"{model.program.lane}/{model.name}"
+        repairs[name] = as_accepted(repair)
+        if accepts:
+            # At once: a run that is interrupted has then lost nothing.
+            of_it = {name: repairs[name]}
+            accept(accepted_path(model.program.suite, REPAIRED), partial(replaced, of_it=of_it))
+    print("\n".join(aligned(rows)))
+    answer.add(repairs=repairs)
+    return code
+
+
+def replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
+    return accepted.only(lambda name: name not in of_it).updated(of_it)
+
+
+def _in_short(result: Outcome) -> str:
+    ddr = f", {result.costs['ddr']:,.0f} bytes of DDR" if "ddr" in result.costs else ""
+    return result.verdict if result.error else f"{result.verdict}, {in_decibels(result.sqnr_db)}{ddr}"
+
+
+def as_accepted(repair: Repair) -> dict[str, Metric]:
+    """What the site's page is made from."""
+    values: dict[str, Metric] = {"rewrites": " ".join(repair.rewrites)}
+    for when, result in (("before", repair.before), ("after", repair.now)):
+        figures: dict[str, Metric] = {
+            "verdict": result.verdict,
+            "says": result.says or None,
+            "ddr": result.costs.get("ddr"),
+        }
+        figures |= {} if result.error else {"sqnr_db": round(result.sqnr_db, 1)}
+        values |= {f"{when}.{name}": value for name, value in figures.items() if value is not None}
+    return values
+
+
+def _as_text(repair: Repair) -> Iterator[str]:
+    changes, refused, rows = repair.rewritten.made, repair.refused, repair.rows
+    if changes:
+        yield "rewritten, and proved the same on the CPU:"
+        yield from _of_changes(changes)
+    elif not refused:
+        yield "no part of the model has a known fault that a rewrite repairs"
+    if refused:
+        yield "not rewritten:"
+        for change in refused:
+            yield f"  {change.place}: {change.rewrite}: {change.refused}"
+    cells = {name: cells_of(row) for name, row in rows.items() if not row.error}
+    if titles := dict.fromkeys(title for row in cells.values() for title in row):
+        table = [(title, *(cells.get(name, {}).get(title, "-") for name in rows)) for title in titles]
+        yield from aligned([("", *rows), *table])
+    for name, row in rows.items():
+        if row.error:
+            yield f"{name}: gives no program: {row.error}"
+        yield from (f"{name}: {finding.message}" for finding in row.wrong)
+
+
+def _of_changes(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
+    """Each rewrite with its places, and what to write there."""
+    by_words: dict[tuple[str, tuple[str, ...], str], list[RewrittenPlace]] = {}
+    for change in rewritten_places:
+        words = str(fix_at(change.rules[0], change.code, change.source)) if change.source else change.words
+        by_words.setdefault((change.rewrite, change.rules, words), []).append(change)
+    for (rewrite, rules, words), changes in by_words.items():
+        places = list(dict.fromkeys(change.place for change in changes))
+        count = f"{plural(len(changes), 'time')} " if len(changes) > 1 else ""
+        yield f"  {rewrite} {count}({', '.join(rules)})"
+        yield from (f"    {place}" for place in places)
+        yield f"    → {words}"
+
+
+def _write(repair: Repair, report: ModelReport) -> list[Path]:
+    """The model, the samples that it draws itself, and what to change in its source."""
+    model, rewritten = repair.model, repair.rewritten
+    assert rewritten.model is not None
+    output = model.output
+    name = Path(model.typed.partition(":")[0])
+    stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
+    path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
+    inferences = model.inferences
+    with disk_errors(ELSEWHERE), writing_into(output.absolute(), model.selection.store) as (new, publish):
+        require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
+        shutil.copyfile(rewritten.model, new / path.name)
+        (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")
+        if rewritten.samples and not samples:
+            samples, inferences = str(output / f"{stem}-samples"), rewritten.compared or inferences
+            shutil.copytree(rewritten.samples, new / f"{stem}-samples")
+            shutil.rmtree(samples, ignore_errors=True)
+        written = publish([*new.iterdir()])
+        keep_origins(written, model.typed)
+    files = [path for path in written if path.is_file()]
+    report.wrote(files)
+    for file in files:
+        print(f"{file.stat().st_size:>12,}  {output / file.name}")
+    next_model = replace(
+        model,
+        typed=str(path),
+        calibrate=samples,
+        inferences=inferences,
+        dimensions=(),
+        per_channel=model.per_channel or bool(repair.by_channel),
+    )
+    _next(repair, next_model)
+    return files
+
+
+def _next(repair: Repair, model: OneModel) -> None:
+    """The command for what is red still; else the one that writes the program."""
+    words = model.words(model.selection.soc)
+    output = ("-o", str(repair.model.output))
+    if repair.of_interface:
+        command = session("repair", *words, "--may-change-interface", *output)
+    elif repair.now.error:
+        command = session("audit", *words)
+    elif repair.now.wrong and (precision := written_name(model.precision or "")) in MORE_EXACT:
+        both = ("--precision", precision, "--precision", MORE_EXACT[precision])
+        words = replace(model, precision=None).words(model.selection.soc)
+        command = session("tune", *words, *both, "--floor", FLOOR, *output)
+    else:
+        command = session("compile", *words, *output)
+    print(f"next: {command}")
+    answer.add(next=command.installed)
+
+
+def _answered(row: Outcome) -> dict[str, object]:
+    return {"error": row.error, "fix": row.fix, "accuracy": dict(row.figures), **cells_of(row)}

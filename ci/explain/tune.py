@@ -3,32 +3,248 @@ from the CPU; a few programs, compiled and run, then decide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ci.explain.lane import explainer, programs_of, tried
 from ci.explain.losses import GroupScore
-from ci.explain.tune_units import (
-    SQNR,
-    Goal,
-    Point,
-    Tuned,
-    cost_of,
-    figure_in_words,
-    mixed,
-    neighbours_of,
-    noise,
-    order_of,
-    predicted_count,
-    share_in_words,
-)
 from ci.one_model.model import OneModel, precision_in
-from ci.one_model.product import smallest
-from ci.suite.accuracy import METRIC
+from ci.one_model.product import Outcome, smallest
+from ci.suite.accuracy import METRIC, below_floor, in_words
 from ci.suite.precision import TWO_PRECISIONS, written_name
-from ci.suite.programs import TaskMetric
+from ci.suite.programs import Program, TaskMetric
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Metric
+from provisioning.base.rendering import plural
+from provisioning.base.units import aligned, in_decibels
+
+P = TypeVar("P", bound=Program)
+
+SQNR, PART = "sqnr_db", "slice_sqnr_db"
+COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}
+SIZE = "size"
+"""The name of the bytes in an Outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured program in which these units have the more exact precision."""
+
+    units: frozenset[int]
+    outcome: Outcome
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return self.outcome.figures
+
+    @property
+    def costs(self) -> Mapping[str, float]:
+        named = {name: self.outcome.costs.get(SIZE if name == "bytes" else name) for name in COSTS}
+        return {name: cost for name, cost in named.items() if cost is not None}
+
+    @property
+    def failed(self) -> str:
+        """Why there is no program, or none whose outputs can be compared."""
+        return self.outcome.error or self.outcome.unusable
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    floors: Mapping[str, float]
+    budget: Mapping[str, float] = field(default_factory=dict)
+    metric: str = ""
+    """FILE:FUNCTION of the user's, whose number is the figure `metric`."""
+
+    @property
+    def figure(self) -> str:
+        """The one that programs are ranked by."""
+        return next(iter(self.floors), SQNR)
+
+    def accuracy(self, point: Point) -> float:
+        return point.figures.get(self.figure, -math.inf)
+
+    def met(self, point: Point) -> bool:
+        return (
+            not point.failed
+            and all(point.figures.get(name, -math.inf) >= least for name, least in self.floors.items())
+            and not self.loses_a_part(point)
+        )
+
+    def loses_a_part(self, point: Point) -> bool:
+        """A floor in dB is for all of an output: scores beside boxes in pixels add nothing to its figure. No
+        part need be nearer than the whole."""
+        return SQNR in self.floors and PART in below_floor(point.figures)
+
+    def affords(self, point: Point) -> bool:
+        return not point.failed and all(
+            point.costs.get(name, math.inf) <= most for name, most in self.budget.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    units: Sequence[GroupScore]
+    points: Sequence[Point]
+    """All that were measured, by how many units are exact."""
+    names: tuple[str, str]
+    """Of the cheap and of the exact precision."""
+    goal: Goal
+    chosen: Point | None
+    best: Point
+    """The chosen one, else the most accurate that the budget allows, or of all."""
+    steps: Sequence[str]
+    least: Point | None = None
+    """Where none is chosen, what costs least: of those that hold the floors, or of all."""
+
+    @classmethod
+    def of(
+        cls,
+        units: Sequence[GroupScore],
+        measured: Iterable[Point],
+        names: tuple[str, str],
+        goal: Goal,
+        steps: Sequence[str],
+        cost: Callable[[Point], tuple[float, ...]],
+    ) -> Tuned:
+        points = sorted(measured, key=lambda point: len(point.units))
+        programs = [point for point in points if not point.failed]
+        holding = [point for point in programs if goal.met(point)]
+        affordable = [point for point in programs if goal.affords(point)]
+        if both := [point for point in holding if goal.affords(point)]:
+            cheapest = min(both, key=cost)
+            most = max(both, key=lambda point: (goal.accuracy(point), *(-part for part in cost(point))))
+            chosen = cheapest if goal.floors else most
+            return cls(units, points, names, goal, chosen, chosen, steps)
+        best = max(affordable or programs, key=goal.accuracy)
+        least = min(holding or programs, key=cost)
+        return cls(units, points, names, goal, None, best, steps, least)
+
+    @property
+    def ends(self) -> tuple[Point, Point]:
+        """All at the cheap precision, and all at the exact one."""
+        return self.points[0], self.points[-1]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of compiling them, also where that was cached."""
+        return sum(point.outcome.costs.get("cpu_seconds", 0.0) for point in self.points)
+
+
+def neighbours_of(units: Sequence[GroupScore]) -> list[dict[int, float]]:
+    """By unit, the elements that each other one gives it or gets from it."""
+    owners = {name: index for index, unit in enumerate(units) for name in unit.nodes}
+    found = [dict[int, float]() for _ in units]
+    for index, unit in enumerate(units):
+        for name, elements in unit.reads.items():
+            other = owners[name]
+            for mine, theirs in ((index, other), (other, index)):
+                found[mine][theirs] = found[mine].get(theirs, 0) + elements
+    return found
+
+
+def share_in_words(units: frozenset[int], count: int, names: tuple[str, str]) -> str:
+    cheap, exact = names
+    if len(units) in (0, count):
+        return f"all at {exact if units else cheap}"
+    return f"{len(units)} of {count} at {exact}"
+
+
+def figure_in_words(goal: Goal, point: Point) -> str:
+    if point.failed:
+        return "no program"
+    figure = number_in_words(goal.figure, goal.accuracy(point))
+    return f"{figure}, a part of an output is lost" if goal.loses_a_part(point) else figure
+
+
+def number_in_words(name: str, value: float) -> str:
+    return in_decibels(value) if name.endswith("_db") else f"{name} {value:.4g}"
+
+
+def settings_of(
+    units: Sequence[GroupScore], choice: frozenset[int], cheap: str, exact: str
+) -> tuple[str, dict[str, tuple[str, ...]]]:
+    """A choice of units as a precision, and the operators that have another one."""
+    if len(choice) == len(units):
+        return exact, {}
+    names = tuple(name for index in sorted(choice) for name in units[index].nodes)
+    return cheap, {exact: names} if names else {}
+
+
+def mixed(program: P, units: Sequence[GroupScore], choice: frozenset[int], exact: str) -> P:
+    """A choice of all is the program that the exact precision gives anyway."""
+    precision, nodes = settings_of(units, choice, program.run.precision, exact)
+    digest = hashlib.sha256(repr(sorted(choice)).encode()).hexdigest()[:8]
+    label = f"tune-{len(choice)}-of-{len(units)}-{digest}"
+    update = {"precision": precision, "nodes": nodes, "label": label}
+    return replace(program, run=program.run.model_copy(update=update))
+
+
+def order_of(
+    units: Sequence[GroupScore], neighbours: Sequence[Mapping[int, float]]
+) -> tuple[list[int], set[int]]:
+    """All units; each is the one that gains most for its cost if those before it are exact. It costs its size
+    and the conversions at its borders, of which it saves those to its exact neighbours. And those that save
+    more conversions than they cost."""
+    costs = [unit.size + sum(shared.values()) for unit, shared in zip(units, neighbours, strict=True)]
+
+    def worth(index: int) -> tuple[bool, float]:
+        cost = costs[index]
+        return cost <= 0, units[index].gain / max(cost, 1)
+
+    order, free, left = list[int](), set[int](), dict.fromkeys(range(len(units)))
+    while left:
+        order.append(best := max(left, key=worth))
+        del left[best]
+        if costs[best] <= 0:
+            free.add(best)
+        for index, elements in neighbours[best].items():
+            costs[index] -= 2 * elements
+    return order, free
+
+
+def cost_of(
+    point: Point, goal: Goal, units: Sequence[GroupScore], neighbours: Sequence[Mapping[int, float]]
+) -> tuple[float, ...]:
+    """What is budgeted, then DDR traffic in three digits, as a few conversions more say nothing; then how
+    much is computed exactly or converted, which takes a chip longer, and the size."""
+    budgeted = (point.costs.get(name, math.inf) for name in goal.budget)
+    traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
+    exact = sum(
+        units[index].size
+        + sum(count for other, count in neighbours[index].items() if other not in point.units)
+        for index in point.units
+    )
+    return (*budgeted, float(f"{traffic:.3g}"), exact, size)
+
+
+def predicted_count(
+    units: Sequence[GroupScore], order: Sequence[int], goal: Goal, ends: tuple[Point, Point]
+) -> int:
+    """How many units hold the floor, if their scores add up to what lies between both ends."""
+    cheap, exact = ends
+    count, total = len(units), sum(unit.gain for unit in units)
+    half = max(count // 2, 1)
+    if goal.figure != SQNR or not total or cheap.failed:
+        return half
+    most, least = noise(goal.accuracy(cheap)), noise(goal.accuracy(exact))
+    if most <= least:
+        # Only a part of an output is lost, of which the figure for the whole says nothing.
+        return half
+    rest = (noise(goal.floors[SQNR]) - least) / (most - least) * total
+    chosen, left = 0, total
+    while left > rest and chosen < count - 1:
+        left -= units[order[chosen]].gain
+        chosen += 1
+    return max(chosen, 1)
+
+
+def noise(decibels: float) -> float:
+    return float(10 ** (-decibels / 10))
+
 
 MOST_PROGRAMS = 12
 KEPT_BACK = 3
@@ -184,3 +400,131 @@ def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
 
     names = written_name(cheap), written_name(exact)
     return TuneSearch(units, measured, goal, names).run()
+
+
+ACCEPTED = (SQNR, "top1", METRIC)
+"""The figures that a table of tuned programs has."""
+SHOWN = 3
+
+
+def wrong(tuned: Tuned) -> str:
+    """Why none is chosen; empty if one is."""
+    if tuned.least is None:
+        return ""
+    goal, budget = tuned.goal, _costs(tuned.goal.budget)
+    least, best = _costs(tuned.least.costs), figure_in_words(goal, tuned.best)
+    if not any(goal.affords(point) for point in tuned.points):
+        return f"no program is within {budget}: the least is {least} ({_share(tuned, tuned.least)})"
+    if goal.met(tuned.least):
+        return (
+            f"no program holds the floor within {budget}: the floor takes {least}"
+            f" ({_share(tuned, tuned.least)}), and the budget gives {best} ({_share(tuned, tuned.best)})"
+        )
+    floors = ", ".join(number_in_words(name, floor) for name, floor in goal.floors.items())
+    return f"no program reaches {floors}: the best has {best} ({_share(tuned, tuned.best)}); {_limit(tuned)}"
+
+
+def _share(tuned: Tuned, point: Point) -> str:
+    return share_in_words(point.units, len(tuned.units), tuned.names)
+
+
+def _limit(tuned: Tuned) -> str:
+    """What keeps the exact precision below the floor."""
+    name, exact = tuned.names[1], tuned.ends[1]
+    if exact.failed:
+        return f"{name} gives no program ({exact.failed})"
+    chip, whole = exact.figures.get("reference_sqnr_db"), exact.figures.get(SQNR, math.inf)
+    if chip is not None and noise(chip) > noise(whole) / 2:
+        own = f"the chip itself has {in_decibels(chip)} against the quantized model"
+        return f"at {name} {own}: divergence names the operator"
+    worst = sorted(tuned.units, key=lambda unit: -unit.exact)[:SHOWN]
+    return f"at {name} most is lost in {', '.join(unit.where for unit in worst)}"
+
+
+def _amount(name: str, value: float) -> str:
+    return f"{value:,.4g}" if name == "ms" else f"{value:,.0f}"
+
+
+def _costs(costs: Mapping[str, float]) -> str:
+    return ", ".join(f"{_amount(name, costs[name])} {COSTS[name]}" for name in COSTS if name in costs)
+
+
+def as_text(tuned: Tuned) -> Iterator[str]:
+    """How it was found, the frontier as a table, and the operators that are exact."""
+    cheap, exact = tuned.names
+    costs = [name for name in COSTS if any(name in point.costs for point in tuned.points)]
+    yield from (f"  {step}" for step in tuned.steps)
+    rows = [("", f"at {exact}", f"at {cheap}", "accuracy", *(COSTS[name] for name in costs))]
+    for point in tuned.points:
+        shown = (_amount(name, point.costs[name]) if name in point.costs else "-" for name in costs)
+        count = len(point.units)
+        rows.append(
+            (
+                "→" if point is tuned.chosen else "",
+                str(count),
+                str(len(tuned.units) - count),
+                point.failed or _accuracy(point),
+                *shown,
+            )
+        )
+    yield from aligned(rows)
+    yield from _saved(tuned)
+    if tuned.chosen and tuned.chosen.units and len(tuned.chosen.units) < len(tuned.units):
+        yield f"{plural(len(tuned.chosen.units), 'group')} of operators at {exact}, by score:"
+        gains = sorted((tuned.units[index] for index in tuned.chosen.units), key=lambda unit: -unit.gain)
+        yield from (f"  {unit.where}" for unit in gains)
+
+
+def _accuracy(point: Point) -> str:
+    worst = point.outcome.worst_db
+    return in_words(point.figures) + ("" if worst is None else f"; the worst sample {in_decibels(worst)}")
+
+
+def _saved(tuned: Tuned) -> Iterator[str]:
+    """What the chosen program saves against all at the exact precision."""
+    chosen, exact = tuned.chosen, tuned.ends[1]
+    if chosen is None or chosen is exact or exact.failed:
+        return
+    shares = {
+        name: 1 - chosen.costs[name] / exact.costs[name]
+        for name in COSTS
+        if chosen.costs.get(name) is not None and exact.costs.get(name)
+    }
+    saves = ", ".join(f"{share:.0%} of the {COSTS[name]}" for name, share in shares.items() if share > 0)
+    costs = ", ".join(f"{-share:.0%} more {COSTS[name]}" for name, share in shares.items() if share < 0)
+    words = "; ".join(filter(None, [saves and f"it saves {saves}", costs and f"it takes {costs}"]))
+    yield f"against all at {tuned.names[1]}: {words or 'it saves nothing'}"
+
+
+def as_accepted(tuned: Tuned) -> dict[str, Metric]:
+    """What the site's page is made from: both precisions, and the mixture that was chosen."""
+    values: dict[str, Metric] = {f"floor.{name}": least for name, least in tuned.goal.floors.items()}
+    values |= {"precisions": " ".join(tuned.names), "programs": len(tuned.points)}
+    values |= {"groups": len(tuned.units), "cpu_seconds": round(tuned.cpu_seconds, 1)}
+    for when, point in zip(("cheap", "exact", "chosen"), (*tuned.ends, tuned.chosen), strict=True):
+        if point:
+            figures = {name: round(point.figures[name], 3) for name in ACCEPTED if name in point.figures}
+            costs = {name: int(cost) for name, cost in point.costs.items() if name != "ms"}
+            row = {"groups": len(point.units), **figures, **costs}
+            values |= {f"{when}.{name}": value for name, value in row.items()}
+    return values
+
+
+def document(tuned: Tuned) -> dict[str, object]:
+    """The frontier, for a report and an answer."""
+    return {
+        "schemes": list(tuned.names),
+        "frontier": [
+            {
+                "exact": len(point.units),
+                "of": len(tuned.units),
+                "accuracy": dict(point.figures),
+                "costs": dict(point.costs),
+                "worst": point.outcome.worst_db,
+                "failed": point.failed,
+                "chosen": point is tuned.chosen,
+            }
+            for point in tuned.points
+        ],
+        "steps": list(tuned.steps),
+    }

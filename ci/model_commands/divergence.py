@@ -45,8 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.cause import of_divergence
-    from ci.explain.divergence import DIFFERS_DB
-    from ci.explain.divergence_result import DivergenceResult, as_text, document, fix_of
+    from ci.explain.divergence import DIFFERS_DB, DivergenceResult, as_text, document, fix_of
     from ci.explain.lane import explainer, measured
     from ci.explain.proofs import proofs_of
     from ci.one_model.report import ModelReport, reported

@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
-    from ci.explain.repair_report import repair_suites
+    from ci.explain.repair import repair_suites
     from ci.explain.rewriting import RewriteChoice
     from ci.one_model.report import ModelReport, reported
     from provisioning.base.commands import Fix
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
-    from ci.explain.repair_report import repair_model
+    from ci.explain.repair import repair_model
     from ci.one_model.report import reported
 
     model = replace(knowing_failures(model), output=output)

@@ -26,7 +26,7 @@ from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
-    from ci.explain.tune_units import Goal, Tuned
+    from ci.explain.tune import Goal, Tuned
     from ci.one_model.report import ModelReport
     from provisioning.accepted_file import Values
 
@@ -168,7 +168,7 @@ def budget(text: str) -> tuple[str, float]:
 
 
 def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
-    from ci.explain.tune_units import SQNR, Goal
+    from ci.explain.tune import SQNR, Goal
     from ci.suite.accuracy import METRIC
 
     floors: dict[str, float] = {}
@@ -192,8 +192,7 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
 
 def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
-    from ci.explain.tune_report import as_text, document, wrong
-    from ci.explain.tune_units import settings_of
+    from ci.explain.tune import as_text, document, settings_of, wrong
     from ci.one_model.output import keep_origins, require_own, writing_into
     from ci.one_model.product import ELSEWHERE
     from ci.suite.suite_file import PRECISION_SUFFIX, precision_text
@@ -229,10 +228,9 @@ def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport)
 def tune_suites(models: Sequence[OneModel], mixture: Mixture, report: ModelReport, *, accepts: bool) -> int:
     """Tune each program of suites, repaired first as `repair` does it, and keep what it costs beside both
     precisions if that is accepted. Writes no precision file: the command for one does that."""
-    from ci.explain.repair import repair_of
-    from ci.explain.repair_report import replaced
+    from ci.explain.repair import repair_of, replaced
     from ci.explain.rewriting import RewriteChoice
-    from ci.explain.tune_report import as_accepted, as_text, wrong
+    from ci.explain.tune import as_accepted, as_text, wrong
     from ci.suite.suite_file import accepted_path
     from provisioning.accepted_file import accept
 

@@ -34,7 +34,7 @@ def test_what_leaves_fp16_is_a_cause_only_where_the_outputs_change_without_it(
 
 
 def test_a_node_whose_operand_is_wrong_adds_nothing_of_its_own() -> None:
-    from ci.explain.cuts import with_error
+    from ci.explain.divergence import with_error
     from ci.explain.torch_graph import TorchGraph
 
     sample = (torch.rand(4, 3) + 1,)

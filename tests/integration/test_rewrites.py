@@ -16,7 +16,7 @@ import torch
 
 from ci.explain import onnx_rewrites, torch_repair
 from ci.explain.onnx_graph import CpuRuntime
-from ci.explain.onnx_rewriting import OnnxMatch, Writer
+from ci.explain.onnx_rewrites import OnnxMatch, Writer
 from ci.explain.rewriting import Need, NotTheSame, RewriteChoice, needs_of
 from ci.lanes.onnx import provider
 from provisioning.known_faults import fix_for, load_faults, load_fixes, words_of

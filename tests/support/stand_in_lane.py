@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ci.explain.divergence_result import DivergenceResult, DivergentOperator
+from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.jobs import WorkOptions
 from ci.models.model_lines import OperatorAt

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ci.explain.cause import Cause, cause_of, of_divergence, of_scores, with_suspects
-from ci.explain.divergence_result import DivergenceResult
+from ci.explain.divergence import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Loss, Scores
 from ci.explain.proofs import MOST, Proofs, helps, outcome_with_cause, proofs_of

@@ -11,14 +11,15 @@ from typing import Any
 import numpy
 import pytest
 
-from ci.explain.divergence import Divergence, worst_drop
-from ci.explain.divergence_result import (
+from ci.explain.divergence import (
+    Divergence,
     DivergenceResult,
     DivergentOperator,
     as_text,
     fix_of,
     keep_partial,
     partial_of,
+    worst_drop,
 )
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.arrays import Array

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.explain.divergence_result import DivergenceLimits
+from ci.explain.divergence import DivergenceLimits
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
     all_in_float,

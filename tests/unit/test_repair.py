@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.explain import repair, repair_report
+from ci.explain import repair
 from ci.explain.rewriting import RewriteChoice
 from ci.model_commands import repair as verb
 from ci.one_model.model import ONNX, OneModel
@@ -28,7 +28,7 @@ def report_of(model: OneModel) -> ModelReport:
 
 
 def repair_one(model: OneModel) -> int:
-    return repair_report.repair_model(model, RewriteChoice(), report_of(model))
+    return repair.repair_model(model, RewriteChoice(), report_of(model))
 
 
 def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
@@ -155,11 +155,11 @@ def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_onc
     report = report_of(StandInLane(tmp_path).model)
     asked = RewriteChoice()
     some = [program("good/8a8w/SM8650"), program("bad/8a8w/SM8650")]
-    assert repair_report.repair_suites(some[:1], asked, report, accepts=False) == 0
+    assert repair.repair_suites(some[:1], asked, report, accepts=False) == 0
     assert not load_accepted(accepted_path(suite, "repaired")).subjects
-    assert repair_report.repair_suites(some, asked, report, accepts=True) == 1
+    assert repair.repair_suites(some, asked, report, accepts=True) == 1
     with pytest.raises(KeyboardInterrupt):
-        repair_report.repair_suites(
+        repair.repair_suites(
             [program("good/fp16/SM8650"), program("interrupted")], asked, report, accepts=True
         )
     accepted = load_accepted(accepted_path(suite, "repaired")).subjects

@@ -13,9 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ci.explain.losses import GroupScore
-from ci.explain.tune import TuneSearch
-from ci.explain.tune_report import as_text, wrong
-from ci.explain.tune_units import Goal, Point, Tuned
+from ci.explain.tune import Goal, Point, Tuned, TuneSearch, as_text, wrong
 from ci.model_commands import tune as verb
 from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
 from ci.one_model.model import ONNX, OneModel

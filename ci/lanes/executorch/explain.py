@@ -17,7 +17,7 @@ from ci.explain.audit import (
     SuggestedOperator,
     with_precisions,
 )
-from ci.explain.divergence_result import DivergenceResult, partial_of
+from ci.explain.divergence import DivergenceResult, partial_of
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
-from ci.explain.divergence_result import DivergenceLimits
+from ci.explain.divergence import DivergenceLimits
 from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import Need, RewrittenPlace
 from ci.models.inputs import InputsUsed

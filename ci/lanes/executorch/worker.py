@@ -23,8 +23,7 @@ from executorch.exir import ExecutorchBackendConfig
 from torch import Tensor, nn
 
 from ci.child import WARM, Answer, doing, hidden, reporting
-from ci.explain.divergence import Divergence
-from ci.explain.divergence_result import DivergenceResult, keep_partial
+from ci.explain.divergence import Divergence, DivergenceResult, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
 from ci.explain.torch_graph import TorchGraph

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ci.cached_steps import require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
-from ci.explain.divergence_result import DivergenceLimits, DivergenceResult
+from ci.explain.divergence import DivergenceLimits, DivergenceResult
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten

@@ -14,8 +14,7 @@ from typing import Any
 
 import onnx
 
-from ci.explain.divergence import Divergence
-from ci.explain.divergence_result import DivergenceLimits, DivergenceResult, keep_partial
+from ci.explain.divergence import Divergence, DivergenceLimits, DivergenceResult, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, ge
 
 from ci import child
 from ci.child import UNFORESEEN, WARM, hidden, reporting
-from ci.explain.divergence_result import DivergenceLimits, partial_of
+from ci.explain.divergence import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
 from ci.explain.rewriting import RewriteChoice
 from ci.forecast import QnnEstimates
