@@ -152,8 +152,8 @@ def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
     from ci.suite.precision import scheme_named
 
     scheme = scheme_named(scheme)
-    lines = [row.message for row in inexact([operator], scheme)]
-    return Diagnosis(subject, operators=tuple(filter(None, [measured(operator, scheme), *lines])))
+    lines = [row.message for row in inexact([operator], scheme)] or [measured(operator, scheme)]
+    return Diagnosis(subject, operators=tuple(filter(None, lines)))
 
 
 def _shown(path: Path) -> str:

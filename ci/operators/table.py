@@ -7,7 +7,6 @@ They are measured and made in the laboratory; docs/operators.md shows the first.
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +17,10 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, StringConstraints
 
 from ci.operators.conditions import Traits, key_of, names_of
-from ci.suite.lost_parts import WRONG_DB
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
-from provisioning.base.units import bound_in_decibels
 
 TABLE = MANIFESTS / "upstream" / "operators.json"
 
@@ -33,7 +30,7 @@ PLAIN = "plain"
 Result = Literal["crash", "dies", "wrong", "lost", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
 
 FAILING = ("lost", "wrong", "dies", "crash")
-NOT_COMPILED = ("dies", "crash")
+INEXACT = ("lost", "wrong")
 
 WORDS: Mapping[Result, str] = {
     "whole": "whole",
@@ -121,11 +118,6 @@ class Cell(NamedTuple):
             and self.loses_db is None
         )
 
-    @property
-    def newer(self) -> list[str]:
-        """The tests of the suite rework-op that it was measured with, if no other suite measures it."""
-        return sorted({name for name in (self.form, *self.others) if name.startswith("test_")})
-
 
 EXACT = 200.0
 """The SQNR in dB of outputs that are equal."""
@@ -202,14 +194,19 @@ class Inexact:
     operator: str
     message: str
     command: str
-    compiles: bool = True
 
 
 def measured(operator: str, scheme: str) -> str:
     """The table's cell in words; empty if there is none."""
     name, chips = _row(operator)
     cell = _cell(chips, DEFAULT_SOC, scheme)
-    return f"{name} at {scheme} on {DEFAULT_SOC}: {cell}" if cell else ""
+    return _in_words(name, scheme, DEFAULT_SOC, cell) if cell else ""
+
+
+def _in_words(name: str, scheme: str, soc: str, cell: Cell, better: str = "") -> str:
+    """`better` is the scheme at which it is right."""
+    instead = f"; keep it at {better}" if better else ""
+    return f"{name} at {scheme} on the emulator of {soc}: {cell}{instead}"
 
 
 def name_in_table(operator: str) -> str:
@@ -242,87 +239,43 @@ def operators_in(nodes: Mapping[str, Traits]) -> dict[str, set[str]]:
     return operators
 
 
-SAID: Mapping[tuple[str, ...], str] = {
-    ("wrong",): "loses accuracy on the emulator of",
-    ("lost",): f"is below {bound_in_decibels(WRONG_DB)} of float once it is quantized, as seen for",
-    NOT_COMPILED: "",
-}
-"""What is said of cases with these results; of the last, what they do."""
-
-
 def inexact(
     operators: Iterable[str] | Mapping[str, Collection[str]], scheme: str, soc: str = DEFAULT_SOC
 ) -> Iterator[Inexact]:
-    """Those of these operators that lose accuracy, then those that quantizing loses, then those that do not
-    compile, with the scheme to use instead. Where all is well with a chip's own cases, those of SM8650 count:
-    it has more. A mapping gives the shapes of their tensors: other shapes do not count, nor do ExecuTorch's
-    tests, whose arguments the table does not have."""
+    """Those of these operators that compile and are wrong, or far from float once they are quantized, with
+    the scheme to use instead. Where all is well with a chip's own cases, those of SM8650 count: it has more.
+    A mapping gives the shapes of their tensors: other shapes do not count, nor do ExecuTorch's tests, whose
+    arguments the table does not have."""
     shapes_of = operators if isinstance(operators, Mapping) else {}
     found = ((operator, *_row(operator)) for operator in sorted(set(operators)))
     rows = {name: (operator, chips) for operator, name, chips in found}
-    for results, verb in SAID.items():
-        for name, (operator, chips) in rows.items():
-            own, usual = _cell(chips, soc, scheme), _cell(chips, DEFAULT_SOC, scheme)
-            place, cell, few = soc, own, ""
-            if own is None or (set(FAILING).isdisjoint(own.results) and _says_more(usual, own)):
-                few = f"{soc} was not measured" if own is None else f"{soc} was measured with fewer cases"
-                place, cell = DEFAULT_SOC, usual
-            shapes, with_plain = shapes_of.get(operator), not own or cell is own
-            words = cell and _where(cell, results, shapes, with_plain=with_plain)
-            if cell is None or not words:
+    for name, (operator, chips) in rows.items():
+        for chip in dict.fromkeys((soc, DEFAULT_SOC)):
+            cell = _cell(chips, chip, scheme)
+            if cell is None or not (failing := _failing(cell, shapes_of.get(operator))):
                 continue
-            better = next((name for name in _better(scheme) if _is_good(chips, {soc, place}, name)), "")
-            instead = f": keep it at {better}" if better else ""
-            measured_on = place_of(place, shipped().measured.get(place, ""), few)
-            message = f"{name} at {scheme} {verb or f'{failure_of(cell)} for'} {measured_on} {words}{instead}"
-            command = _command(name, scheme, soc, cell)
-            yield Inexact(operator, message, command, results != NOT_COMPILED)
+            better = next((other for other in _better(scheme) if _is_good(chips, {soc, chip}, other)), "")
+            message = _in_words(name, scheme, chip, failing, better)
+            yield Inexact(operator, message, session("diagnose", f"{name}@{scheme}"))
+            break
 
 
-BUILD = re.compile(r"\bQNN v?\d+\.\d+\.\d+")
+def _failing(cell: Cell, shapes: Collection[str] | None) -> Cell | None:
+    """The cell with the forms alone that an operator of these shapes can have; None if none of them is
+    inexact."""
+    others = {
+        form: case
+        for form, case in cell.others.items()
+        if case.result in INEXACT and (shapes is None or _is_input(form, shapes))
+    }
+    return cell._replace(others=others) if others or cell.result in INEXACT else None
 
 
-def place_of(soc: str, versions: str, few: str) -> str:
-    """`SM8650 (QNN v2.49.40; SM8750 was not measured)`; of several builds none is named."""
-    builds = set(BUILD.findall(versions))
-    notes = [*(builds if len(builds) == 1 else ()), *([few] if few else ())]
-    return f"{soc} ({'; '.join(notes)})" if notes else soc
-
-
-def _says_more(usual: Cell | None, own: Cell) -> bool:
-    """Not where most cases fail on SM8650 and this chip is better."""
-    return usual is not None and usual.cases > own.cases and usual.result not in FAILING
-
-
-def _where(cell: Cell, results: tuple[str, ...], shapes: Collection[str] | None, *, with_plain: bool) -> str:
-    """The inputs and tests that gave one of these results; empty if none did with these shapes."""
-    alike = {name: case for name, case in sorted(cell.others.items()) if case.result in results}
-    inputs = [
-        f"{name}{f' ({figure})' if (figure := case.figure.strip()) else ''}"
-        for name, case in alike.items()
-        if _is_input(name, shapes) and (with_plain or not name.startswith(PLAIN))
-    ]
-    tests = [name for name in alike if " " not in name]
-    parts = [f"with inputs {', '.join(inputs)}"] if inputs else []
-    if cell.result in results:
-        figure = Case(cell.result, cell.db).figure.strip()
-        parts.append(f"in its usual cases{f' ({figure})' if figure else ''}")
-    elif tests and shapes is None and "lost" not in results:
-        # What quantizing loses in a test comes of the test's values: of a model its own figures tell.
-        parts.append(f"in ExecuTorch's tests {', '.join(tests)}")
-    return " and ".join(parts)
-
-
-def _is_input(form: str, shapes: Collection[str] | None = None) -> bool:
+def _is_input(form: str, shapes: Collection[str]) -> bool:
     """Not a test, a shape that the model has not, nor a form that the operator need not have."""
     kind, _, sizes = form.partition(" ")
-    of_another_shape = shapes is not None and kind == "shape" and sizes not in shapes
+    of_another_shape = kind == "shape" and sizes not in shapes
     return bool(sizes) and not of_another_shape and not form.startswith(f"{IN_CHAIN}, ")
-
-
-def failure_of(cell: Cell) -> str:
-    words = {"dies": "does not compile", "crash": "crashes"}
-    return " or ".join(words[result] for result in NOT_COMPILED if result in cell.results)
 
 
 def _better(scheme: str) -> Iterator[str]:
@@ -338,15 +291,6 @@ def _is_good(chips: Rows, socs: Iterable[str], scheme: str) -> bool:
     return bool(cells) and all(cell.good for cell in cells)
 
 
-def _command(name: str, scheme: str, soc: str, cell: Cell) -> str:
-    """Qualcomm's newer tests show what they alone measure."""
-    if not cell.newer:
-        return session("diagnose", f"{name}@{scheme}")
-    expression = " or ".join(f"{test}[" for test in cell.newer)
-    chip = [] if soc == DEFAULT_SOC else ["--soc", soc]
-    return session("test_upstream", "rework-op", "-k", expression, *chip)
-
-
 ONNX_TABLE = MANIFESTS / "onnx_operators.json"
 
 
@@ -356,23 +300,16 @@ def shipped_onnx() -> OperatorTable:
     return read(ONNX_TABLE)
 
 
-def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
-    """Those of these operators of ONNX that fail in ONNX Runtime, with the precision to use instead."""
-    few = "" if soc == DEFAULT_SOC else f"{soc} was not measured"
-    place = place_of(DEFAULT_SOC, shipped_onnx().measured.get(DEFAULT_SOC, ""), few)
+def inexact_onnx(operators: Iterable[str], precision: str, *, compiled: bool = False) -> Iterator[Inexact]:
+    """Those of these operators of ONNX that fail in ONNX Runtime, with the precision to use instead;
+    `compiled`: of a model that was compiled here."""
     for name in sorted(set(operators)):
         cells = shipped_onnx().cells.get(name, {}).get(DEFAULT_SOC, {})
         cell = cells.get(precision)
-        if cell is None or cell.result not in FAILING:
+        if cell is None or cell.result not in (INEXACT if compiled else FAILING):
             continue
-        compiles = cell.result not in NOT_COMPILED
-        figure = in_db(cell.db).strip() or "no figure"
-        verb = f"is wrong ({figure})" if compiles else failure_of(cell)
-        if cell.result == "lost":
-            verb = f"is far from float ({figure}) once it is quantized, as seen"
         order = ("16a8w", "8a8w", "fp16") if precision == "fp16" else ("8a8w", "16a8w", "fp16")
         better = next((name for name in order if name in cells and cells[name].good), "")
-        instead = f": keep it at {better}" if better else ""
-        message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
         words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
-        yield Inexact(name, message, session("test_onnx", *words), compiles)
+        message = _in_words(name, precision, DEFAULT_SOC, cell, better)
+        yield Inexact(name, message, session("test_onnx", *words))

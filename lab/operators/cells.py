@@ -19,6 +19,8 @@ ALONE = "alone"
 LOSES_DB = 20.0
 """HTP loses accuracy if it is so much farther from the float model than the quantized model on the CPU."""
 
+NOT_COMPILED = ("dies", "crash")
+
 OPERATORS = (*TABLED, NEWER)
 """The suites that the table is made from."""
 
@@ -43,7 +45,7 @@ def table_of(records: Mapping[str, Mapping[str, PartsRecord]]) -> table.Operator
     for (operator, soc, scheme), every in sorted(rows.items()):
         # Layers that do not compile themselves, as weights of 16 bits on V68, say nothing of an operator.
         around = rows.get((NO_OPERATOR, soc, scheme), ())
-        silent = any(row.form == table.IN_CHAIN and row.result in table.NOT_COMPILED for row in around)
+        silent = any(row.form == table.IN_CHAIN and row.result in NOT_COMPILED for row in around)
         own = [row for row in every if not (silent and row.chain)]
         if own:
             similar = rows.get((operator, soc, SAME_WITHOUT_WEIGHTS.get(scheme, "")), [])

@@ -95,7 +95,7 @@ def _alone(cell: Cell) -> tuple[set[str], float | None] | None:
     plain = [case.result for form, case in cell.others.items() if form.startswith(PLAIN)]
     words: set[str] = {usual.result, *plain}
     tests = [form for form in cell.others if " " not in form and form != ALONE]
-    if tests or cell.newer or not UNTOLD.isdisjoint(words):
+    if tests or cell.form.startswith("test_") or not UNTOLD.isdisjoint(words):
         return None
     return words, None if ALONE in cell.others else cell.db
 

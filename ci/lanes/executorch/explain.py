@@ -115,7 +115,7 @@ def divergence_of(
         return result
     met = faults_in(first.traits, scheme, soc, versions_of(plan.build_id), seen_db=first.sqnr_db)
     faults = [SuspectedFault.of(row.fault) for row in met]
-    measured = [row for row in inexact([first.operator], scheme, soc) if row.compiles]
+    measured = inexact([first.operator], scheme, soc)
     better = better_than(first.operator, scheme, soc)
     return replace(result, first=replace(first, known=(*faults, *measured), better=better))
 
@@ -194,8 +194,7 @@ def audit_row(compiled: ChipProgram, scheme: str, soc: str, build_id: str) -> Au
         delegates=compiled.delegates,
         ddr=compiled.ddr,
         kept_on_cpu=KeptNodes(kept.because, kept.nodes) if kept else None,
-        # What is known not to compile does, as it was compiled here.
-        inexact=tuple(row for row in known if row.compiles),
+        inexact=tuple(known),
         warnings=tuple(met.warning for met in shown),
     )
 

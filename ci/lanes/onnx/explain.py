@@ -169,8 +169,7 @@ def _inexact(
     operators: Iterable[str], program: OnnxProgram, *, compiles: bool = False
 ) -> tuple[Inexact, ...]:
     """Those that are known to fail; `compiles`: of a model that was compiled here."""
-    known = inexact_onnx(operators, program.run.kind, program.soc)
-    return tuple(row for row in known if row.compiles or not compiles)
+    return tuple(inexact_onnx(operators, program.run.kind, compiled=compiles))
 
 
 def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
