@@ -65,11 +65,9 @@ from ci.operators.partition.decisions import (
     partition_of,
 )
 from ci.operators.partition.failing_operators import (
-    CONSTANT,
     SEARCHED_SECONDS,
     Search,
     Workaround,
-    constant_results,
     workaround_of,
 )
 from ci.suite.accuracy import (
@@ -83,7 +81,7 @@ from ci.suite.accuracy import (
     tie_noise,
 )
 from ci.trouble import of_error
-from provisioning.base.commands import Fix, joined, session
+from provisioning.base.commands import joined
 from provisioning.known_faults import words_of
 
 MASKS = ("aten.masked_fill", "aten.where")
@@ -266,12 +264,12 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
         return lowered_module(chip_model, module, nodes)
 
     with step_of("compile"), watch.installed():
-        edge, workaround = _with_workaround(search, lowered_with, chip_model, module)
+        edge, workaround = _with_workaround(search, lowered_with, chip_model)
         lowered = edge.exported_program()
         parts, nodes = partition_of(lowered, chip_model.backend), delegated_nodes(lowered, module)
         cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         if workaround and not request.keep_going:
-            raise _dies_of(workaround, parts, cpu_operators, module, chip_model.sample)
+            raise _dies_of(workaround, parts, cpu_operators)
         _require_indices(lowered.graph_module)
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
@@ -400,7 +398,7 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
 
 
 def _with_workaround(
-    search: Search, lower: Callable[..., Any], chip_model: ChipModel, module: Any
+    search: Search, lower: Callable[..., Any], chip_model: ChipModel
 ) -> tuple[Any, Workaround | None]:
     """The lowered program, with the nodes that had to stay on the CPU for it."""
     begun = time.process_time()
@@ -423,22 +421,12 @@ def _with_workaround(
         if not (workaround := workaround_of(search, error, lower, brief=brief)):
             raise
         if workaround.lowered is None:
-            raise _failed(workaround, workaround.tried, module, chip_model.sample) from error
+            raise _failed(workaround, workaround.tried) from error
         return workaround.lowered, workaround
 
 
-def _constants_of(module: Any, sample: tuple[Tensor, ...]) -> list[str]:
-    if not hasattr(module, "graph"):
-        module = torch.export.export(module, copied(sample), strict=True).module()
-    return constant_results(module.graph)
-
-
 def _dies_of(
-    workaround: Workaround,
-    parts: Sequence[GraphPart],
-    cpu_operators: Sequence[CpuOperator],
-    module: Any,
-    sample: tuple[Tensor, ...],
+    workaround: Workaround, parts: Sequence[GraphPart], cpu_operators: Sequence[CpuOperator]
 ) -> Failed:
     delegates = sum(not part.on_cpu for part in parts)
     count = sum(part.count for part in parts if part.on_cpu)
@@ -446,24 +434,13 @@ def _dies_of(
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
     lacking = sorted({operator.operator for operator in cpu_operators if not operator.kernel})
-    return _failed(workaround, f"tried: the rest lowers{cost}", module, sample, lacking)
+    return _failed(workaround, f"tried: the rest lowers{cost}", lacking)
 
 
-def _failed(
-    workaround: Workaround, tried: str, module: Any, sample: tuple[Tensor, ...], lacking: Sequence[str] = ()
-) -> Failed:
+def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
     named = f" (in a suite's run cpu_nodes = [{nodes}])" if len(workaround.cpu_nodes) <= MOST_IN_A_FIX else ""
     fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))
-    if CONSTANT in fixes and (last := _constants_of(module, sample)):
-        # Half of such a computation as a buffer leaves the other half, which dies as well.
-        value = "this value" if len(last) == 1 else "each of these values"
-        fixes[fixes.index(CONSTANT)] = Fix(
-            "compute {} once, in __init__, and keep it with register_buffer: {}; {} writes the model so",
-            value,
-            ", ".join(last),
-            session("repair", "MODEL", "-o", "DIR"),
-        )
     if rows := list(dict.fromkeys(culprit.more_bits for culprit in workaround.culprits if culprit.more_bits)):
         # Without all of them it still dies.
         eight = rows[0].split('"')[-2]

@@ -188,15 +188,6 @@ def module_path(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
 
 
-def varying(graph: Any) -> set[Any]:
-    """The nodes that depend on an input."""
-    found = set[Any]()
-    for node in graph.nodes:
-        if node.op == "placeholder" or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
 def module_of(node: Any) -> str:
     """The name in named_modules() of the node's module; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())

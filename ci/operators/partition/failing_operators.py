@@ -35,8 +35,8 @@ from ci.operators.partition.decisions import (
     operator_name,
     restore_builtins,
     smallest_failing,
-    varying,
 )
+from provisioning.base.commands import Fix, session
 from provisioning.known_faults import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")
@@ -239,7 +239,8 @@ class Search:
             if decision and not decision.supported and user not in {node.name for node in nodes}:
                 reason += f"; {decision.operator} needs it, and stays on the CPU: {decision.reason}"
                 break
-        fix, more_bits = CONSTANT, ""
+        fix: str = CONSTANT
+        more_bits = ""
         if is_quantizer(nodes[0]):
             fix, more_bits = "", _more_bits(nodes[0])
         elif any(is_inside(node, "torch.nn.modules.rnn") for node in nodes):
@@ -393,25 +394,11 @@ def _more_bits(node: Node) -> str:
     return f'{{ name = "{module}", precision = "{bits[0]}a8w" }}'
 
 
-CONSTANT = "make the constant in __init__ with register_buffer, or an input"
-
-
-def constant_results(graph: Any) -> list[str]:
-    """What a graph computes of its constants alone and then uses together with its inputs: the last operator
-    of each such computation, with its line."""
-    live, last = varying(graph), dict[str, None]()
-    for node in live:
-        todo = [operand for operand in node.all_input_nodes if operand not in live]
-        while todo:
-            constant = todo.pop()
-            if _is_passed_on(constant):
-                todo += constant.all_input_nodes
-            elif constant.op == "call_function":
-                last[f"{constant.target}" + (f" at {line}" if (line := place_in_words(constant)) else "")] = (
-                    None
-                )
-    return sorted(last)
-
+CONSTANT = Fix(
+    "compute the constant once, in __init__, and keep it with register_buffer, or make it an input; {} writes"
+    " the model so",
+    session("repair", "MODEL", "-o", "DIR"),
+)
 
 RECURRENT = (
     "export the model as an .onnx: ONNX Runtime compiles recurrent layers as a whole; or give the layer its"
