@@ -23,7 +23,7 @@ from ci.suite.stage import Plan, Results, of_program
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError, exit_code_of
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
 from provisioning.base.findings import Finding
 from provisioning.base.rendering import plural, readable
 from provisioning.base.settings import DEFAULT_SOC
@@ -234,8 +234,6 @@ class Product:
     """For a table of several precisions; without them it has no row there."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
-    unverified: EnvironmentLacking | None = None
-    """Why it could not be run, though it was to be. The files are written all the same."""
     run_fields: Mapping[str, object] = field(default_factory=dict)
     """What a suite that gets the model has in its run beside what was typed."""
 
@@ -352,9 +350,7 @@ def _answered(folder: Path, product: Product) -> dict[str, object]:
 
 
 def judged(products: Sequence[Product], report: ModelReport) -> int:
-    """The exit code, after what is wrong. Raises why a program could not be run."""
-    if lacking := next((product.unverified for product in products if product.unverified), None):
-        raise lacking
+    """The exit code, after what is wrong."""
     places = Places.of()
     wrong = [places.located(finding) for product in products for finding in product.outcome.wrong]
     answer.add_findings(wrong)

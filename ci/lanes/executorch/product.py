@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ci.artifacts import refusals
+from ci.artifacts.against_sdk import against
 from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
 from ci.closed import closed
 from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
@@ -24,9 +25,11 @@ from ci.lanes.executorch.compile import (
     COMPILED,
     LIBRARY_MISSING,
     RAN,
+    WORKER,
     ExecutorchPlan,
     compile_programs,
     done,
+    home_of,
     plan_of,
     quantizing,
 )
@@ -61,7 +64,7 @@ from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
 from ci.one_model.product import Outcome, Product, each_product, require_fp16
 from ci.operators.faults import shown_by_inputs
-from ci.outcome import Failure, Result
+from ci.outcome import Refused, Result
 from ci.plain import as_json
 from ci.runner import Runner, call_runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
@@ -71,6 +74,7 @@ from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results
 from ci.suite.suite_file import precision_file_of
+from ci.work import asking
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, leave_out, session
@@ -81,14 +85,15 @@ from provisioning.base.progress import at_work
 from provisioning.base.rendering import plural
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import Places
+from provisioning.components import QNN_SDK
+from provisioning.environment import resolve
 from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault
-from provisioning.manifest import soc_named
-
-NO_RUNNER = "runner"
-"""The kind of failure of a program that nothing here can run."""
-
+from provisioning.manifest import load_socs, soc_named
 
 FIELDS = ("precision", "cpu_nodes", "calibration")
+
+
+NOT_RUN = ("--verify", "none")
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[ExecutorchProgram]:
@@ -107,21 +112,16 @@ def products_of(model: OneModel, programs: Sequence[ExecutorchProgram]) -> list[
 def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
     on_emulator = [program.name for program in plan.programs if program.backend == "htp"]
     runner: Runner | None = None
-    no_runner: Result | None = None
     if model.verify and on_emulator:
-        # Before the compile, which may take minutes. The program is worth having without it.
         try:
+            # Before the compile, which may take minutes.
             runner = ready_runner(os.environ, plan.selection.reports)
         except EnvironmentLacking as error:
-            sys.stderr.write(f"{error.message}: the program will be written, and not be run\n")
-            no_runner = Result(failure=Failure(NO_RUNNER, error.message, error.fix, blame="machine"))
+            fix = Fix("{}; or add {}, to write the program without running it", error.fix, NOT_RUN)
+            raise EnvironmentLacking(error.message, fix=fix) from error
     compiled = compile_programs(plan)
     runnable = {name: compiled[name] for name in on_emulator if name in compiled and compiled[name].folder}
-    measured: Mapping[str, Result] = {}
-    if runner and runnable:
-        measured = measure(plan, runner, runnable, running_one)
-    elif no_runner:
-        measured = dict.fromkeys(runnable, no_runner)
+    measured = measure(plan, runner, runnable, running_one) if runner and runnable else {}
     return {COMPILED: compiled, RAN: measured}
 
 
@@ -130,10 +130,6 @@ def product_of(
 ) -> Product:
     compiled, run = _compiled(program, plan, results), results.get(RAN)
     assert compiled.folder is not None
-    unverified: EnvironmentLacking | None = None
-    if run and run.failure and run.failure.kind == NO_RUNNER:
-        message = f"{stem_of(model, program)}.pte is written, and was not run: {run.failure.message}"
-        unverified, run = EnvironmentLacking(message, fix=run.failure.fix), None
     if run and not ran(run):
         (finding,) = findings_of(program, run, compiled_in(compiled))
         suspected, fix = suspected_on_cpu(compiled_in(compiled).left)
@@ -202,7 +198,6 @@ def product_of(
         suspects=[SuspectedFault.of(met.fault, met.line) for met in suspects],
         facts={"accuracy": figures, "ddr": as_json(facts.ddr)},
         chips=program.soc,
-        unverified=unverified,
         run_fields=run_fields_of(program, facts),
     )
 
@@ -419,20 +414,10 @@ def quantized_in(result: Result) -> Quantized:
 
 def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
     """Write the program; returns the chip that it is for."""
-    from ci.artifacts.against_sdk import against
-    from ci.closed import closed
-    from ci.lanes.executorch.compile import WORKER, home_of
-    from ci.outcome import Refused
-    from ci.work import asking
-    from provisioning.base.progress import at_work
-    from provisioning.components import QNN_SDK
-    from provisioning.environment import resolve
-    from provisioning.manifest import load_socs
-
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
-    answer = against(contents, environment.root(QNN_SDK).path)
-    if any("error 5000" in line for line in answer.says):
-        message = f"{context}: {'; '.join(answer.says)}"
+    loading = against(contents, environment.root(QNN_SDK).path)
+    if any("error 5000" in line for line in loading.says):
+        message = f"{context}: {'; '.join(loading.says)}"
         raise CheckFailed(message, fix="compile it with this QNN, or another --profile")
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
