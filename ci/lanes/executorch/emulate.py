@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from ci.plain import as_json
 from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from ci.runner import Runner
-from ci.suite.accuracy import in_words, with_samples
+from ci.suite.accuracy import MetricFigures, in_words, with_samples
 from ci.suite.stage import run_cached_step, scores_of
 from ci.work import Home
 from provisioning.base.commands import session
@@ -79,20 +79,12 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         timeout=plan.work.run_timeout,
         flag="--run-timeout",
         cost=cost,
-        accepts=partial(_passes, compiled),
+        # Its figures are judged each time, and its metric is computed of them: whatever they are, they stay.
+        keeps_files=True,
+        accepts=lambda program, result: ran(result),
         line=_line,
         ended=_ended,
     )
-
-
-def running_one(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> Step:
-    """A program of one model alone, which may be as far off as it is."""
-    return replace(running(plan, runner, compiled), accepts=lambda program, result: ran(result))
-
-
-def _passes(compiled: Mapping[str, Result], program: ExecutorchProgram, result: Result) -> bool:
-    # What misses its thresholds is run again each time, so that its outputs can be looked at.
-    return not findings_of(program, result, compiled_in(compiled[program.name]))
 
 
 def _line(program: ExecutorchProgram, result: Result) -> Line:
@@ -127,70 +119,47 @@ def home_of_runs(plan: ExecutorchPlan, own: OwnPackages) -> Home:
     )
 
 
-def measure(
-    plan: ExecutorchPlan,
-    runner: Runner,
-    compiled: Mapping[str, Result],
-    step: Callable[[ExecutorchPlan, Runner, Mapping[str, Result]], Step] = running,
-) -> dict[str, Result]:
+def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> dict[str, Result]:
+    """With the figures of each one's metric. Inputs and outputs of what is wrong are copied to the logs."""
     runnable = [row for row in plan.programs if row.name in compiled and compiled[row.name].folder]
-    with_metric = [program for program in runnable if program.case.metric]
-    results = run_cached_step(step(plan, runner, compiled), [row for row in runnable if not row.case.metric])
-    results |= measured_with_metric(plan, runner, compiled, with_metric)
-    for name, result in results.items():
-        source = compiled[name].folder
-        # An interrupted run leaves its folder behind.
-        judged = result.failure and result.failure.blame != "machine"
-        kept = result.folder or (plan.logs / name if judged else None)
-        if source and kept and kept.is_dir():
-            for path in source.glob("*.raw"):
-                shutil.copyfile(path, kept / path.name)
-    return results
-
-
-def measured_with_metric(
-    plan: ExecutorchPlan,
-    runner: Runner,
-    compiled: Mapping[str, Result],
-    programs: Sequence[ExecutorchProgram],
-) -> dict[str, Result]:
-    """With the figures of each one's metric. Outputs of what is wrong are copied, to be looked at."""
-
-    def accepts(program: ExecutorchProgram, result: Result) -> bool:
-        return ran(result) or _passes(compiled, program, result)
-
-    step = running(plan, runner, compiled)
-    # The outputs are kept: the metric is computed of them each time.
-    step = replace(step, kind="emulator-outputs", keeps_files=True, accepts=accepts)
-    results = run_cached_step(step, programs)
-    outputs = {
-        name: result.folder / OUTPUTS for name, result in results.items() if ran(result) and result.folder
-    }
-
-    def request(program: ExecutorchProgram) -> Mapping[str, object]:
-        record = compiled_in(compiled[program.name])
-        folder = str(_folder_of(compiled, program))
-        return as_json(ComparedOutputs(folder, record.expected, record.reference))
-
-    scores = scores_of(
-        plan,
-        [row for row in programs if row.name in outputs],
-        outputs,
-        partial(home_of_runs, plan),
-        "ci.lanes.executorch.run_worker:metric_of",
-        request,
-    )
-    for program in programs:
-        result, score, evidence = results[program.name], scores.get(program.name), None
+    results = run_cached_step(running(plan, runner, compiled), runnable)
+    scores = _scores(plan, runnable, compiled, results)
+    for program in runnable:
+        result, lowered, evidence = results[program.name], compiled[program.name], plan.logs / program.name
+        # That of an earlier run.
+        shutil.rmtree(evidence, ignore_errors=True)
+        score = scores.get(program.name)
         if isinstance(score, Failure):
             result = replace(result, failure=score)
         elif score:
             record = ran_in(result)
-            record = replace(record, figures={**record.figures, **score.figures})
-            result = replace(result, record=record)
-        wrong = findings_of(program, result, compiled_in(compiled[program.name]))
-        if result.folder and (wrong or plan.work.keep):
-            evidence = plan.logs / program.name
-            shutil.copytree(result.folder, evidence, dirs_exist_ok=True)
-        results[program.name] = replace(result, folder=evidence)
+            result = replace(result, record=replace(record, figures={**record.figures, **score.figures}))
+        wrong = findings_of(program, result, compiled_in(lowered))
+        looked_at = result.folder is not None and bool(wrong or plan.work.keep)
+        if result.folder and looked_at:
+            shutil.copytree(result.folder, evidence)
+            for path in _folder_of(compiled, program).glob("*.raw"):
+                shutil.copyfile(path, evidence / path.name)
+        results[program.name] = replace(result, folder=evidence if looked_at else None)
     return results
+
+
+def _scores(
+    plan: ExecutorchPlan,
+    programs: Sequence[ExecutorchProgram],
+    compiled: Mapping[str, Result],
+    results: Mapping[str, Result],
+) -> Mapping[str, MetricFigures | Failure]:
+    """Of the programs that have a metric."""
+
+    def request(program: ExecutorchProgram) -> Mapping[str, object]:
+        record, folder = compiled_in(compiled[program.name]), str(_folder_of(compiled, program))
+        return as_json(ComparedOutputs(folder, record.expected, record.reference))
+
+    outputs = {
+        program.name: folder / OUTPUTS
+        for program in programs
+        if program.case.metric and ran(results[program.name]) and (folder := results[program.name].folder)
+    }
+    judged = [program for program in programs if program.name in outputs]
+    return scores_of(plan, judged, outputs, partial(home_of_runs, plan), f"{RUN_WORKER}:metric_of", request)

@@ -33,7 +33,7 @@ from ci.lanes.executorch.compile import (
     plan_of,
     quantizing,
 )
-from ci.lanes.executorch.emulate import measure, running_one
+from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.findings import (
     artifact,
     causes_of,
@@ -121,7 +121,7 @@ def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
             raise EnvironmentLacking(error.message, fix=fix) from error
     compiled = compile_programs(plan)
     runnable = {name: compiled[name] for name in on_emulator if name in compiled and compiled[name].folder}
-    measured = measure(plan, runner, runnable, running_one) if runner and runnable else {}
+    measured = measure(plan, runner, runnable) if runner and runnable else {}
     return {COMPILED: compiled, RAN: measured}
 
 
