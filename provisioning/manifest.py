@@ -14,9 +14,7 @@ from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.selection import chip_named
 from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.components import ComponentName
-from provisioning.sources import Archive, Https, Version
-from provisioning.sources.git import Git
-from provisioning.sources.wheel import Wheel
+from provisioning.sources import Archive, Git, Https, Version, Wheel
 
 Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows"]
 

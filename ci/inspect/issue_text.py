@@ -18,7 +18,7 @@ from provisioning.base.foreign import in_line, visible
 from provisioning.base.rendering import LOG, errors_of
 from provisioning.base.settings import project, store_path
 from provisioning.components import QNN_SDK, build_ids
-from provisioning.download.server import redact_text
+from provisioning.download import redact_text
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.python_environments import IN_IMAGE, environments_folder
 

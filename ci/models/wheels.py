@@ -14,8 +14,7 @@ from provisioning.base import progress
 from provisioning.base.documents import Model
 from provisioning.base.errors import IntegrityError, UsageError
 from provisioning.manifest import Component, Part, Placement
-from provisioning.sources import Sha256, Version
-from provisioning.sources.wheel import Wheel
+from provisioning.sources import Sha256, Version, Wheel
 from provisioning.store import Store
 
 VARIABLE = "QNN_CI_MODEL_WHEELS"

@@ -17,7 +17,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_PROFILE, store_path
 from provisioning.components import QNN_SDK
 from provisioning.manifest import load_profile
-from provisioning.sources.wheel import Wheel
+from provisioning.sources import Wheel
 from provisioning.store import EVERYTHING, Store
 
 OURS, AGAIN, PLAIN = "provision", "provision, nothing to do", "sha256sum and unzip"

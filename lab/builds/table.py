@@ -10,8 +10,7 @@ from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component, Part, Placement
-from provisioning.sources import Sha256, Version
-from provisioning.sources.wheel import Wheel
+from provisioning.sources import Sha256, Version, Wheel
 
 MANIFEST = MANIFESTS / "compat.toml"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ci.forecast import Forecasts
 from provisioning.base import progress
 from provisioning.manifest import Component, Part, Placement
-from provisioning.sources.wheel import Wheel
+from provisioning.sources import Wheel
 from provisioning.store import Store
 
 NAME = "ai-hub-models"

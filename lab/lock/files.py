@@ -38,7 +38,7 @@ from provisioning.python_environments import (
     resolve,
     wheels_of,
 )
-from provisioning.sources.wheel import Wheel
+from provisioning.sources import Wheel
 from provisioning.store import Store, tree_plan
 from provisioning.store.tree_plan import Listed, Lists
 

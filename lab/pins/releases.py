@@ -11,8 +11,7 @@ from packaging.version import Version
 from provisioning.base.errors import ToolkitError, UpstreamError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ANDROID_NDK
-from provisioning.download.server import mirrored
-from provisioning.download.transfer import fetch
+from provisioning.download import fetch, mirrored
 from provisioning.manifest import load_profile
 from provisioning.python_environments import resolve
 

@@ -35,9 +35,8 @@ from provisioning.components import (
     identity_of,
     metadata_text,
 )
-from provisioning.elf import AARCH64, Elf
+from provisioning.elf import AARCH64, Elf, Loading, load_all
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve
-from provisioning.loader_search import Loading, load_all
 from provisioning.manifest import Profile, Soc, load_profile, soc_named
 from provisioning.python_environments import STAMP
 from provisioning.qnn_libraries import Library, System, libraries_in, read

@@ -10,8 +10,7 @@ from provisioning import qnn_libraries
 from provisioning.base.findings import Severity
 from provisioning.base.rendering import plural
 from provisioning.components import ANDROID_NDK, ndk_name
-from provisioning.elf import HEXAGON, Demands, Elf, Wrong, complaints
-from provisioning.loader_search import LOADER, Loading
+from provisioning.elf import HEXAGON, LOADER, Demands, Elf, Loading, Wrong, complaints
 from provisioning.qnn_libraries import Library, System
 from provisioning.validation import Check, CouldNotRun, NotApplicable, Problem, rule, validation_table
 from provisioning.validation.context import Context, Need

@@ -19,7 +19,7 @@ import pytest
 from provisioning import elf
 from provisioning.base.settings import ROOT, profile_names
 from provisioning.manifest import load_profile
-from provisioning.sources.git import Git
+from provisioning.sources import Git
 from tests.support.builds import Built, build, gone
 from tests.support.miniature_executorch import commit_all, digest, make_llama, make_old, make_sdk, make_tree
 from tests.support.scripts import script

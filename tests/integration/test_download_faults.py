@@ -18,8 +18,7 @@ import pytest
 from provisioning.base.errors import EnvironmentLacking, ToolkitError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
-from provisioning.download.server import BUNDLE_VARIABLES, MIRROR_VARIABLE, Patience
-from provisioning.download.transfer import fetch
+from provisioning.download import BUNDLE_VARIABLES, MIRROR_VARIABLE, Patience, fetch
 from tests.support.http_server import FileServer, Reply
 
 BODY = random.Random(3).randbytes(3_000_000)
@@ -30,8 +29,8 @@ SCRIPT = """
 import os, re, sys
 from pathlib import Path
 import filelock, requests
-from provisioning.download.server import BUNDLE_VARIABLES, MIRROR_VARIABLE, Patience
-from provisioning.download.transfer import fetch
+from provisioning.download import BUNDLE_VARIABLES, MIRROR_VARIABLE, Patience
+from provisioning.download import fetch
 from provisioning.base.errors import ToolkitError
 url, into, sha256, size, account = sys.argv[1:]
 if account:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioning import sources
 from provisioning.base.errors import IntegrityError, ToolkitError, UpstreamError
-from provisioning.sources import git
-from provisioning.sources.git import Git
+from provisioning.sources import Git
 from tests.support.http_server import FileServer, Reply
 
 
@@ -72,7 +72,7 @@ def pinned(upstream: Path, pin: str | None, tag: str = "v1") -> Git:
 def test_the_pinned_commit_is_checked_out_with_its_submodules(upstream: Path, tmp_path: Path) -> None:
     pin = run(upstream, "rev-parse", "v1")
     into = tmp_path / "out" / "tree"
-    assert git.checkout(pinned(upstream, pin), into) == pin
+    assert sources.checkout(pinned(upstream, pin), into) == pin
     assert (into / "file.txt").read_text() == "one"
     assert (into / "third-party" / "library" / "library.txt").read_text() == "library"
     assert run(into, "rev-list", "--count", "HEAD") == "1"
@@ -89,14 +89,14 @@ def test_a_server_that_gives_only_named_commits_serves_by_the_tag(
     asking = ["git", "fetch", "-q", "--depth=1", upstream.as_uri(), pin]
     refused = subprocess.run(asking, cwd=tmp_path / "empty", capture_output=True, check=False)
     assert refused.returncode != 0
-    assert git.checkout(pinned(upstream, pin, "v2"), tmp_path / "tree") == pin
+    assert sources.checkout(pinned(upstream, pin, "v2"), tmp_path / "tree") == pin
 
 
 def test_a_finished_checkout_is_used_again(upstream: Path, tmp_path: Path) -> None:
     pin = run(upstream, "rev-parse", "v1")
-    git.checkout(pinned(upstream, pin), tmp_path / "tree")
+    sources.checkout(pinned(upstream, pin), tmp_path / "tree")
     upstream.rename(upstream.with_name("gone"))
-    assert git.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
+    assert sources.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
 
 
 @pytest.mark.parametrize("changed", ["file.txt", "a new file", "third-party/library/library.txt"])
@@ -104,17 +104,17 @@ def test_a_finished_checkout_that_was_changed_since_is_refused(
     upstream: Path, tmp_path: Path, changed: str
 ) -> None:
     pin = run(upstream, "rev-parse", "v1")
-    git.checkout(pinned(upstream, pin), tmp_path / "tree")
+    sources.checkout(pinned(upstream, pin), tmp_path / "tree")
     (tmp_path / "tree" / changed).write_text("changed by hand")
     with pytest.raises(IntegrityError, match=str(tmp_path / "tree")):
-        git.checkout(pinned(upstream, pin), tmp_path / "tree")
+        sources.checkout(pinned(upstream, pin), tmp_path / "tree")
 
 
 def test_another_checkout_in_the_place_is_not_taken_for_the_pin(upstream: Path, tmp_path: Path) -> None:
-    git.checkout(pinned(upstream, None), tmp_path / "tree")
+    sources.checkout(pinned(upstream, None), tmp_path / "tree")
     other = run(upstream, "rev-parse", "main")
     with pytest.raises(IntegrityError, match=other):
-        git.checkout(pinned(upstream, other), tmp_path / "tree")
+        sources.checkout(pinned(upstream, other), tmp_path / "tree")
 
 
 def test_a_checkout_cut_short_is_finished_by_the_next(upstream: Path, tmp_path: Path) -> None:
@@ -122,16 +122,16 @@ def test_a_checkout_cut_short_is_finished_by_the_next(upstream: Path, tmp_path: 
     library = upstream.with_name("library")
     library.rename(upstream.with_name("away"))
     with pytest.raises(ToolkitError):
-        git.checkout(pinned(upstream, pin), tmp_path / "tree")
+        sources.checkout(pinned(upstream, pin), tmp_path / "tree")
     assert not (tmp_path / "tree").exists()
     upstream.with_name("away").rename(library)
     (tmp_path / "tree.part" / ".git" / "index.lock").touch()
-    assert git.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
+    assert sources.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
 
 
 def test_a_commit_that_is_nowhere_shows_a_moved_tag(upstream: Path, tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="v1") as caught:
-        git.checkout(pinned(upstream, "0" * 40), tmp_path / "tree")
+        sources.checkout(pinned(upstream, "0" * 40), tmp_path / "tree")
     assert run(upstream, "rev-parse", "v1") in caught.value.message
     assert not (tmp_path / "tree").exists()
 
@@ -142,7 +142,7 @@ def test_a_pin_that_can_be_had_is_still_refused_when_the_tag_names_another(
     pin, other = run(upstream, "rev-parse", "v1"), run(upstream, "rev-parse", "main")
     run(upstream, "tag", "-f", "v1", other)
     with pytest.raises(IntegrityError, match=f"v1.*{pin}.*{other}"):
-        git.checkout(pinned(upstream, pin), tmp_path / "tree")
+        sources.checkout(pinned(upstream, pin), tmp_path / "tree")
     assert not (tmp_path / "tree").exists()
 
 
@@ -152,7 +152,7 @@ def test_a_server_that_refuses_is_not_called_a_network_error(tmp_path: Path) -> 
             type="git", url=server.url("/tree.git"), tag="v1", commit="a" * 40, submodules=True
         )
         with pytest.raises(UpstreamError) as caught:
-            git.checkout(source, tmp_path / "tree")
+            sources.checkout(source, tmp_path / "tree")
     assert "credential" in caught.value.fix
 
 
@@ -160,10 +160,10 @@ def test_only_files_of_the_commit_and_its_submodules_count(upstream: Path, tmp_p
     (upstream / ".gitignore").write_text("*.log\n")
     source = pinned(upstream, commit(upstream, "ignore logs"), "v2")
     run(upstream, "tag", "v2")
-    git.checkout(source, tmp_path / "tree")
+    sources.checkout(source, tmp_path / "tree")
     (tmp_path / "tree" / "planted.log").write_text("not of the commit")
-    assert git.checkout(source, tmp_path / "tree") == source.commit
-    assert git.files(tmp_path / "tree", source) == [
+    assert sources.checkout(source, tmp_path / "tree") == source.commit
+    assert sources.files_of(tmp_path / "tree", source) == [
         ".gitignore",
         ".gitmodules",
         "file.txt",

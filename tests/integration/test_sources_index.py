@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import IntegrityError, UpstreamError
-from provisioning.sources.wheel import Wheel, explain
+from provisioning.sources import Wheel, explained_pip
 from tests.support.http_server import FileServer, Reply
 from tests.support.wheels import index_paths, make_wheel
 
@@ -98,5 +98,5 @@ def test_what_fails_is_reported_without_secrets(
 
 def test_what_pip_says_is_shown_without_its_secrets() -> None:
     text = "ERROR: could not open https://u:hush@i.invalid/simple?key=hush (tried 'http://hush@x/')"
-    error = explain(source(), text)
+    error = explained_pip(source(), text)
     assert "could not open" in error.output and "hush" not in error.message + error.output

@@ -15,10 +15,10 @@ import pytest
 
 from provisioning import elf
 from provisioning.base.settings import DEFAULT_PROFILE
-from provisioning.loader_search import load_all
+from provisioning.elf import load_all
 from provisioning.manifest import load_profile
 from provisioning.qnn_libraries import libraries_in
-from provisioning.sources.wheel import Wheel
+from provisioning.sources import Wheel
 from tests.support.sdk import provisioned_sdk
 from tests.support.typed import typed
 

@@ -19,8 +19,7 @@ from provisioning.base.errors import (
     UpstreamError,
 )
 from provisioning.base.progress import Progress
-from provisioning.download.server import BUNDLE_VARIABLES, Patience, file_name, redact
-from provisioning.download.transfer import fetch
+from provisioning.download import BUNDLE_VARIABLES, Patience, fetch, file_name, redact
 from tests.support import chains
 from tests.support.http_server import FileServer, Reply
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.components import Identity, build_ids, identity_of
-from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, read, read_stream
-from provisioning.loader_search import load_all
+from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, load_all, read, read_stream
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, elf_header, program_header
 
 RICH = Library(

@@ -1,0 +1,480 @@
+"""Where a part's bytes come from: a vendor's zip, a wheel of a package index, a repository at one commit.
+
+A source is both the manifest's table and the code that fetches and unpacks it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import Field, StringConstraints
+
+from provisioning import pip_settings
+from provisioning.base.commands import captured, quoted
+from provisioning.base.documents import Model
+from provisioning.base.errors import (
+    EnvironmentLacking,
+    IntegrityError,
+    ManifestError,
+    ToolkitError,
+    UpstreamError,
+)
+from provisioning.base.files import hash_file
+from provisioning.base.progress import SILENT, Progress
+from provisioning.base.settings import MANIFESTS
+from provisioning.download import (
+    MIRROR_VARIABLE,
+    Fetched,
+    Transfer,
+    fetch,
+    file_name,
+    mirrored,
+    redact,
+    redact_text,
+)
+
+if TYPE_CHECKING:
+    from provisioning.archive import Entry
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]
+Place = Callable[[str], str | None]
+"""Where a member of what was fetched is put; None leaves it out."""
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
+
+
+class FileSource(Model):
+    """One zip file (also .whl, .aar, .jar), named by its sha256 where that is known."""
+
+    sha256: Sha256 | None = None
+    size: Annotated[int, Field(gt=0)] | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name in messages and inventories."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Identifies the file while its hash is not known."""
+
+    @property
+    def pin(self) -> str | None:
+        """The digest that identifies the bytes; None until one is recorded."""
+        return self.sha256
+
+    @property
+    def prefix(self) -> str:
+        """The folder with all its files, which is left out of a tree."""
+        return ""
+
+    def landing_place(self, downloads: Path) -> Path:
+        """Where it is kept: under its hash, or under its name and address while no hash is known.
+
+        A file that was fetched before its hash was recorded is renamed, so that recording costs no download.
+        """
+        unpinned = downloads / f"{hashlib.sha256(self.address.encode()).hexdigest()[:12]}-{self.name}"
+        if self.pin is None:
+            return unpinned
+        pinned = downloads / self.pin
+        if unpinned.is_file() and not pinned.exists():
+            with suppress(FileNotFoundError):  # another process was first
+                unpinned.replace(pinned)
+        return pinned
+
+    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
+        """Put the files that `place` gives a destination below `into`."""
+        from provisioning.archive import extract
+
+        return extract(fetched, into, place, progress=progress, name=self.name)
+
+
+class Archive(FileSource):
+    """An https zip. Without `sha256` the component is unlocked."""
+
+    type: Literal["archive"]
+    url: Https
+    strip: str = ""
+    """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
+
+    @property
+    def name(self) -> str:
+        return file_name(self.url)
+
+    @property
+    def address(self) -> str:
+        return self.url
+
+    @property
+    def prefix(self) -> str:
+        return self.strip
+
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
+        return fetch(
+            mirrored(self.url),
+            self.landing_place(downloads),
+            sha256=self.sha256,
+            size=self.size,
+            progress=progress,
+            name=self.name,
+        )
+
+
+# Wheels: pip finds the address, so that index, find-links, proxies and certificates mean what they mean
+# everywhere else; our own transfer fetches it, resumes and shows its progress.
+
+ANOTHER_INDEX = "name an index that has this wheel in PIP_INDEX_URL"
+
+
+class Wheel(FileSource):
+    """A wheel from the package index the user's pip or uv is set to."""
+
+    type: Literal["wheel"]
+    package: str
+    version: Version
+    filename: Annotated[str, StringConstraints(pattern=r"\.whl$")]
+
+    @property
+    def name(self) -> str:
+        return self.filename
+
+    @property
+    def address(self) -> str:
+        return f"wheel:{self.filename}"
+
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
+        into, sha256, size = self.landing_place(downloads), self.sha256, self.size
+        # A finished copy needs no index, so a filled store works offline.
+        if present := Transfer(into, sha256, size, progress, self.filename).reuse(tidy=False):
+            return present
+        url = pip_settings.with_credentials(_address(self), os.environ)
+        try:
+            return fetch(url, into, sha256=sha256, size=size, progress=progress, name=self.filename)
+        except UpstreamError as error:
+            # A mirror takes the place of other addresses than an index's.
+            if MIRROR_VARIABLE not in (error.fix or ""):
+                raise
+            raise type(error)(error.message, fix=ANOTHER_INDEX, output=error.output) from None
+
+
+def _address(source: Wheel) -> str:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        nothing_is_installed = ["--dry-run", "--ignore-installed", "--target", folder]
+        done = captured(
+            [*_pip(source), "install", *_options(source), *nothing_is_installed, "--report", str(report)],
+            env=_variables_of_pip(),
+        )
+        if done.returncode:
+            raise explained_pip(source, done.stderr)
+        text = report.read_text(encoding="utf-8")
+    try:
+        urls: list[str] = [item["download_info"]["url"] for item in json.loads(text)["install"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UpstreamError(
+            f"{source.filename}: pip's report cannot be read ({type(error).__name__})",
+            fix=quoted(*_pip(source), "install", "--upgrade", "pip"),
+        ) from error
+    for url in urls:
+        if wheel_name(url) == source.filename:
+            return url
+    names = ", ".join(sorted(map(wheel_name, urls))[:5]) or "nothing"
+    raise UpstreamError(
+        f"expected {source.filename} from the package index, found {names}",
+        fix=ANOTHER_INDEX,
+    )
+
+
+def _pip(source: Wheel) -> list[str]:
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    if pip := shutil.which("pip"):
+        return [pip]
+    raise EnvironmentLacking(
+        f"{source.filename}: pip, which asks the package index, is not in this Python ({sys.executable})",
+        fix=quoted(sys.executable, "-m", "ensurepip"),
+    )
+
+
+def _options(source: Wheel) -> list[str]:
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    try:
+        parse_wheel_filename(source.filename)
+    except InvalidWheelFilename as error:
+        raise ManifestError(
+            MANIFESTS / "profiles", "filename", expected="a wheel's file name", found=repr(source.filename)
+        ) from error
+    python, abi, platforms = source.filename.removesuffix(".whl").split("-")[-3:]
+    implementation = re.match(r"[a-z]+", python)
+    return [
+        *("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"),
+        # If the index has no separate metadata, read it without fetching the whole wheel.
+        "--use-feature=fast-deps",
+        # A wheel for every Python 3 may still require a newer one than 3.0: then this one decides.
+        *(("--python-version", version) if "." in (version := python_version(python)) else ()),
+        *("--implementation", implementation.group() if implementation else "cp", "--abi", abi),
+        *(word for platform in platforms.split(".") for word in ("--platform", platform)),
+        f"{source.package}=={source.version}",
+    ]
+
+
+def _variables_of_pip() -> dict[str, str]:
+    """The user's settings, without those that concern installing."""
+    installing = {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_REQUIRE_HASHES": "0", "PIP_USER": "0"}
+    return {**os.environ, **pip_settings.pip_variables(os.environ), **installing}
+
+
+def python_version(tag: str) -> str:
+    """`cp311` → 3.11, `py3` → 3, `py2.py3` → 3."""
+    digits = max(re.findall(r"\d+", tag) or ["3"], key=lambda d: (d[0], int(d[1:] or 0)))
+    return f"{digits[0]}.{digits[1:]}" if len(digits) > 1 else digits
+
+
+def wheel_name(url: str) -> str:
+    return unquote(urlsplit(url).path.rpartition("/")[2])
+
+
+_OF_PIP: Sequence[tuple[str, type[UpstreamError], str, str]] = (
+    ("do not match the hashes", IntegrityError, "the index sent other bytes than it names", ""),
+    (
+        r"\b(401|403|407)\b|Unauthorized|Forbidden",
+        UpstreamError,
+        "the package index refused the request",
+        "check the credentials of your index (`pip config list`, ~/.netrc)",
+    ),
+    (
+        r"connection|resolve host|name resolution|timed? ?out|proxy|unreachable|certificate",
+        UpstreamError,
+        "the package index could not be reached",
+        "check the network, HTTPS_PROXY and the index settings (`pip config list`)",
+    ),
+    (
+        "no matching distribution|could not find a version",
+        UpstreamError,
+        "the package index you use does not have this wheel",
+        "ask for it to be mirrored, or name an index that has it in PIP_INDEX_URL",
+    ),
+    ("", UpstreamError, "pip failed", "run the same command again with --debug"),
+)
+"""Our words for pip's complaints: pattern, error, message, fix. The first pattern that fits counts."""
+
+
+def explained_pip(source: Wheel, text: str) -> UpstreamError:
+    text = redact_text(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
+    errors = [line for line in lines if line.startswith("ERROR")] or lines
+    last_words = " ".join(errors[-2:])[:400] or "(it printed nothing)"
+    kind, message, fix = next(
+        (kind, message, fix)
+        for pattern, kind, message, fix in _OF_PIP
+        if re.search(pattern, text, re.IGNORECASE)
+    )
+    return kind(
+        f"{source.package}=={source.version} ({source.filename}): {message}: {last_words}",
+        fix=fix,
+        output=text,
+    )
+
+
+# Repositories, without their history
+
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+
+
+class Git(Model):
+    """A repository at one commit."""
+
+    type: Literal["git"]
+    url: Https
+    tag: str
+    commit: Commit | None = None
+    submodules: bool = True
+    prefix: ClassVar[str] = ""
+
+    @property
+    def name(self) -> str:
+        return self.tag
+
+    @property
+    def pin(self) -> str | None:
+        return self.commit
+
+    def landing_place(self, downloads: Path) -> Path:
+        return downloads / f"git-{(self.commit or self.tag).replace('/', '-')}"
+
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
+        into = self.landing_place(downloads)
+        return Fetched(into, checkout(self, into, progress), 0)
+
+    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
+        from provisioning.archive import Entry
+
+        entries = []
+        for path in files_of(fetched, self):
+            if (destination := place(path)) is None:
+                continue
+            target = into / destination
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(fetched / path, target, follow_symlinks=False)
+            size = target.lstat().st_size
+            if target.is_symlink():
+                link = os.readlink(target)  # noqa: PTH115  a Path would normalise the text
+                entries.append(Entry(destination, "link", size, "", 0o777, link))
+            else:
+                mode = 0o755 if target.stat().st_mode & 0o111 else 0o644
+                entries.append(Entry(destination, "file", size, hash_file(target), mode))
+        return entries
+
+
+def checkout(source: Git, into: Path, progress: Progress = SILENT) -> str:
+    """Put the pinned commit at `into` and return its id; without a pin, the commit that the tag names now.
+
+    The tag must name the pinned commit: the pin fixes the files, the tag is their version.
+    The work is done in a folder beside `into`, which is renamed when it is complete. A finished checkout of
+    the commit is used again.
+    """
+    if shutil.which("git") is None:
+        raise EnvironmentLacking(
+            f"git is needed to fetch {redact(source.url)}, and it is not on PATH",
+            fix="install git (Debian and Ubuntu: apt-get install git)",
+        )
+    if (into / ".git").exists():
+        present = _git(["rev-parse", "HEAD"], into, source)
+        if source.commit not in (None, present):
+            raise IntegrityError(
+                f"{into}: expected commit {source.commit}, found {present}", fix=f"remove {into}"
+            )
+        if changed := _git(["status", "--porcelain"], into, source).splitlines():
+            raise IntegrityError(
+                f"{into}: expected no changes since the checkout, found {len(changed)}: {changed[0]}",
+                fix=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
+            )
+        return present
+    building = into.with_name(f"{into.name}.part")
+    # A kill may leave what git itself cannot continue.
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    progress.start(f"{redact(source.url)} {source.tag}", None)
+    try:
+        commit = _build(source, building)
+        building.rename(into)
+    finally:
+        progress.finish()
+    return commit
+
+
+def files_of(checkout: Path, source: Git) -> list[str]:
+    """The files of the commit and its submodules; others, ignored ones for example, are not verified."""
+    listed = _git(["ls-files", "-z", "--recurse-submodules"], checkout, source)
+    # A submodule that is not checked out is listed as one entry, a folder.
+    return sorted(
+        path
+        for path in listed.split("\0")
+        if path and ((checkout / path).is_symlink() or not (checkout / path).is_dir())
+    )
+
+
+def _build(source: Git, building: Path) -> str:
+    _git(["init", "--quiet"], building, source)
+    # The tag and not the commit, which alone does not show its version.
+    tag = f"refs/tags/{source.tag}"
+    _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, tag], building, source)
+    commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], building, source)
+    if source.commit not in (None, commit):
+        raise IntegrityError(
+            f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {commit}: "
+            "the tag was moved or the pin is wrong",
+            fix="find out which before you change the pin; a tree of your own is used when its variable "
+            "names it",
+        )
+    _git(["checkout", "--quiet", "--force", "--detach", commit], building, source)
+    if source.submodules and (building / ".gitmodules").is_file():
+        # Relative submodule addresses are resolved against the origin.
+        _git(["config", "remote.origin.url", source.url], building, source)
+        _git(
+            ["submodule", "--quiet", "update", "--init", "--recursive", "--depth=1", "--force", "--jobs=4"],
+            building,
+            source,
+        )
+    head = _git(["rev-parse", "HEAD"], building, source)
+    if head != commit or _git(["status", "--porcelain", "--untracked-files=no"], building, source):
+        raise IntegrityError(
+            f"{building}: the checkout of {commit} is not clean", fix=f"remove {building} and try again"
+        )
+    return commit
+
+
+def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
+    environ = {
+        **{k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")},
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "true",
+        "LC_ALL": "C",
+    }
+
+    command = ["git", "-c", "advice.detachedHead=false", "-c", "core.autocrlf=false", *arguments]
+    done = captured(command, cwd=folder, env=environ)
+    if done.returncode:
+        raise _explained_git(source, arguments[0], done.stderr, folder)
+    return done.stdout.strip()
+
+
+_OF_GIT: Sequence[tuple[str, str, str]] = (
+    (
+        r"couldn't find remote ref",
+        "there is no such tag",
+        "correct url, tag and commit in the manifest",
+    ),
+    (
+        r"returned error: 40[13]",
+        "the server refused the request",
+        "check that your account may read this repository, and set up a git credential helper",
+    ),
+    (
+        r"returned error: 407",
+        "the server refused the request",
+        "put the proxy's user and password into HTTPS_PROXY",
+    ),
+    (
+        r"could not resolve host|unable to access|timed out|connection",
+        "the repository could not be reached",
+        "check the network and HTTPS_PROXY, then run the same command again",
+    ),
+    (
+        r"authentication|could not read username|permission denied|not found|not appear to be",
+        "there is no such repository, or it needs credentials",
+        "correct the manifest's url, or set up a git credential helper",
+    ),
+)
+"""Our words for git's complaints: pattern, message, fix. The first pattern that fits counts."""
+
+
+def _explained_git(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
+    text = redact_text(text)
+    last_words = " ".join([line.strip() for line in text.splitlines() if line.strip()][-2:])[:300]
+    where = redact(source.url)
+    if "No space left" in text or "Read-only file system" in text or "cannot create" in text:
+        fix = "free some space or choose another disk"
+        return EnvironmentLacking(f"{folder}: git {step}: {last_words}", fix=fix, output=text)
+    for pattern, message, fix in _OF_GIT:
+        if re.search(pattern, text, re.IGNORECASE):
+            return UpstreamError(f"{where}: {message}: {last_words}", fix=fix, output=text)
+    message = f"{where}: git {step} failed: {last_words}"
+    return UpstreamError(message, fix="run the same command again", output=text)
