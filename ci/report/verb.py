@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ci.report.renderings import code_quality, junit, markdown, sarif
-from ci.report.summary import github_annotations, overview, worst
+from ci.report.summary import overview, worst
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
-from provisioning.base.findings import SCHEMA, Outcome, Report
+from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering import NO_MATTER, console, terminal_width, verdict, wants_colour, write
 from provisioning.base.settings import reports_path
 
@@ -78,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.against:
         return worse_than(args.against, directory)
     reports = collect(directory, args.expect or ())
+    answer.add(reports=[asdict(report) for report in reports])
     output = args.output or (directory / "index.html" if args.format == "html" else None)
     if args.format is None or args.format == "console":
         text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
@@ -131,25 +131,9 @@ def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:
     return "\n".join([*parts, overview(reports, colour=colour, width=width)])
 
 
-def as_json(reports: Sequence[Report]) -> str:
-    """The outcome and all reports, each as in its own file."""
-    together = {
-        "schema": SCHEMA,
-        "outcome": worst(reports).value,
-        "reports": [asdict(report) for report in reports],
-    }
-    return json.dumps(together, indent=2, sort_keys=True) + "\n"
-
-
-def _github(reports: Sequence[Report]) -> str:
-    return github_annotations(report for report in reports if verdict(report) != "not run")
-
-
 RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {
-    "json": as_json,
     "junit": junit,
     "sarif": sarif,
     "code-quality": code_quality,
     "markdown": markdown,
-    "github": _github,
 }
