@@ -137,9 +137,8 @@ class _Source:
         return ArchiveError(f"{where}: expected {expected}, found {found}", fix=fix)
 
     def blocks(self, member: ZipInfo) -> Iterator[bytes]:
-        """The member's content; ends well only if its name, size and checksum are the declared ones.
-
-        No block reaches beyond the declared size."""
+        """The member's content, cut at its declared size; ends well only if so many bytes are there, with the
+        declared checksum and behind the declared name. What a compressed member holds beyond is not read."""
         try:
             with self._zip.open(member) as stream:
                 while block := stream.read(BLOCK):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from ci.diagnose.explain import Diagnosis, Explanation, diagnosed, of_failure, of_number
 from ci.diagnose.rules import ERRORS, FAULTS, RULES, explained, page_of, rules
@@ -35,7 +35,7 @@ EXAMPLES = """\
   nox -s diagnose -- emulator-accuracy          the rule of a finding: what it means, what to type
   nox -s diagnose -- log@16a4w                  an operator in a scheme, as measured
   python -m ci diagnose --json build.log
-  python -m ci diagnose --bundle run.log libs/    what an issue needs, as one text
+  python -m ci diagnose --bundle run.log          what an issue needs, as one text
   python -m ci diagnose --bundle reports/         the same of the stage that failed
 """
 
@@ -55,8 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     switch(
         parser,
         "--bundle",
-        "print the text for an issue as markdown, without secrets and home folders: versions,"
-        " chip, the finding, 200 lines of the log (first argument), and the QNN build of each library",
+        "print the text for an issue as markdown, without secrets and home folders: versions, chip, the"
+        " finding and 200 lines of the log",
     )
     parser.epilog = (parser.epilog or "") + (
         "\nA code that is negative is given after --: python -m ci diagnose -- -2147482618\n"
@@ -165,29 +165,23 @@ def _shown(path: Path) -> str:
 def _bundle(names: Sequence[str]) -> str:
     from ci.inspect.issue_text import failed_report, findings_text, log_of, markdown
 
-    paths = [user_path(name, "LOG", str(Parser.user_folder())) for name in names]
-    report = failed_report(paths[0]) if paths and paths[0].is_dir() else None
-    content: BinaryIO
-    if report:
-        log = log_of(report, paths[0])
-        content = log.open("rb") if log else io.BytesIO(findings_text(report).encode())
-    elif paths and is_one_log(paths[0]):
-        log = paths[0]
-        content = log.open("rb")
-    else:
+    if len(names) != 1:
         raise UsageError(
-            f"--bundle: expected a log first, found {names[0] if names else 'nothing'}",
-            fix=Fix(
-                "{} [FOLDER WITH LIBRARIES], or reports/ after a failure", ("diagnose", "--bundle", "RUN.LOG")
-            ),
+            f"--bundle: expected one log, or a folder of reports, found {len(names)} names",
+            fix=session("diagnose", "--bundle", "RUN.LOG"),
         )
-    with content:
-        if missing := next((path for path in paths if not path.exists()), None):
-            raise UsageError(
-                f"--bundle: {missing} is not there", fix="name a library, or a folder of libraries"
-            )
-        found = diagnosed(content, log.name if log else paths[0].name)
-    return markdown(found, _as_text(found), log, paths[1:], report)
+    path = user_path(names[0], "LOG", str(Parser.user_folder()))
+    report = failed_report(path) if path.is_dir() else None
+    log = log_of(report, path) if report else path
+    if not report and not is_one_log(path):
+        raise UsageError(
+            f"--bundle: expected a log, found {names[0]}",
+            fix=Fix("{}, or reports/ after a failure", ("diagnose", "--bundle", "RUN.LOG")),
+        )
+    findings = findings_text(report).encode() if report else b""
+    with log.open("rb") if log else io.BytesIO(findings) as content:
+        found = diagnosed(content, log.name if log else path.name)
+    return markdown(found, _as_text(found), log, report)
 
 
 def _as_text(result: Diagnosis) -> str:

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -23,14 +23,11 @@ from provisioning.environment import HOST_LIBRARIES
 from provisioning.python_environments import IN_IMAGE, environments_folder
 
 PACKAGES = ("executorch", "torch", "torchao", "onnxruntime", "onnxruntime-qnn", "qai-hub-models")
-LIBRARIES = re.compile(r".*(?:\.so|\.dll)", re.IGNORECASE)
 LINES, BEFORE = 200, 60
 FINDINGS = 10
 LONGEST = 2000
 """A line of the log is cut after so many characters."""
 
-BUILD = re.compile(rb"\bv?(\d\.\d{1,3}\.\d{1,3}\.\d{6,12})(?:_\d+)?\b")
-CHIP = re.compile(rb"\b(?:S[MAC]\d{4}[A-Z]?|QC[SM]\d{4}|SXR\d{4}|X[12]E\d{5}|SC\d{4}XP)\b")
 HOME = re.compile(r"(?:/home/|/Users/|[A-Za-z]:[\\/]+Users[\\/]+)[^/\\\s:'\"]+|/root(?=[/\s:'\"]|$)")
 SECRETS = (
     re.compile(r"\b(?:gh[opsur]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA|AIza)[A-Za-z0-9_-]{8,}"),
@@ -74,21 +71,11 @@ def log_of(report: Report, folder: Path) -> Path | None:
     return next((log for log in logs if log.is_file()), None)
 
 
-def markdown(
-    found: Diagnosis,
-    explanation: str,
-    log: Path | None,
-    libraries: Sequence[Path],
-    report: Report | None = None,
-) -> str:
+def markdown(found: Diagnosis, explanation: str, log: Path | None, report: Report | None = None) -> str:
     """`explanation` is what diagnose prints of it. A command for one model keeps no log."""
     at = min((shown.line for shown in found.explanations if shown.line), default=0)
     findings = findings_text(report) if report else ""
-    named = _named(findings.encode())
-    lines = list[str]()
-    if log:
-        first, lines, named_in_log = _excerpt(log, at)
-        named = {kind: {*named[kind], *named_in_log[kind]} for kind in named}
+    first, lines = _excerpt(log, at) if log else (0, [])
     chosen = os.environ.get("QNN_CI_SOC", "")
     rows = [
         ("qnn-ci", project().version),
@@ -97,10 +84,8 @@ def markdown(
         *([("command", report.command)] if report else []),
         *([("profile and target", f"{report.profile}, {report.target}")] if report else []),
         *([("chip chosen", chosen)] if chosen else []),
-        ("chips named", ", ".join(sorted(named["chip"])) or "none"),
-        ("QNN builds named", ", ".join(sorted(named["build"])) or "none"),
         ("QNN builds provisioned", ", ".join(_provisioned(store_path())) or "none"),
-        *((path.name, ", ".join(build_ids(path)) or "no build id") for path in _libraries(libraries)),
+        *_own_sdk(),
     ]
     table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)
     excerpt = "\n".join(lines)
@@ -150,38 +135,30 @@ def _provisioned(store: Path) -> Iterator[str]:
         yield tree.name.removeprefix(f"{QNN_SDK}-").rpartition("-")[0]
 
 
-def _libraries(named: Sequence[Path]) -> list[Path]:
-    """Those of an SDK of the user's own, if none is named."""
-    if not named and (sdk := os.environ.get("QNN_SDK_ROOT")):
-        named = [Path(sdk, "lib", HOST_LIBRARIES)]
-    files = (file for path in named for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
-    return [file for file in files if LIBRARIES.fullmatch(file.name) and file.is_file()]
+def _own_sdk() -> Iterator[tuple[str, str]]:
+    if sdk := os.environ.get("QNN_SDK_ROOT"):
+        library = Path(sdk, "lib", HOST_LIBRARIES, "libQnnHtp.so")
+        builds = build_ids(library) if library.is_file() else ()
+        yield "QNN_SDK_ROOT", ", ".join(builds) or f"no {library.name} with a build id"
 
 
-def _excerpt(path: Path, line: int) -> tuple[int, list[str], dict[str, set[str]]]:
-    """The number of the first line, at most LINES lines around `line` (0: the first that tells of trouble, or
-    the last), and the chips and builds of QNN that the whole log names."""
-    named = _named(b"")
+def _excerpt(path: Path, line: int) -> tuple[int, list[str]]:
+    """The number of the first line, and at most LINES lines around `line` (0: around the first that tells of
+    trouble, or the last)."""
     kept: deque[bytes] = deque(maxlen=BEFORE)
-    first, excerpt = 0, list[bytes]()
+    first, excerpt, number = 0, list[bytes](), 0
     with path.open("rb") as log:
         for number, text in enumerate(_lines(log), 1):
-            for kind, names in _named(text).items():
-                named[kind] |= names
-            if excerpt and len(excerpt) < LINES:
+            if len(excerpt) == LINES:
+                break
+            if excerpt:
                 excerpt.append(text)
-            elif not excerpt and (number == line or (not line and tells_of_trouble(text))):
+            elif number == line or (not line and tells_of_trouble(text)):
                 first, excerpt = number - len(kept), [*kept, text]
             kept.append(text)
     if not excerpt:
-        first, excerpt = max(1, number - len(kept) + 1) if kept else 1, list(kept)
-    return first, _without_keys(excerpt), named
-
-
-def _named(text: bytes) -> dict[str, set[str]]:
-    """The chips and the builds of QNN that a text names."""
-    patterns = {"chip": CHIP, "build": BUILD}
-    return {kind: {match.decode() for match in regex.findall(text)} for kind, regex in patterns.items()}
+        first, excerpt = number - len(kept) + 1, list(kept)
+    return first, _without_keys(excerpt)
 
 
 def _lines(log: BinaryIO) -> Iterator[bytes]:

@@ -197,9 +197,7 @@ def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "opensesame42")
-    log, library = tmp_path / "run.log", tmp_path / "libs" / "libQnnHtp.so"
-    library.parent.mkdir()
-    library.write_bytes(b"\x7fELF....v2.47.0.260601123456_1....")
+    log = tmp_path / "run.log"
     log.write_text(
         "".join(f"step {number}\n" for number in range(500))
         + "using ghp_0123456789abcdefghij and opensesame42 in /home"
@@ -212,9 +210,9 @@ def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
         + "".join(f"after {number}\n" for number in range(500)),
         encoding="utf-8",
     )
-    assert verb("--bundle", str(log), str(library.parent)) == 0
+    assert verb("--bundle", str(log)) == 0
     text = capsys.readouterr().out
-    assert "stub-mismatch" in text and "SM8650" in text and "v2.47.0.260601123456_1" in text
+    assert "stub-mismatch" in text and "SM8650" in text
     assert "2.28.0.241029232508" in text and "The log, lines 449 to 648:" in text and "`````text" in text
     for secret in (
         "ghp_0",
@@ -247,4 +245,5 @@ def test_what_was_not_measured_is_not_explained() -> None:
 
 def test_a_bundle_needs_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("--bundle", str(tmp_path)) == 2
-    assert "expected a log first" in capsys.readouterr().err
+    assert "expected a log" in capsys.readouterr().err
+    assert verb("--bundle", "one.log", "libs") == 2

@@ -28,7 +28,7 @@ def test_a_bundle_of_reports_is_of_the_stage_that_failed(
 ) -> None:
     folder, sdk = tmp_path / "reports", tmp_path / "sdk" / "lib" / "x86_64-linux-clang"
     sdk.mkdir(parents=True)
-    (sdk / "libQnnSystem.so").write_bytes(b"\x7fELF v2.47.0.260601123456 ")
+    (sdk / "libQnnHtp.so").write_bytes(b"\x7fELF v2.47.0.260601123456 ")
     monkeypatch.setenv("QNN_SDK_ROOT", str(tmp_path / "sdk"))
     stages = {"one": Severity.WARNING, "test_lowering": Severity.ERROR, "a_later": Severity.ERROR}
     for number, (name, severity) in enumerate(stages.items()):
@@ -48,8 +48,7 @@ def test_a_bundle_of_reports_is_of_the_stage_that_failed(
     text = capsys.readouterr().out
     for wanted in (
         "| command | qnn-ci test_lowering --soc SM8750 |",
-        "| chips named | SM8750 |",
-        "| libQnnSystem.so | v2.47.0.260601123456 |",
+        "| QNN_SDK_ROOT | v2.47.0.260601123456 |",
         "| QNN builds provisioned | 2.47.0.260601, 2.49.40.260810 |",
         "torchao 0.18.0",
         "lowering-cpu-operator  net/8a8w/SM8750\naten.erf stays in ~/net",
