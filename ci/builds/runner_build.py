@@ -24,12 +24,10 @@ from ci.builds.built_files import (
     require_writable,
 )
 from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
-from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.toolchain import BuildTool, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
 from ci.results import CachedResult, CachedResults, Key, folder_digest
-from ci.runner import Runner
 from provisioning import elf
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -136,15 +134,10 @@ PACKAGE = ("include", "lib", "share/cmake")
 """The folders of executorch's package that a build reads."""
 
 
-def build_and_try(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> None:
-    """Build the runner, and run it: another machine's under qemu, with a program whose outputs are known."""
-    qemu = None if plan.target == DEFAULT_TARGET else find_program("qemu-aarch64")
-    if build(plan, stage, glibc, jobs=jobs, clean=clean):
-        if qemu is None:
-            stage.metrics["backends"] = _backends(plan.dist / RUNNER)
-        else:
-            probe = probe_in(plan.folder.parent / f"probe-{plan.executorch.version}", "xnnpack")
-            try_runner(Runner(plan.dist / RUNNER), probe, qemu, sysroot_of(plan.compiler.path), stage)
+def build_and_start(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> None:
+    """Build the runner, and start it if it is this machine's."""
+    if build(plan, stage, glibc, jobs=jobs, clean=clean) and plan.target == DEFAULT_TARGET:
+        stage.metrics["backends"] = _backends(plan.dist / RUNNER)
 
 
 def plan_of(

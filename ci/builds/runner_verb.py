@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.builds.runner_build import build_and_try, described, plan_of
+    from ci.builds.runner_build import build_and_start, described, plan_of
     from provisioning.base.files import disk_errors
     from provisioning.base.stage_run import StageRun
     from provisioning.manifest import load_profile
@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
             return 0
         glibc = args.glibc or load_profile(selection.profile).host["glibc"].floor
         jobs = args.jobs or os.cpu_count() or 1
-        build_and_try(plan, stage, glibc, jobs=jobs, clean=args.clean)
+        build_and_start(plan, stage, glibc, jobs=jobs, clean=args.clean)
     return stage.close(selection.reports)

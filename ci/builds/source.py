@@ -13,17 +13,14 @@ from ci.builds import built_files
 from ci.builds.built_files import BILL_OF_MATERIALS, alone_in, part_of, replace_build
 from ci.builds.cmake import STEERING
 from ci.builds.install import PYTHON, assemble, collect, describe, strip_program
-from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.source_plan import BuildOptions, SourcePlan, notes_of, plan_of
-from ci.builds.toolchain import find_program
 from ci.builds.tree import link_with_copies, make_overlay
-from ci.runner import EXECUTORCHS, Runner
 from provisioning.base.commands import quoted
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.dist import FOLDER, MANIFEST, RUNNER
+from provisioning.dist import FOLDER, MANIFEST
 from provisioning.manifest import load_profile
 
 
@@ -44,9 +41,6 @@ def script(plan: SourcePlan) -> str:
 
 def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
     plan = plan_of(options, selection, os.environ)
-    if options.tried:
-        # Before an hour of compiling.
-        find_program("qemu-aarch64")
     profile = load_profile(selection.profile)
     for note in notes_of(plan, profile):
         stage.findings.append(note)
@@ -64,7 +58,7 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
         # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
             floor = options.glibc or profile.host["glibc"].floor
-            built = _put_into_dist(plan, stage, floor, selection, tried=options.tried)
+            built = _put_into_dist(plan, stage, floor, selection)
             if built and plan.target == DEFAULT_TARGET:
                 put_into_python(plan, stage)
 
@@ -86,9 +80,7 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:
     }
 
 
-def _put_into_dist(
-    plan: SourcePlan, stage: StageRun, glibc: str, selection: Selection, *, tried: bool
-) -> bool:
+def _put_into_dist(plan: SourcePlan, stage: StageRun, glibc: str, selection: Selection) -> bool:
     """Replace the last build if the files pass every check; returns whether they did."""
     strip = strip_program(plan.build) if plan.build_type == "Release" else ""
     if plan.build_type == "Release" and not strip:
@@ -100,8 +92,6 @@ def _put_into_dist(
     with part_of(plan.dist) as part:
         copies = assemble(list(built), part, strip)
         stage.findings += built_files.check(copies, plan.target, glibc, private)
-        if tried:
-            _try_runner(plan, part, stage)
         if any(finding.severity is Severity.ERROR for finding in stage.findings):
             return False
         describe(plan, copies, built.values(), part, selection.profile)
@@ -113,13 +103,6 @@ def _put_into_dist(
     stage.artifacts += [Artifact.of("sbom", plan.dist / BILL_OF_MATERIALS)]
     stage.artifacts += [Artifact.of("manifest", plan.dist / MANIFEST)]
     return True
-
-
-def _try_runner(plan: SourcePlan, part: Path, stage: StageRun) -> None:
-    sysroot = sysroot_of(find_program(f"{plan.recipe.compiler}g++").path)
-    probe = probe_in(plan.root.parent / "probe", "portable")
-    runner = Runner(part / RUNNER, EXECUTORCHS)
-    try_runner(runner, probe, find_program("qemu-aarch64"), sysroot, stage)
 
 
 def put_into_python(plan: SourcePlan, stage: StageRun) -> None:

@@ -240,7 +240,6 @@ class BuildOptions:
     glibc: str | None
     cmake_arg: Sequence[str]
     toolchain_file: Path | None
-    tried: bool
 
 
 def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, str]) -> SourcePlan:

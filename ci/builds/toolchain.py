@@ -23,7 +23,6 @@ PACKAGES = {
     "c++": "g++",
     "clang++": "clang",
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
-    "qemu-aarch64": "qemu-user",
 }
 """The Debian and Ubuntu package of a program."""
 

@@ -83,19 +83,13 @@ class SourceBuild:
         repeatable(
             parser, "--cmake-arg", "ARG", "NAME=VALUE or another argument, for configuring each project"
         )
-        parser.set_defaults(wheel=False, toolchain_file=None, tried=False)
+        parser.set_defaults(wheel=False, toolchain_file=None)
         if self.target == DEFAULT_TARGET:
             help = "build ExecuTorch's wheel with QNN instead, and an environment that has it"
             switch(parser, "--wheel", help)
         if self.target == "aarch64-linux":
             help = "a vendor's CMake toolchain [aarch64-linux-gnu-g++]"
             valued(parser, "--toolchain-file", "FILE", help, type=Path)
-            parser.add_argument(
-                "--try",
-                dest="tried",
-                action="store_true",
-                help="run a small program with the runner under qemu: its outputs must be PyTorch's",
-            )
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.builds import source, wheel
@@ -117,7 +111,6 @@ class SourceBuild:
             glibc=args.glibc,
             cmake_arg=args.cmake_arg,
             toolchain_file=args.toolchain_file,
-            tried=args.tried,
         )
         selection = replace(selection_of(args), target=self.target)
         if args.dry_run:

@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 import os
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs, try_runner
 from ci.builds.runner_build import Executorch, RunnerPlan, plan_of
 from ci.builds.toolchain import BuildTool
 from ci.results import CachedResults
-from ci.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
+from ci.runner import EXECUTORCHS, Runner, with_names
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
-from provisioning.base.stage_run import StageRun
 from tests.support.scripts import script
-
-
-@pytest.mark.parametrize(
-    ("expected", "found"),
-    [([1.0, 2.0], [1.0]), ([1.0], [1.1]), ([1.0], [float("nan")]), ([1.0], []), ([], [])],
-)
-def test_other_outputs_are_never_near(expected: list[float], found: list[float]) -> None:
-    assert difference(expected, found) > TOLERANCE
-
-
-def probe(folder: Path, expected: float = 1.0) -> Path:
-    """Of a program that gives back what it gets. ExecuTorch's runner cannot read a name with spaces."""
-    (spaced := folder / "a probe").mkdir()
-    (spaced / DATA).write_bytes(struct.pack("f", 1.0))
-    (spaced / EXPECTED).write_bytes(struct.pack("f", expected))
-    return spaced
-
-
-@pytest.mark.parametrize(("expected", "rules"), [(1.0, []), (1.1, ["runner-outputs"])])
-@pytest.mark.parametrize("dialect", [OURS, EXECUTORCHS])
-def test_a_runner_must_give_what_pytorch_gave(
-    tmp_path: Path, dialect: Dialect, expected: float, rules: list[str]
-) -> None:
-    emulator = script(tmp_path / "qemu", 'cat "$(tr -d \\" < "$7")" > "$9/output_0_0.raw"')
-    stage = StageRun("build_linux_arm64", "wheels", "aarch64-linux", "")
-    tool = BuildTool(emulator, "qemu 7.2")
-    try_runner(Runner(Path("runner"), dialect), probe(tmp_path, expected), tool, tmp_path, stage)
-    assert [finding.rule for finding in stage.findings] == rules
-
-
-def test_a_runner_that_hangs_on_the_probe_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckFailed, match=r"0\.2 s"):
-        outputs(Runner(Path("sh")), probe(tmp_path), ["sh", "-c", "exec sleep 60"], seconds=0.2)
 
 
 def test_a_list_of_inputs_has_a_line_for_each_inference_that_its_runner_can_read(tmp_path: Path) -> None:
