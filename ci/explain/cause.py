@@ -10,19 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ci.explain.divergence import (
-    DIFFERS_DB,
-    MANY_ROUND,
-    NONE_ALONE,
-    STANDS_OUT,
-    DivergenceResult,
-    alike_in_words,
-    between_in_words,
-    faint_in_words,
-    figure_in_words,
-    operands_in_words,
-    rounding_in_words,
-)
+from ci.explain.divergence import DIFFERS_DB, MANY_ROUND, STANDS_OUT, DivergenceResult, named, verdict_of
 from ci.explain.lane import explainer
 from ci.explain.losses import Scores
 from ci.models.model_lines import OperatorAt
@@ -96,31 +84,18 @@ def with_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
 
 
 def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
-    first, between = result.first, result.between
-    goes_on = goes_on if between else ""
-    late = (
-        f"the time is up before {between_in_words(between)} were searched; {goes_on} continues"
-        if between
-        else ""
-    )
-    if first is None:
-        return Cause(late or NONE_ALONE, of_chip=True, goes_on=goes_on)
-    place = _named(first, first.node)
-    share = f"{first.share:.0%} of the error{alike_in_words(first)}"
-    faint = faint_in_words(first, result.reference)
-    if not first.stands_out:
-        words = late or "; ".join(filter(None, [f"{MANY_ROUND}: at most {share} comes from {place}", faint]))
-        return Cause(words, of_chip=True, goes_on=goes_on)
+    """`goes_on` is the command that continues a search which the time ended."""
+    first, words = result.first, verdict_of(result)
+    if not result.between:
+        goes_on = ""
+    found = Cause(f"{words}; {goes_on} continues" if goes_on else words, of_chip=True, goes_on=goes_on)
+    if first is None or not first.stands_out:
+        return found
     if first.rounds:
-        words, grows = "; ".join(filter(None, [rounding_in_words(first, between), late])), first.grows
-        return Cause(words, grows, (grows.node,) if grows else (), of_chip=True, goes_on=goes_on)
-    operands = operands_in_words(first)
-    is_cause = "suspected" if None in first.operands.values() else "the cause is"
-    words = f"{is_cause} {place}: {figure_in_words(first)} against {result.reference}"
-    words += f", and {operands or 'exact inputs'} before it; it alone gives {share}"
+        grows = first.grows
+        return replace(found, place=grows, nodes=(grows.node,) if grows else ())
     faults = [fault for fault in first.known if isinstance(fault, SuspectedFault)]
-    words = "; ".join(filter(None, [words, faint, late]))
-    return Cause(words, first, (first.node,), of_chip=True, suspected=faults)
+    return replace(found, place=first, nodes=(first.node,), suspected=faults)
 
 
 def of_scores(scores: Scores) -> Cause:
@@ -128,16 +103,12 @@ def of_scores(scores: Scores) -> Cause:
     if not units or not whole:
         return Cause("no single operator loses accuracy when quantized")
     worst = max(units, key=lambda unit: unit.noise[0])
-    place, noise = _named(worst, worst.nodes[0]), worst.noise[0]
+    place, noise = named(worst, worst.nodes[0]), worst.noise[0]
     some = f" of the {len(units)} that there was time for" if scores.left else ""
     if noise < STANDS_OUT * whole:
         return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of the error{some}")
     of_all = f"{_decibels(noise)} if only it is quantized, {_decibels(whole)} if all are"
     return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst, worst.nodes)
-
-
-def _named(operator: OperatorAt, node: str) -> str:
-    return operator.place if operator.source else f"{operator.operator} ({node})"
 
 
 def _decibels(noise: float) -> str:

@@ -359,51 +359,53 @@ def partial_of(folder: Path) -> DivergenceResult | None:
         return None
 
 
-def document(result: DivergenceResult) -> dict[str, object]:
-    """The evidence of an answer."""
-    return as_json(result)
-
-
 NONE_ALONE = "no single operator causes it: many add a little, or only integers differ"
 MANY_ROUND = "no operator stands out: each adds a little rounding error"
 
 
-def between_in_words(between: Sequence[str]) -> str:
-    low, high = between
-    return f"the operators between {low or 'the inputs'} and {high}"
+def named(operator: OperatorAt, node: str) -> str:
+    return operator.place if operator.source else f"{operator.operator} ({node})"
 
 
-def faint_in_words(first: DivergentOperator, reference: str) -> str:
-    """Why fp16 cannot hold what the operator gives, if that is so."""
-    faint = first.faint if reference == FLOAT_MODEL else None
-    if not faint:
-        return ""
-    return f"its values are at most {faint:.1g}, and below {LEAST_HALF:.1g} fp16 has few digits: scale them"
-
-
-def operands_in_words(first: DivergentOperator) -> str:
-    return ", ".join(
+def verdict_of(result: DivergenceResult) -> str:
+    """The operator at fault, where rounding grows, or that none stands out; and how far a search came that
+    the time ended."""
+    first, late = result.first, ""
+    if result.between:
+        low, high = result.between
+        late = f"the time is up before the operators between {low or 'the inputs'} and {high} were searched"
+    if first is None:
+        return late or NONE_ALONE
+    place, share = named(first, first.node), f"{first.share:.0%} of the error"
+    faint = _why_faint(first) if result.reference == FLOAT_MODEL else ""
+    if not first.stands_out:
+        words = f"{MANY_ROUND}: at most {share} comes from {place}"
+        return late or "; ".join(filter(None, [words, faint]))
+    if first.rounds:
+        # Others may be wrong where not all were searched.
+        words = "" if late else "no operator is wrong: "
+        words += f"rounding {place} alone ({in_decibels(first.sqnr_db)}) gives {share}"
+        if first.grows:
+            words += f", and grows most at {first.grows.place}: {first.grows.figures}"
+        return "; ".join(filter(None, [words, late]))
+    operands = ", ".join(
         f"{name} not measured" if value is None else f"{name} {in_decibels(value)}"
         for name, value in first.operands.items()
     )
+    figure = in_decibels(first.sqnr_db) + (" where its integers are read" if first.integers else "")
+    alike = f", and {plural(first.alike, 'other place')} can have its fault" if first.alike else ""
+    is_cause = "suspected" if None in first.operands.values() else "the cause is"
+    words = f"{is_cause} {place}: {figure} against {result.reference}"
+    words += f", and {operands or 'exact inputs'} before it; it alone gives {share}{alike}"
+    return "; ".join(filter(None, [words, faint, late]))
 
 
-def figure_in_words(first: DivergentOperator) -> str:
-    return in_decibels(first.sqnr_db) + (" where its integers are read" if first.integers else "")
-
-
-def alike_in_words(first: DivergentOperator) -> str:
-    """Behind its share of the error, how many other places are taken to add as much."""
-    return f", and {plural(first.alike, 'other place')} can have its fault" if first.alike else ""
-
-
-def rounding_in_words(first: DivergentOperator, between: Sequence[str]) -> str:
-    """Of an operator that is right, and of what makes much of its rounding: a choice between values that are
-    nearly equal, or their difference. Others may be wrong where not all were searched."""
-    words = "" if between else "no operator is wrong: "
-    words += f"rounding {first.place} alone ({in_decibels(first.sqnr_db)})"
-    words += f" gives {first.share:.0%} of the error"
-    return f"{words}, and grows most at {first.grows.place}: {first.grows.figures}" if first.grows else words
+def _why_faint(first: DivergentOperator) -> str:
+    """Why fp16 cannot hold what the operator gives; empty if it can."""
+    if not first.faint:
+        return ""
+    most = f"its values are at most {first.faint:.1g}"
+    return f"{most}, and below {LEAST_HALF:.1g} fp16 has few digits: scale them"
 
 
 def as_text(result: DivergenceResult) -> Iterator[str]:
@@ -411,34 +413,15 @@ def as_text(result: DivergenceResult) -> Iterator[str]:
     yield f"the whole program: {sqnr} against {result.reference}"
     if result.sqnr_db >= result.least:
         yield f"it matches: at least {bound_in_decibels(result.least)}"
-    elif result.first is None and result.between:
-        yield f"not found in time: {between_in_words(result.between)}"
-    elif result.first is None:
-        yield NONE_ALONE
-    else:
-        yield from _of_operator(result, result.first)
-
-
-def _of_operator(result: DivergenceResult, first: DivergentOperator) -> Iterator[str]:
-    where = f" in {first.module}" if first.module[:1] not in ("", "(") else ""
-    where += f" at {first.source} `{first.code}`" if first.source else ""
-    yield f"differs most: {first.operator} ({first.node}){where}"
-    operands = operands_in_words(first) or "the inputs"
-    yield f"  there: {figure_in_words(first)}; at its operands: {operands}"
-    if faint := faint_in_words(first, result.reference):
-        yield f"  {faint}"
-    if first.rounds:
-        yield f"  {rounding_in_words(first, result.between)}"
-    alone = "" if first.stands_out else f"; {MANY_ROUND}"
-    alike = alike_in_words(first)
-    yield f"  {first.share:.0%} of the whole program's error is its own{alone}{alike}"
-    for known in first.known:
-        yield f"  suspected: {known.message}"
-        if isinstance(known, Inexact):
-            yield f"    → {known.command} shows what was measured"
+        return
+    yield verdict_of(result)
+    if first := result.first:
+        yield f"  node {first.node}" + (f" of {first.module}" if first.module[:1] not in ("", "(") else "")
+        for known in first.known:
+            yield f"  suspected: {known.message}"
+            if isinstance(known, Inexact):
+                yield f"    → {known.command} shows what was measured"
     yield f"  {plural(len(result.cuts), 'operator')} measured"
-    if result.between:
-        yield f"the time is up: {between_in_words(result.between)} may add more"
     for name, error in result.failed.items():
         which = "shows" if name == EVERY else "ends at"
         yield f"  the program that {which} {name} does not compile or run: {error}"

@@ -6,16 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ci.explain.cause import SECONDS, Cause, cause_of
-from ci.explain.lane import explainer, measured, only, programs_of
-from ci.explain.repair import of_rewritten, repair_of
-from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.explain.lane import explainer, measured
+from ci.explain.repair import fewest_of
+from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
@@ -46,8 +45,6 @@ class Candidate:
     """None where it does not apply."""
     edit: Edit | None = None
     """Where that is what is tried."""
-    rewritten: Callable[[], OneModel | None] | None = None
-    """The model that is tried, where a search may look into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,6 @@ def proofs_of(
     limited = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False, program=None)
     repairing, nearer, others, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
-    still_red: tuple[Candidate, Outcome] | None = None
     for candidate in islice(_candidates(limited, cause, before), MOST):
         if time.monotonic() > last_begin:
             break
@@ -105,28 +101,13 @@ def proofs_of(
                 others.append(words)
             elif not after.green:
                 nearer.append(words)
-                still_red = still_red or (candidate, after)
             else:
                 repairing.append(words)
                 if candidate.edit:
                     break
-    if before.error and still_red and not repairing:
-        nearer[0] = _with_cause(nearer[0], *still_red, last_begin)
-        edits[nearer[0]] = still_red[0].edit
     # What changes one line changes least.
     helping = sorted([*repairing, *nearer], key=lambda words: edits[words] is None)
     return Proofs(helping, others, late, edits[helping[0]] if helping else None)
-
-
-def _with_cause(words: str, tried: Candidate, outcome: Outcome, until: float) -> str:
-    """The fix of what died, and what is wrong with the program that it gives: nothing was known of it."""
-    model = tried.rewritten() if tried.rewritten else None
-    if model is None:
-        return words
-    seconds = max(until - time.monotonic(), TIMES * outcome.costs.get("cpu_seconds", 0.0))
-    cause = cause_of(model, only(programs_of(model)), outcome, min(seconds, SECONDS))
-    # The command that goes on with a search names a file of the trial.
-    return Fix("{}: {}", words, cause.in_words()) if cause and not cause.goes_on else words
 
 
 def outcome_with_cause(
@@ -174,7 +155,6 @@ def _candidates(model: OneModel, cause: Cause | None, before: Outcome) -> Iterat
 def _tried(work: Callable[[], Outcome | None]) -> Callable[[], Outcome | None]:
     """A trial that fails for whatever reason says nothing of the program before it."""
 
-    @cache
     def outcome() -> Outcome | None:
         try:
             return work()
@@ -212,9 +192,9 @@ def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iter
             dict.fromkeys(change.words for change in rewritten.withheld if _is_at(change, cause))
         )
         yield _repaired(model, RewriteChoice(rules, interface=True), before, words)
+    yield from _rewrites(model, rewritten.made, cause, before)
     precision = written_name(model.precision or "fp16")
     other = None if model.precision_file else EXACT.get(precision)
-    yield from _rewrites(model, rewritten.made, cause, before, other if before.error else None)
     if "per_channel" in model.lane.flags and not model.per_channel and precision != "fp16":
         yield _of_model(replace(model, per_channel=True))
     if other:
@@ -227,15 +207,9 @@ def _of_model(other: OneModel) -> Candidate:
 
 
 def _rewrites(
-    model: OneModel,
-    every: Sequence[RewrittenPlace],
-    cause: Cause | None,
-    before: Outcome,
-    exact: str | None,
+    model: OneModel, every: Sequence[RewrittenPlace], cause: Cause | None, before: Outcome
 ) -> Iterator[Candidate]:
-    """`exact` is the precision that is tried too, where what died runs and is red."""
     if rules := _rules_at(every, cause):
-        choice = RewriteChoice(rules)
         edits = {
             fix_at(change.rules[0], change.code, change.source).edit
             for change in every
@@ -244,10 +218,7 @@ def _rewrites(
         # One edit alone is the whole rewrite.
         if len(edits) == 1 and (edit := edits.pop()):
             yield Candidate(str(edit), _tried(lambda: _of_edit(model, edit)), edit)
-        yield (repaired := _repaired(model, choice, before))
-        result = repaired.outcome()
-        if exact and result and result.wrong:
-            yield _repaired(replace(model, precision=exact), choice)
+        yield _repaired(model, RewriteChoice(rules), before)
 
 
 def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[str, ...]:
@@ -255,31 +226,18 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
     return tuple(dict.fromkeys(rule for change in here for rule in change.rules))
 
 
-def _repaired(
-    model: OneModel, choice: RewriteChoice, before: Outcome | None = None, words: str = ""
-) -> Candidate:
-    """`words` say what the user changes for it."""
-
-    @cache
-    def parts() -> Rewritten:
-        made = explainer(model).rewritten(model, choice)
-        if len({change.rules for change in made.made}) < 2:
-            return made
-        # As the command does it: the fewest that help, since together they may do harm.
-        fewest = repair_of(model, choice, before).rewritten
-        return fewest if fewest.made else made
-
-    def rewritten() -> OneModel | None:
-        return of_rewritten(model, parts())
+def _repaired(model: OneModel, choice: RewriteChoice, before: Outcome, words: str = "") -> Candidate:
+    """As the command does it: by the fewest rewrites that help. `words` say what the user changes for it."""
 
     def outcome() -> Outcome | None:
-        return measured(candidate) if (candidate := rewritten()) else None
+        repair = fewest_of(model, choice, before)
+        return repair.after or repair.together
 
     flags = [word for rule in choice.rules or () for word in ("--only", rule)]
     flags += ["--may-change-interface"] if choice.interface else []
     command = session("repair", *model.words(model.selection.soc), *flags, "-o", "repaired")
     typed = Fix("{}, as {} does", words, command) if words else command
-    return Candidate(typed, _tried(outcome), rewritten=rewritten)
+    return Candidate(typed, _tried(outcome))
 
 
 def _of_edit(model: OneModel, edit: Edit) -> Outcome | None:

@@ -44,8 +44,10 @@ class Repair:
     model: OneModel
     before: Outcome
     rewritten: Rewritten
+    together: Outcome | None
+    """With every rewrite; None: there is none."""
     after: Outcome | None
-    """None: nothing was rewritten."""
+    """With the fewest that help; None: none does."""
     refused: Sequence[RewrittenPlace]
     by_channel: Outcome | None = None
     """With a scale for each channel of the weights, if that is better."""
@@ -74,10 +76,16 @@ class Repair:
         return replace(model, per_channel=True, program=None) if self.by_channel else model
 
 
-def repair_of(model: OneModel, choice: RewriteChoice, before: Outcome | None = None) -> Repair:
+def repair_of(model: OneModel, choice: RewriteChoice) -> Repair:
+    """The fewest rewrites that help, then what else might."""
+    repair = fewest_of(model, choice, measured(model))
+    return _of_interface(replace(repair, by_channel=_by_channel(repair)), choice)
+
+
+def fewest_of(model: OneModel, choice: RewriteChoice, before: Outcome) -> Repair:
     """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
-    that were tried. `before` is what it is without them, if that is known."""
-    before, lane = before or measured(model), explainer(model)
+    that were tried. `before` is what it is without them."""
+    lane = explainer(model)
     rewritten = lane.rewritten(model, choice)
     all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.made))
     known: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
@@ -108,8 +116,8 @@ def repair_of(model: OneModel, choice: RewriteChoice, before: Outcome | None = N
     refused = [change for change in rewritten.changes if change.refused]
     words = f"it gains nothing on the emulator: {after.in_words()} without it"
     refused += [replace(change, refused=words) for change in rewritten.made if change.rules not in kept]
-    repair = Repair(model, before, chosen, after if kept else None, refused)
-    return _of_interface(replace(repair, by_channel=_by_channel(repair)), choice)
+    with_all = known[all_rules][1] if all_rules else None
+    return Repair(model, before, chosen, with_all, after if kept else None, refused)
 
 
 def _of_interface(repair: Repair, choice: RewriteChoice) -> Repair:

@@ -45,10 +45,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.cause import of_divergence
-    from ci.explain.divergence import DIFFERS_DB, DivergenceResult, as_text, document, fix_of
+    from ci.explain.divergence import DIFFERS_DB, DivergenceResult, as_text, fix_of
     from ci.explain.lane import explainer, measured
     from ci.explain.proofs import proofs_of
     from ci.one_model.report import ModelReport, reported
+    from ci.plain import as_json
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
     from provisioning.base.findings import Finding, Place, Severity
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
                 fix=Fix("{} shows what does not compile, and what to write instead", again),
             ) from error
         differs = result.sqnr_db < result.least
-        answer.add(program=name, **document(result))
+        answer.add(program=name, **as_json(result))
         lines = list(as_text(result))
         print("\n".join(lines))
         fix = fix_of(result, command, tried(result) if differs and result.first else NO_FIX)

@@ -260,39 +260,6 @@ def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_
     assert (found.edit is not None) is helped and bool(found.helping) is helped
 
 
-def test_what_died_and_is_red_once_it_is_rewritten_is_rewritten_at_the_more_exact_precision(
-    tmp_path: Path,
-) -> None:
-    def gives(model: OneModel) -> Outcome:
-        if not model.typed.endswith(".pt2"):
-            return Outcome("dies of aten.sort")
-        return RED if model.precision == "8a8w" else green(32.7)
-
-    died = Outcome("dies of aten.sort")
-    exact, runs = proved(tmp_path, gives, died, cause=None, precision="8a8w")[0].helping
-    assert "still red" in runs and "8a8w" in runs
-    assert "32.7 dB" in exact and "16a8w" in exact and "--only" in exact and "still red" not in exact
-
-
-@pytest.mark.parametrize(
-    ("cause", "said"), [(CAUSE, True), (replace(CAUSE, goes_on="divergence tried.pt2"), False), (None, False)]
-)
-def test_what_died_and_stays_red_has_the_cause_of_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause | None, said: bool
-) -> None:
-    searched = list[str]()
-
-    def cause_of(model: OneModel, *_: object) -> Cause | None:
-        searched.append(model.typed)
-        return cause
-
-    monkeypatch.setattr("ci.explain.proofs.cause_of", cause_of)
-    dies = Outcome("dies of aten.sort")
-    found, _ = proved(tmp_path, lambda model: RED if model.typed.endswith(".pt2") else dies, dies, cause=None)
-    assert [Path(typed).name for typed in searched] == ["helps.pt2"]
-    assert (CAUSE.words in found.fix) is said and "2.0 dB" in found.fix and "tried.pt2" not in found.fix
-
-
 def test_the_figure_of_a_repair_is_that_of_the_fewest_rewrites_that_help_as_the_command_finds_them(
     tmp_path: Path,
 ) -> None:
