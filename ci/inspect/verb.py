@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ci.artifacts import refusals
 from ci.artifacts.against_sdk import Inside, against
@@ -31,10 +30,6 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import replace_bytes
 from provisioning.base.foreign import in_line
 from provisioning.base.selection import add_selection, selection_of
-
-if TYPE_CHECKING:
-    from provisioning.known_faults import Fault, Lane
-
 
 EXAMPLES = """\
   python -m ci inspect model.pte
@@ -92,11 +87,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--extract: {file} is a context binary itself", fix="leave it out")
         extracted = extract(file, contents, args.extract)
     answer.add(file=str(file), kind=KINDS[type(contents)], **asdict(contents))
-    answer.add(known_faults=[fault.id for fault in _known_faults(contents)])
     sys.stdout.writelines(f"{in_line(line)}\n" for line in described(file, contents))
-    for fault in _known_faults(contents):
-        sys.stdout.write(f"known fault of QNN {fault.versions}: {fault.title} ({fault.id})\n")
-        sys.stdout.write(f"  fix: {fault.fix}\n")
     sys.stdout.writelines(f"extracted {in_line(str(path))}\n" for path in extracted)
     if loading:
         answer.add(against={"sdk": str(args.against), **asdict(loading)})
@@ -219,44 +210,7 @@ def _chip(name: str) -> str:
     return f"{name} (QNN's {soc.id}" + (f", soc_id {kernel} on the device)" if kernel else ")")
 
 
-def _known_faults(contents: Inside) -> list[Fault]:
-    """Known faults of the QNN builds that compiled what is inside, for its lane and chips. A compiled program
-    names no operators, so those of single operators are left out."""
-    from provisioning.known_faults import faults_of_build
-
-    lane: Lane = "any"
-    if isinstance(contents, ContextStrings):
-        contexts = [contents]
-    elif isinstance(contents, CompiledModel):
-        lane, contexts = "onnx", [node.context for node in contents.nodes if node.context]
-    else:
-        lane = "executorch"
-        contexts = [delegate.context for delegate in contents.delegates if delegate.context]
-    builds = {build for context in contexts for build in context.build_ids}
-    arches = {arch for context in contexts for arch in context.arches}
-    known_float = _computes_floats(contents)
-    found = dict.fromkeys(fault for build in sorted(builds) for fault in faults_of_build(build, lane))
-    return [
-        fault
-        for fault in found
-        if not fault.operators
-        and (not fault.arches or arches & {*fault.arches})
-        and (fault.schemes != ("fp16",) or known_float)
-    ]
-
-
-def _computes_floats(contents: Inside) -> bool:
-    """False of a program whose delegates are all quantized. Nothing else says which precision it has."""
-    if isinstance(contents, ContextStrings | CompiledModel):
-        return True
-    return any(
-        delegate.options is None or delegate.options.precision == "fp16" for delegate in contents.delegates
-    )
-
-
 def _context(context: ContextStrings, indent: str) -> Iterator[str]:
-    from provisioning.manifest import refused_by
-
     sizes = [f"{size / (1 << 20):g} MB" for size in context.vtcm_bytes]
     for name, values in (
         ("QNN build", list(context.build_ids)),
@@ -266,9 +220,6 @@ def _context(context: ContextStrings, indent: str) -> Iterator[str]:
         ("graphs", list(context.graphs)),
     ):
         yield f"{indent}{name}: {', '.join(values) or 'not named inside'}"
-    for arch in context.arches:
-        for refused in refused_by(arch):
-            yield f"{indent}V{arch} does not compile {refused}"
 
 
 # Compiled graphs taken out of a program, or of a model that ONNX Runtime compiled

@@ -39,7 +39,6 @@ FACTS = {
     "good": ("boolean", "inspect of packages: whether nothing in them is wrong"),
     "inputs": ("array", "diagnose: what is known of each; inspect of an ONNX model: its inputs"),
     "kind": ("string", "inspect: what the file is"),
-    "known_faults": ("array", "inspect: faults of the QNN build that made it"),
     "least": ("number", "divergence: a lower SQNR is a difference, dB"),
     "model": ("string", "audit, profile, repair, tune: as typed"),
     "operators": ("array", "profile: each with its share, line and module"),

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from ci.inspect import verb
 from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, shown_by_inputs
 from ci.plain import read
 from provisioning.known_faults import Product, faults_of, faults_of_build, load_faults, load_fixes
-from tests.support.programs import context
-from tests.support.typed import run_here
 
 FAULTY, GOOD = "v2.50.40.260831140417", "v2.51.0.260929181845"
 
@@ -46,17 +43,6 @@ def test_a_program_has_the_faults_of_its_build_and_lane() -> None:
     assert "per-channel-input-channels" in executorch - onnx
     assert "fp16-on-v68" in onnx & executorch
     assert not faults_of_build("unknown", "any")
-
-
-@pytest.mark.parametrize(("build_id", "named"), [(FAULTY, True), (GOOD, False)])
-def test_inspect_names_the_faults_of_the_build_that_compiled(
-    build_id: str, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    binary = tmp_path / "context.bin"
-    binary.write_bytes(context("SM8450", 69, build_id=build_id))
-    for flags in (["--json"], []):
-        run_here(verb, binary, *flags)
-        assert ("llama-decode-u16u8" in capsys.readouterr().out) is named
 
 
 ALONG_ROWS = {"input": [1, 4, 8], "output": [1, 4, 8], "arguments": {"dim": 1}}
@@ -309,13 +295,3 @@ def test_a_fault_without_a_command_of_its_own_is_shown_by_its_script_wherever_on
     shown = [fault.shown_by.command for fault in load_faults() if not fault.show]
     assert shown and {words[:2] for words in shown} == {("shell", "python")}
     assert [words for words in shown if not (Path(words[2]).is_absolute() and Path(words[2]).is_file())] == []
-
-
-@pytest.mark.parametrize(("arch", "named"), [(68, True), (75, False)])
-def test_inspect_names_a_fault_of_one_hexagon_version_for_that_one_alone(
-    arch: int, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    binary = tmp_path / "context.bin"
-    binary.write_bytes(context("SM8350" if named else "SM8650", arch, build_id=GOOD))
-    run_here(verb, binary)
-    assert ("fp16-on-v68" in capsys.readouterr().out) is named
