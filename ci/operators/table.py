@@ -6,7 +6,6 @@ They are measured and made in the laboratory; docs/operators.md shows the first.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -153,33 +152,20 @@ def shipped() -> OperatorTable:
     return read()
 
 
-class RowNames:
-    """The rows of a table by their own names, and by all names that they have."""
-
-    def __init__(self, rows: Iterable[str]) -> None:
-        self._by_key: dict[str, list[str]] = defaultdict(list)
-        self._by_name: dict[str, list[str]] = defaultdict(list)
-        for name in rows:
-            self._by_key[key_of(name)].append(name)
-            for key in dict.fromkeys(names_of(name)):
-                self._by_name[key].append(name)
-
-    def row_of(self, operator: str) -> str:
-        """The row of the operator's own name, else the only one that has this name among its names; empty if
-        there is none."""
-        key = key_of(operator)
-        names = self._by_key.get(key) or self._by_name.get(key, [])
-        return names[0] if len(names) == 1 else ""
+def rows_by_key(rows: Iterable[str]) -> Mapping[str, str]:
+    """By each operator's key the row of its own name, else the only one that has it among its names."""
+    own: dict[str, set[str]] = defaultdict(set)
+    among: dict[str, set[str]] = defaultdict(set)
+    for name in rows:
+        own[key_of(name)].add(name)
+        for key in names_of(name):
+            among[key].add(name)
+    return {key: min(names) for key, names in {**among, **own}.items() if len(names) == 1}
 
 
 @cache
-def row_names() -> RowNames:
-    """Of the committed table, whose cells take several times as long to read."""
-    try:
-        return RowNames(json.loads(TABLE.read_text(encoding="utf-8"))["cells"])
-    except (OSError, ValueError, TypeError, KeyError):
-        # What is wrong with it is said there.
-        return RowNames(shipped().cells)
+def shipped_rows() -> Mapping[str, str]:
+    return rows_by_key(shipped().cells)
 
 
 def in_db(figure: float | None) -> str:
@@ -211,7 +197,7 @@ def _in_words(name: str, scheme: str, soc: str, cell: Cell, better: str = "") ->
 
 def name_in_table(operator: str) -> str:
     """The name of its row; empty if it has none, or several."""
-    return row_names().row_of(operator)
+    return shipped_rows().get(key_of(operator), "")
 
 
 def _row(operator: str) -> tuple[str, Rows]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ci.operators import table
-from ci.operators.table import OperatorTable, RowNames
+from ci.operators.table import OperatorTable, rows_by_key
 
 
 @contextmanager
@@ -23,6 +23,6 @@ def own_table(
     own_onnx = OperatorTable.model_validate({"cells": onnx or {}}, strict=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "shipped", lambda: own)
-        patch.setattr(table, "row_names", lambda: RowNames(own.cells))
+        patch.setattr(table, "shipped_rows", lambda: rows_by_key(own.cells))
         patch.setattr(table, "shipped_onnx", lambda: own_onnx)
         yield
