@@ -253,7 +253,7 @@ def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
     assert judge.is_surprise(verdict) == surprise
     assert judge.counts([verdict])["failed"] == surprise
     if not surprise:
-        (values,) = judge.accepted.changes([verdict], {}, "x")["t"].values()
+        (values,) = judge.accepted.changes([verdict], "x")["t"].values()
         assert values == {"outcome": "wrong", "by_chance": True, "cost": [1.0, 1]}
 
 

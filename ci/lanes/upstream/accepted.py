@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ci.artifacts.compiler_log import CRASHES
 from ci.diagnose.explain import Explanation, nearest
 from ci.lanes.upstream.suite import UpstreamVerdict, reasons_of
 from ci.outcome import tail, words_of
@@ -49,7 +48,7 @@ ALL_TESTS = "(all)"
 ANY_CHIP = "any"
 """In place of a chip: what holds for chips on which a test was not measured."""
 CAUSE = "cause."
-"""Before an outcome: why a test ends so, in words that a person may improve."""
+"""Before an outcome: why a test ends so, in the words of a person, where the reasons do not say it."""
 
 
 class AcceptedTest(Model):
@@ -88,10 +87,8 @@ class AcceptedTests:
         row = self.of(test)
         return self.causes.get((test, row.outcome), "") or "; ".join(row.reasons) or row.outcome
 
-    def changes(
-        self, verdicts: Iterable[UpstreamVerdict], causes: Mapping[str, str], measured: str
-    ) -> dict[str, Values]:
-        """What the file gets of verdicts that are accepted, with the causes of those that have new ones."""
+    def changes(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> dict[str, Values]:
+        """What the file gets of verdicts that are accepted. With other reasons, a cause is out of date."""
         changes: dict[str, Values] = {ALL_TESTS: {self.soc: measured}}
         for verdict in verdicts:
             old = self.of(verdict.test)
@@ -105,9 +102,15 @@ class AcceptedTests:
                 fields["cost"] = [round(verdict.cpu_seconds, 1), verdict.peak >> 20]
             values = {name: value for name, value in fields.items() if value not in ("passed", [])}
             changes[verdict.test] = {self.soc: values}
-            if cause := causes.get(verdict.test):
-                changes[verdict.test] = {self.soc: values, f"{CAUSE}{verdict.outcome}": cause}
+            if other_reasons(old.reasons, reasons_of(verdict)):
+                changes[verdict.test] = {self.soc: values, f"{CAUSE}{verdict.outcome}": None}
         return changes
+
+
+def other_reasons(old: Collection[str], new: Collection[str]) -> bool:
+    """Not where one of them is not known."""
+    before, now = set(map(words_of, old)), set(map(words_of, new))
+    return bool(before and now) and before != now
 
 
 def _place(test: str, place: Place) -> Place:
@@ -199,11 +202,10 @@ class Judge:
         if self.ends_by_chance(verdict.test) or self.of_another_release:
             return []
         old, new = self.accepted.of(verdict.test).reasons, reasons_of(verdict)
-        before, now = set(map(words_of, old)), set(map(words_of, new))
-        if not before or not now or before == now:
+        if not other_reasons(old, new):
             return []
         text = f"the reason was `{'; '.join(old)}` when it was accepted, and is `{'; '.join(new)}`"
-        return [(text, not now < before)]
+        return [(text, not set(map(words_of, new)) < set(map(words_of, old)))]
 
     def passes_by_chance(self, verdict: UpstreamVerdict) -> bool:
         """Such a pass does not replace a failure that was accepted."""
@@ -313,27 +315,9 @@ class Judge:
     def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], measured: str) -> Judge:
         """Accept these verdicts. Other tests keep what they have, and those that the suite no longer has are
         removed."""
-        verdicts, accepted = list(verdicts), self.accepted
-        causes = {verdict.test: self._cause(verdict) for verdict in verdicts if self._needs_cause(verdict)}
-        write(accepted.suite, accepted.profile, accepted.changes(verdicts, causes, measured), tests)
+        accepted = self.accepted
+        write(accepted.suite, accepted.profile, accepted.changes(verdicts, measured), tests)
         return replace(self, accepted=load_tests(accepted.suite, accepted.profile, accepted.soc))
-
-    def _needs_cause(self, verdict: UpstreamVerdict) -> bool:
-        """A cause that is still right stays, as a person may have written it."""
-        if verdict.outcome == "passed":
-            return False
-        known = (verdict.test, verdict.outcome) in self.accepted.causes
-        return not known or bool(self.changes(verdict))
-
-    def _cause(self, verdict: UpstreamVerdict) -> str:
-        """Equal for equal failures, so that a person finds them together."""
-        if verdict.outcome == "wrong" and verdict.problems:
-            return "its outputs differ from those of the reference model"
-        if CRASHES in verdict.reason:
-            return verdict.reason
-        if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
-            return f"{verdict.reason.rstrip('.')}. {known.cause}"
-        return verdict.reason or verdict.outcome
 
 
 def _with_assertion(reason: str, verdict: UpstreamVerdict) -> str:

@@ -150,8 +150,6 @@ class UpstreamOptions:
 JudgedBy = Callable[[AcceptedTests, Path], Judge]
 """What judges a suite on a chip; the path is that of its logs."""
 
-START_SECONDS = 15.0
-"""A process's start. Less work than this is not shared."""
 START_LIMIT = 300.0
 """Seconds for a list of tests."""
 
@@ -184,9 +182,7 @@ def prepare(
         chosen = choose(plan, choice, options.sample, tests)
         # A suite that has lost all its tests is no suite without a match.
         if chosen or not tests:
-            slots = min(plan.slots, 1 + int(sum(job.seconds for job in chosen) / START_SECONDS))
-            work = replace(plan.work, jobs=slots)
-            runs.append(replace(plan, programs=tuple(chosen), tests=tuple(tests), work=work))
+            runs.append(replace(plan, programs=tuple(chosen), tests=tuple(tests)))
     if unmatched or not runs:
         flags = [word for name in sorted(unmatched or choice.words) for word in ("-k", name)]
         if not unmatched:
