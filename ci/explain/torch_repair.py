@@ -13,10 +13,10 @@ from torch.fx import Node
 from torch.nn.utils import parametrize
 
 from ci.explain.rewriting import Need, Repaired
-from ci.explain.torch_graph import Tensors
 from ci.explain.torch_layers import LAYERS
 from ci.explain.torch_rewrites import MOVES, REWRITES, aten, is_cast_to_float
 from ci.explain.torch_rewriting import Exported, NodeMatch
+from ci.explain.torch_values import Tensors
 from ci.models.arrays import Array
 from ci.models.factory import REMOVED_BY, computed_weights, run_copied
 from ci.models.model_lines import source_of

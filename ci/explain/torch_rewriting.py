@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ci.explain.rewriting import Batch, Need, prove
-from ci.explain.torch_graph import Tensors, values_of
+from ci.explain.torch_values import Tensors, values_of
 from ci.models.arrays import Array
 from ci.models.factory import copied
 

@@ -27,13 +27,8 @@ from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
 from ci.child import new_text, size_of, text_since
 from ci.explain.losses import BeyondHalf, beyond_of
-from ci.explain.torch_graph import (
-    Passing,
-    Tensors,
-    TorchGraph,
-    operator_at,
-    outputs_of,
-)
+from ci.explain.torch_graph import TorchGraph, operator_at, outputs_of
+from ci.explain.torch_values import Passing, Tensors
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.export import ChipModel, Failed
 from ci.lanes.executorch.quantization import ComputedModel, Patterns, kind_of, save_raw, step_of
