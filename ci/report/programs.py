@@ -14,20 +14,15 @@ from ci.one_model.report import MODELS
 from ci.report.values import (
     LANES,
     ORDER,
-    WHOLE_DB,
-    Bar,
     Row,
-    bar_of,
     entries,
     in_unit,
-    longest_of,
     mapping,
     number,
     rows_of,
     verdict_of,
     word,
 )
-from ci.suite.accuracy import DEFAULT_FLOORS, of_the_mean
 from ci.suite.costs import TITLES, cost_rule
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering import plural
@@ -69,6 +64,14 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownFigure:
+    name: str
+    text: str
+    good: bool = True
+    """False for one that its threshold or its baseline refuses."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramView:
     lane: str
     name: str
@@ -80,12 +83,12 @@ class ProgramView:
     brief: str
     findings: Collection[Finding]
     partition: Sequence[Box]
-    accuracy: Sequence[Bar]
+    accuracy: Sequence[ShownFigure]
     slices: Sequence[str]
     text: TextView
     other_build: str
     """The QNN that the baseline is of, if it is another."""
-    costs: Sequence[Bar]
+    costs: Sequence[ShownFigure]
     durations: str
     commands: Sequence[str]
 
@@ -190,36 +193,24 @@ def _box(row: Row) -> Box:
     return Box(where, count, min(5, max(1, count).bit_length()), ", ".join(listed))
 
 
-LEAST_COSINE = (1 - 10 ** (-DEFAULT_FLOORS["sqnr_db"] / 10)) ** 0.5
-"""Of outputs that are as far off as they may be at most."""
 ALWAYS = ("metric", "float_metric", "reference_metric", "sqnr_db", "cosine", "variation_sqnr_db", "agreement")
 """Shown without a threshold too."""
 
 
-def accuracy_of(row: Row) -> Iterator[Bar]:
+def accuracy_of(row: Row) -> Iterator[ShownFigure]:
     figures, wanted = mapping(row.get("figures")), mapping(row.get("thresholds"))
     for key, name in FIGURES.items():
         value, mark = number(figures, key), number(wanted, key)
         if value is None or (mark is None and key not in ALWAYS):
             continue
         good = mark is None or (value <= mark if key in LESS_IS_BETTER else value >= mark)
-        if key == "sqnr_db":
-            # What was accepted all the same is no better for it.
-            good = good and value >= DEFAULT_FLOORS[key]
-        if key == "cosine":
-            good = good and value >= LEAST_COSINE
-        if key == "variation_sqnr_db":
-            good = good and not of_the_mean(number(figures, "sqnr_db") or 0.0, value)
         text = in_unit(key, value)
         if mark is not None:
             text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {in_unit(key, mark)})"
-        longest = WHOLE_DB if key.endswith("_db") and value <= WHOLE_DB else None
-        if key.endswith(("cosine", "agreement")):
-            longest = 1.0
-        yield bar_of(name, value, text, good=good, marks=[(mark, 0.6)], longest=longest)
+        yield ShownFigure(name, text, good)
 
 
-def _costs(row: Row, rules: Collection[str]) -> Iterator[Bar]:
+def _costs(row: Row, rules: Collection[str]) -> Iterator[ShownFigure]:
     """The stage decides which cost is bad, because it knows the tolerances."""
     values, agreed = mapping(row.get("costs")), mapping(row.get("baseline"))
     for key, title in TITLES.items():
@@ -229,8 +220,7 @@ def _costs(row: Row, rules: Collection[str]) -> Iterator[Bar]:
         text = in_unit(key, value) + _beside(key, value, mark)
         if key == "cpu_seconds":
             text += _earlier(row)
-        good = cost_rule(key) not in rules
-        yield bar_of(title, value, text, good=good, marks=[(mark, 0.6)])
+        yield ShownFigure(title, text, good=cost_rule(key) not in rules)
 
 
 def _beside(key: str, value: float, agreed: float | None) -> str:
@@ -256,9 +246,9 @@ def _earlier(row: Row) -> str:
     return f" ({CACHED})" if row.get("cached") else ""
 
 
-def _size_of(row: Row) -> Iterator[Bar]:
+def _size_of(row: Row) -> Iterator[ShownFigure]:
     if (value := number(row, "bytes")) is not None:
-        yield bar_of("size of the binaries", value, size(int(value)), good=True)
+        yield ShownFigure("size of the binaries", size(int(value)))
 
 
 # What language models have beside: how they read a text
@@ -283,7 +273,7 @@ WHERE = {
 class TextView:
     figures: Sequence[tuple[str, Sequence[str]]]
     """By reader: the cells of TEXT_FIGURES."""
-    parts: Sequence[Bar]
+    parts: Sequence[ShownFigure]
 
 
 def text_of(row: Row) -> TextView:
@@ -312,12 +302,8 @@ def _with_error(figure: Row) -> str:
     return "" if value is None else f"{value:.4g}" + ("" if error is None else f" ± {error:.2g}")
 
 
-def _parts(row: Row) -> Iterator[Bar]:
-    rows = [mapping(entry) for entry in entries(row.get("parts"))]
-    longest = longest_of(
-        *(number(row, key) for row in rows for key in ("db", "typical_db", "cpu_db", "least_db"))
-    )
-    for layer in rows:
+def _parts(row: Row) -> Iterator[ShownFigure]:
+    for layer in map(mapping, entries(row.get("parts"))):
         if (value := number(layer, "db")) is None:
             continue
         least, cpu, typical = (number(layer, key) for key in ("least_db", "cpu_db", "typical_db"))
@@ -331,9 +317,7 @@ def _parts(row: Row) -> Iterator[Bar]:
                 "" if expected is None else f" (at least {expected:.1f})"
             )
             good = good and (expected is None or typical >= expected)
-        yield bar_of(
-            word(layer, "name"), value, text, good=good, marks=[(least, 0.6), (cpu, 0.2)], longest=longest
-        )
+        yield ShownFigure(word(layer, "name"), text, good)
 
 
 # What was done of one model

@@ -1,9 +1,8 @@
-"""Reading a report's metrics, which may have any form: what is not as expected is absent. Bars of them."""
+"""Reading a report's metrics, which may have any form: what is not as expected is absent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -68,39 +67,3 @@ def verdict_of(*rows: Row) -> str:
 def rows_of(report: Report, key: str) -> dict[str, Row]:
     """The rows of a table in the report, by name."""
     return {name: mapping(row) for name, row in mapping(report.metrics.get(key)).items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    name: str
-    text: str
-    kind: str
-    length: float
-    marks: Sequence[tuple[float, float]] = ()
-    """The place and the width of lines across it, in hundredths of the bar's own place."""
-
-
-WHOLE_DB = 100.0
-"""A bar of this many decibels is as long as its place, so that 0 dB is none beside 77."""
-
-
-def longest_of(*values: float | None) -> float:
-    return max((1e-12, *(value or 0 for value in values)))
-
-
-def bar_of(
-    name: str,
-    value: float,
-    text: str,
-    *,
-    good: bool,
-    marks: Sequence[tuple[float | None, float]] = (),
-    longest: float | None = None,
-) -> Bar:
-    """A bar beside one that is as long as `longest`, with marks of a value (None: no mark) and a width each.
-
-    Without `longest` the bar is only comparable with its own marks."""
-    unit = 100 / (1.05 * (longest or longest_of(value, *(place for place, _ in marks))))
-    drawn = [(max(0.0, unit * place), width) for place, width in marks if place is not None]
-    length = max(0.5, unit * max(value, 0))
-    return Bar(name, text, "good" if good else "bad", length, drawn)
