@@ -10,16 +10,15 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ci.child import WARM
 from ci.jobs import Job, WorkOptions
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of, line_of
-from ci.plain import read
+from ci.plain import Facts, as_json, read
 from ci.progress import Line
 from ci.results import (
     CachedResults,
@@ -27,20 +26,15 @@ from ci.results import (
     Key,
     Lines,
     OfThisRun,
-    digest_of,
     relocated,
     surroundings,
-    toolkit_of,
 )
 from ci.trouble import of_error
 from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, Template, run, template_of
-from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.errors import ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
-
-FEW_NEW = 2
-"""Of fewer new programs, warming up takes longer than it saves."""
 
 
 class Named(Protocol):
@@ -144,12 +138,9 @@ class Step:
     """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
     leaves_files: bool = False
     """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
-    remembers_all: bool = False
-    """Whether results that it does not accept are kept too."""
     log_in_folder: str = ""
     """The name of its log where that is one of its result's files."""
 
-    """Whether the programs that are left are not worked on."""
     left: Callable[[Any, WorkerDied, Path], dict[str, object] | None] = _nothing
     """What a process that died has left in its folder that is a result."""
     ended: Callable[[Any, WorkerDied, Path], Failure] | None = None
@@ -158,38 +149,21 @@ class Step:
 
 @dataclass(frozen=True)
 class _Export:
-    """What an export says of its model."""
+    """What an export says of its model, now or in an earlier stage of this run."""
 
-    seconds: float = 0.0
     lines: Lines = field(default_factory=dict)
-    asked: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, reply: ExportReply, passed: Container[str]) -> _Export:
-        """`passed` are the variables that the model's code finds."""
-        named = variables_named_in(map(Path, reply.modules), os.environ)
-        asked = {name: "user" for name in named if name not in passed}
-        return cls(reply.export_seconds, reply.lines, asked)
-
-
-@dataclass(frozen=True)
-class _Exported:
-    """What an earlier stage of this run found of a program's model."""
-
-    key: Key
-    lines: Lines
-    asked: Mapping[str, str]
+    asked: tuple[str, ...] = ()
+    """The variables that its code names, that are set, and that it was not given."""
+    seconds: float = 0.0
+    key: Key = field(default_factory=dict)
+    """Of the program, as an earlier stage found it."""
 
 
 class _StepRun:
     """The programs of one step that have the same packages."""
 
     def __init__(
-        self,
-        step: Step,
-        programs: Sequence[Named],
-        own: Packages | None,
-        template: Template | None = None,
+        self, step: Step, programs: Sequence[Named], own: Packages | None, template: Template | None
     ) -> None:
         """`template` is of the step's home, where it has been started already."""
         self._step, self._own, self._programs = step, own, {row.name: row for row in programs}
@@ -197,32 +171,27 @@ class _StepRun:
         self._logs = step.plan.logs
         self._cached, self._this_run = CachedResults(store, step.kind), OfThisRun(store, os.environ)
         self._home, self._template = step.home(own), template
-        self._base: Mapping[str, Metric] = {}
+        base = surroundings(store, self._home.environment, own.folder if own else None)
+        self._base: Key = {**base, "suite": own.key() if own else {}}
+        # A cached program without files has none that --keep could keep.
+        self._may_reuse = self._work.cache and (step.keeps_files or not self._work.keep)
         self._keys: dict[str, Key] = {}
         self._reasons: dict[str, str] = {}
-        """Why a program is worked on; what is not cached says so."""
+        """Why a program is worked on."""
         self._uncached: dict[str, str] = {}
+        """Why a result is not kept."""
         self._exports: dict[str, _Export] = {}
-        self._twins: dict[str, str] = {}
-        """By the digest of a key, the first program that has it."""
         self._folders: dict[str, Path] = {}
         self._shared = Path()
         self._results: dict[str, Result] = {}
 
     def results(self) -> dict[str, Result]:
-        step, store = self._step, self._step.plan.selection.store
+        step = self._step
         with (
             tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as shared,
             nullcontext(self._template) if self._template else template_of(self._home) as template,
         ):
             self._shared = Path(shared)
-            toolkit = toolkit_of(self._home, store, template)
-            base = surroundings(
-                store, self._home.environment, toolkit, self._own.folder if self._own else None
-            )
-            self._base = {**base, "suite": self._own.key() if self._own else {}}
-            if WARM in self._home.environment and sum(map(self._is_new, self._programs.values())) < FEW_NEW:
-                template.home = replace(self._home, environment={**self._home.environment, WARM: ""})
             tasks, exports = [], dict[str, ChildTask]()
             for program in self._programs.values():
                 export = self._export_of(program)
@@ -232,11 +201,13 @@ class _StepRun:
                     tasks.append(
                         ChildTask(program.name, "", {}, 0, cost=step.cost(program), export=export.name)
                     )
-                elif not export and not self._is_twin(program):
+                elif not export:
                     task = self._looked_up(program, {})
                     if isinstance(task, ChildTask):
                         tasks.append(task)
-            self._announce(exports=bool(exports))
+            if not exports and len(self._programs) > 1:
+                cached, left = len(self._results), len(self._programs) - len(self._results)
+                sys.stderr.write(f"{step.title}: {cached} cached, {left} to do\n")
             run(
                 tasks,
                 template,
@@ -245,20 +216,9 @@ class _StepRun:
                 self._work.jobs,
                 exports=Exports(exports, self._settled),
             )
-        for name, key in self._keys.items():
-            # Programs of one key have one result.
-            twin = self._twins.get(digest_of(dict(key)), name)
-            if name not in self._results and twin in self._results:
-                self._results[name] = self._results[twin]
         self._cached.close()
         self._this_run.close()
-        return {name: self._results[name] for name in self._programs if name in self._results}
-
-    def _is_new(self, program: Named) -> bool:
-        """Whether its last result was another one, whatever its model is now."""
-        last = self._cached.last(self._step.subject(program))
-        rows = {**self._base, **self._step.key(program, self._cached)}
-        return not self._may_reuse or any(last.get(name) != row for name, row in rows.items())
+        return {name: self._results[name] for name in self._programs}
 
     def _export_of(self, program: Named) -> ChildTask | None:
         if not self._step.export:
@@ -267,23 +227,22 @@ class _StepRun:
         log = self._logs / Path(str(task.request["log"])).name
         return replace(task, request={**task.request, "log": str(log.absolute())})
 
-    def _final_log(self, program: Named) -> Path:
-        return self._logs / f"{program.name}.log"
-
-    def _announce(self, *, exports: bool) -> None:
-        cached = len(self._results)
-        if not exports and len(self._programs) > 1:
-            left = len(self._programs) - cached
-            sys.stderr.write(f"{self._step.title}: {cached} cached, {left} to do\n")
+    def _folder_of_export(self, name: str) -> Path:
+        """For files that all programs of an export use."""
+        return self._shared / hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def _known_in_this_run(self, program: Named) -> bool:
         known = self._this_run.find(self._subject_of_run(program)) if self._may_reuse else None
         if known is None:
             return False
-        exported = read(_Exported, known)
-        self._keys[program.name] = exported.key
-        self._exports[program.name] = _Export(lines=exported.lines, asked=exported.asked)
+        export = self._exports[program.name] = read(_Export, known)
+        self._keys[program.name] = export.key
         return self._take_cached(program)
+
+    def _keep_for_this_run(self, program: Named) -> None:
+        if self._step.export:
+            export = replace(self._exports[program.name], key=self._keys[program.name], seconds=0.0)
+            self._this_run.keep(self._subject_of_run(program), as_json(export))
 
     def _subject_of_run(self, program: Named) -> Metric:
         export = self._export_of(program)
@@ -295,54 +254,35 @@ class _StepRun:
             "code": self._step.code(program) or os.urandom(8).hex(),
             # Which model it is: the key has only what is done with it.
             "export": json.loads(json.dumps(model)),
-            "base": dict(self._base),
-            "key": dict(self._step.key(program, self._cached)),
+            "key": {**self._base, **self._step.key(program, self._cached)},
         }
-
-    @property
-    def _may_reuse(self) -> bool:
-        # A cached program without files has none that --keep could keep.
-        return self._work.cache and (self._step.keeps_files or not self._work.keep)
 
     def _settled(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | Outcome:
         """A program whose model has been exported."""
         program = self._programs[task.name]
         exported = read(ExportReply, reply)
-        self._exports[program.name] = _Export.of(exported, {*self._home.environment, *TEMPORARY})
+        passed = {*self._home.environment, *TEMPORARY}
+        asked = tuple(
+            name for name in variables_named_in(map(Path, exported.modules), os.environ) if name not in passed
+        )
+        self._exports[program.name] = _Export(exported.lines, asked, exported.export_seconds)
         try:
-            model = self._step.export_key(program, reply)
+            return self._looked_up(program, self._step.export_key(program, reply))
         except NotCached as error:
             self._uncached[program.name] = self._reasons[program.name] = str(error)
             return self._begun(program)
         except Refused as refused:
             return refused
-        return self._looked_up(program, model)
-
-    def _is_twin(self, program: Named) -> bool:
-        """Whether another program has the same key: its result serves both."""
-        rows = self._keys[program.name] = {**self._base, **self._step.key(program, self._cached)}
-        return self._twins.setdefault(digest_of(rows), program.name) != program.name
 
     def _looked_up(self, program: Named, model: Key) -> ChildTask | Outcome:
         """What is to be done, or the outcome of a program whose result is there."""
         rows = {**self._base, **self._step.key(program, self._cached), **model}
         self._keys[program.name] = rows
-        if not self._may_reuse:
-            self._reasons[program.name] = "--no-cache"
-        elif self._take_cached(program) or self._take_failure(program):
-            return {}
-        else:
-            self._reasons.setdefault(program.name, self._cached.difference(self._step.subject(program), rows))
+        if self._may_reuse:
+            if self._take_cached(program):
+                return {}
+            self._reasons[program.name] = self._cached.difference(self._step.subject(program), rows)
         return self._begun(program)
-
-    def _begun(self, program: Named) -> ChildTask | Outcome:
-        try:
-            return self._task(program)
-        except OSError as error:
-            if not (trouble := of_error(error)):
-                raise
-            self._results[program.name] = Result(failure=Failure.of(trouble, self._final_log(program)))
-            return {}
 
     def _take_cached(self, program: Named) -> bool:
         cached = self._cached.find(self._keys[program.name])
@@ -351,37 +291,30 @@ class _StepRun:
         export = self._exports.get(program.name, _Export())
         facts = relocated(cached.facts, cached.facts.get("lines", {}), export.lines)
         if facts is None:
-            self._reasons[program.name] = "its lines have moved apart"
             return False
-        record, seconds = self._record_of(facts), export.seconds
-        result = Result(
-            facts, cached.folder, cached=True, asked=export.asked, record=record, export_seconds=seconds
-        )
+        result = replace(self._result(program, facts), folder=cached.folder, cached=True)
         if not self._step.accepts(program, result):
-            self._reasons[program.name] = "its cached result does not pass any more"
             return False
         self._results[program.name] = result
         self._keep_for_this_run(program)
         return True
 
-    def _record_of(self, facts: Mapping[str, object]) -> object:
-        return read(self._step.reply, facts) if self._step.reply else None
+    def _result(self, program: Named, facts: Facts) -> Result:
+        export = self._exports.get(program.name, _Export())
+        record = read(self._step.reply, facts) if self._step.reply else None
+        return Result(facts, record=record, asked=export.asked, export_seconds=export.seconds)
 
-    def _take_failure(self, program: Named) -> bool:
-        document = self._cached.failure(self._keys[program.name]) if self._work.known_failures else None
-        failure = Failure.of_document(document) if document else None
-        if failure is None:
-            return False
-        sys.stderr.write(f"{program.name} has failed before, and is not done again (--no-cache does it)\n")
-        self._results[program.name] = Result(failure=failure, cached=True)
-        return True
+    def _begun(self, program: Named) -> ChildTask | Outcome:
+        try:
+            return self._task(program)
+        except OSError as error:
+            self._results[program.name] = self._in_trouble(program, error)
+            return {}
 
-    def _keep_for_this_run(self, program: Named) -> None:
-        if self._step.export:
-            export = self._exports[program.name]
-            document = {"lines": dict(export.lines), "asked": dict(export.asked)}
-            document["key"] = dict(self._keys[program.name])
-            self._this_run.keep(self._subject_of_run(program), document)
+    def _in_trouble(self, program: Named, error: OSError) -> Result:
+        if not (trouble := of_error(error)):
+            raise error
+        return Result(failure=Failure.of(trouble, self._final_log(program)))
 
     def _task(self, program: Named) -> ChildTask:
         step = self._step
@@ -401,19 +334,18 @@ class _StepRun:
         }
         if clash := asked.keys() & folders:
             raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
-        cost = step.cost(program)
         request = {**asked, **folders}
         limits = self._work.timeout if step.timeout is None else step.timeout, step.flag
-        return ChildTask(program.name, step.function, request, *limits, cost, name, self._work.until)
+        return ChildTask(
+            program.name, step.function, request, *limits, step.cost(program), name, self._work.until
+        )
 
-    def _folder_of_export(self, name: str) -> Path:
-        """For files that all programs of an export use."""
-        return self._shared / hashlib.sha256(name.encode()).hexdigest()[:16]
+    def _final_log(self, program: Named) -> Path:
+        return self._logs / f"{program.name}.log"
 
     def _log(self, program: Named) -> Path:
-        step = self._step
-        folder = self._folders[program.name]
-        return (folder / step.log_in_folder if step.log_in_folder else self._final_log(program)).absolute()
+        name, folder = self._step.log_in_folder, self._folders[program.name]
+        return (folder / name if name else self._final_log(program)).absolute()
 
     def _line(self, name: str, outcome: Outcome) -> Line:
         program = self._programs[name]
@@ -433,9 +365,7 @@ class _StepRun:
                 return self._finished(program, outcome)
             return self._failed(program, outcome)
         except OSError as error:
-            if not (trouble := of_error(error)):
-                raise
-            return Result(failure=Failure.of(trouble, self._final_log(program)))
+            return self._in_trouble(program, error)
 
     def _failed(self, program: Named, outcome: WorkerDied | Refused) -> Result:
         step, log = self._step, self._final_log(program)
@@ -445,13 +375,7 @@ class _StepRun:
             failure = step.ended(program, outcome, log)
         if failure.of_work and program.name in self._keys:
             self._cached.forget(self._keys[program.name])
-            is_known = failure.exit_code == CheckFailed.exit_code and program.name not in self._uncached
-            if is_known:
-                # On a full disk it is only not known the next time.
-                with suppress(OSError):
-                    self._cached.keep_failure(self._keys[program.name], failure.as_document)
-        asked = self._exports.get(program.name, _Export()).asked
-        return Result(failure=failure, why=self._reasons.get(program.name, ""), asked=asked)
+        return Result(failure=failure, asked=self._exports.get(program.name, _Export()).asked)
 
     def _put_log(self, program: Named) -> None:
         """The log of a result that is none, for the user; its other files go."""
@@ -466,32 +390,19 @@ class _StepRun:
 
     def _finished(self, program: Named, reply: dict[str, Any]) -> Result:
         step, name, into = self._step, program.name, self._folders[program.name]
-        if late := reply.pop("imported_late", None):
-            self._uncached[name] = f"its process imports {', '.join(late)} too late to be in its key"
-        export = self._exports.get(name, _Export())
         if step.export:
-            reply = {**reply, "lines": dict(export.lines)}
+            reply = {**reply, "lines": dict(self._exports[name].lines)}
         reason = self._uncached.get(name, "")
-        result = Result(
-            reply,
-            into,
-            why=self._reasons.get(name, ""),
-            not_remembered=reason,
-            asked=export.asked,
-            record=self._record_of(reply),
-            export_seconds=export.seconds,
-        )
+        result = replace(self._result(program, reply), folder=into, not_remembered=reason)
         if not step.leaves_files:
             self._final_log(program).unlink(missing_ok=True)
-        keeps = step.leaves_files or self._work.keep
-        accepted = step.accepts(program, result)
-        if not accepted and name in self._keys:
-            # An earlier result of the same key would hide this one.
-            self._cached.forget(self._keys[name])
-        if not accepted and not step.remembers_all:
+        if not step.accepts(program, result):
+            if name in self._keys:
+                # An earlier result of the same key would hide this one.
+                self._cached.forget(self._keys[name])
             return result
         folder = into if step.keeps_files else None
-        if not step.keeps_files and not keeps:
+        if not step.keeps_files and not step.leaves_files and not self._work.keep:
             shutil.rmtree(into, ignore_errors=True)
         if reason:
             sys.stderr.write(f"{name} is not cached: {reason}\n")
@@ -505,10 +416,10 @@ class _StepRun:
 
 
 def variables_named_in(modules: Iterable[Path], environ: Mapping[str, str]) -> Iterator[str]:
-    """The variables that are set, and that one of these modules names in a string."""
+    """The user's variables that are set, and that one of these modules names in a string."""
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in modules if path.is_file()]
     named = {name for text in texts for name in re.findall(r"""["']([A-Za-z_][A-Za-z0-9_]*)["']""", text)}
-    yield from sorted(named & environ.keys())
+    yield from sorted(name for name in named & environ.keys() if not name.startswith("QNN_CI_"))
 
 
 def run_step(

@@ -1,47 +1,45 @@
-"""What work uses in its process: its output, what it says that it does, and what it costs."""
+"""What a process that does a user's work is given and uses: its variables (manifests/variables.toml), its
+output, what it says that it does, and what it costs."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import hashlib
 import logging
 import os
-import signal
 import sys
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from ci import trouble
 from provisioning.base.commands import Fix
+from provisioning.base.documents import Model, load
+from provisioning.base.settings import MANIFESTS
 
 _libc = ctypes.CDLL(None)
-_SET_NAME, _LONGEST_NAME = 15, 15
 
-DOING = "qnn:"
-"""Begins the name of a process that says what it does."""
+own_folder: Path | None = None
+"""For the temporary files of the task that this process does."""
+
+DOING = "doing"
+"""The file in it that has what the process does."""
 
 Order = dict[str, Any]
 """What a process is asked, as it comes through a pipe."""
 Answer = Callable[[Order], dict[str, object]]
 """Gives the reply to a request, both as JSON."""
-
-WARM = "QNN_CI_WORKER_WARM"
-"""Whether to do a small piece of work first, which halves the time of all others."""
-
-MEMORY = "QNN_CI_WORKER_MEMORY"
-"""The memory limit of a worker in bytes. Beyond it an allocation fails here, before the machine runs out."""
-
-THREADS = "QNN_CI_WORKER_THREADS"
-
-hidden: dict[str, str] = {}
-"""What the stage says to this worker alone (manifests/variables.toml): the user's code must not see it."""
 
 FOR_LIBRARIES = "OMP_NUM_THREADS"
 
@@ -51,11 +49,10 @@ default of 700 costs a sixth of their time."""
 
 
 @contextlib.contextmanager
-def threads_for_libraries() -> Iterator[None]:
+def one_thread_for_libraries() -> Iterator[None]:
     """Libraries read the number when they are loaded; the user's code then finds the user's own value."""
-    before, number = os.environ.get(FOR_LIBRARIES), hidden.get(THREADS)
-    if number:
-        os.environ[FOR_LIBRARIES] = number
+    before = os.environ.get(FOR_LIBRARIES)
+    os.environ[FOR_LIBRARIES] = "1"
     yield
     if before is not None:
         os.environ[FOR_LIBRARIES] = before
@@ -63,13 +60,47 @@ def threads_for_libraries() -> Iterator[None]:
         os.environ.pop(FOR_LIBRARIES, None)
 
 
+class Variables(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    passed: tuple[str, ...]
+    upstream: tuple[str, ...]
+    secrets: tuple[str, ...]
+    fixed: dict[str, str]
+
+
+@cache
+def table() -> Variables:
+    return load(MANIFESTS / "variables.toml", Variables)
+
+
+def closed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker whose stage has `environ`. What its lane and suite declare comes on top."""
+    return {**table().fixed, **declared(table().passed, environ)}
+
+
+def declared(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in names if name in environ}
+
+
+def key_of_declared(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The digests of the values, which may be secrets."""
+    return {name: _digest(environ[name]) if name in environ else "" for name in sorted(names)}
+
+
+def _digest(value: str) -> str:
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def field_of(variable: str) -> str:
+    """Of a suite: what passes this variable to its models."""
+    return "secrets" if any(fnmatchcase(variable, name) for name in table().secrets) else "variables"
+
+
 def doing(what: str) -> None:
     """Say what this process does from now on, in a word: whoever waits for it reads that."""
-    _libc.prctl(_SET_NAME, f"{DOING}{what}"[:_LONGEST_NAME].encode(), 0, 0, 0)
-
-
-def threads(default: int = 1) -> int:
-    return int(hidden.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
+    if own_folder:
+        with contextlib.suppress(OSError):
+            (own_folder / DOING).write_text(what, encoding="utf-8")
 
 
 def logged(answer: Answer, order: Order) -> dict[str, object]:
@@ -182,13 +213,6 @@ def output_to(log: Path) -> Iterator[None]:
         for number, old in zip((1, 2), saved, strict=True):
             os.dup2(old, number)
             os.close(old)
-
-
-def end_with(parent: int) -> None:
-    """End this process and everything it started when the stage ends, even if the stage is killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
 
 
 def flush_output() -> None:

@@ -32,8 +32,6 @@ class WorkOptions:
     keep_going: bool = False
     """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
     run_timeout: float = RUN_TIMEOUT
-    known_failures: bool = False
-    """Whether work that has failed is not done again: its failure is known."""
     until: float = math.inf
     """A time of time.monotonic() at which whatever is at work ends."""
 

@@ -13,9 +13,8 @@ from typing import Any, BinaryIO, Literal
 from ci.plain import Facts
 from ci.progress import Line, failed
 from ci.trouble import MACHINE, Blame, Trouble, of_ending, of_error
-from provisioning.base.commands import Fix, joined, session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
-from provisioning.base.files import hash_file
 
 BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
 
@@ -127,29 +126,6 @@ class Failure:
         return cls(trouble.kind, trouble.message, trouble.fix, log, "machine", code)
 
     @property
-    def as_document(self) -> dict[str, object]:
-        """With the digest of its log, without which it explains little."""
-        log = [str(self.log), hash_file(self.log)] if self.log and self.log.is_file() else None
-        return {
-            "kind": self.kind,
-            "message": self.message,
-            "fix": joined([self.fix]).parts,
-            "log": log,
-            "exit_code": self.exit_code,
-            "details": dict(self.details),
-        }
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> Failure | None:
-        """None where its log is not as it was."""
-        known, log = {**document, "fix": Fix.read(document["fix"])}, None
-        if document["log"]:
-            log, digest = Path(document["log"][0]), document["log"][1]
-            if not log.is_file() or hash_file(log) != digest:
-                return None
-        return cls(**{**known, "log": log})
-
-    @property
     def rule(self) -> str:
         """The end of its finding's rule."""
         return MACHINE if self.blame == "machine" else self.kind
@@ -182,14 +158,11 @@ class Result:
     """Files of the result, or of a failure."""
     failure: Failure | None = None
     cached: bool = False
-    seconds: float = 0.0
-    why: str = ""
-    """Why the work was done; empty if the result was cached."""
     not_remembered: str = ""
     """Why it was not cached."""
     export_seconds: float = 0.0
     """How long building and exporting its model took today."""
-    asked: Mapping[str, str] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
     """The variables that the model's code names, that are set, and that it was not given."""
     record: object = None
     """The facts, as the step reads them; None of a step that reads none."""

@@ -17,17 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.digests import Digests, installed, site_folders
 from ci.plain import Facts
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
-
-if TYPE_CHECKING:
-    from ci.work import Home, Template
-
 
 FORMAT = 1
 """Part of every key: another number invalidates every cached result."""
@@ -39,6 +35,7 @@ ORPHAN_SECONDS = 86400.0
 """A folder without a record may belong to another process that has not written its record yet."""
 PRUNED_EACH = 86400.0
 
+NEW = "not run before"
 SHOWN = 40
 """Characters of a value that `difference` shows."""
 
@@ -100,7 +97,6 @@ class CachedResults:
                 folder.rename(place)
         _store(path, {"facts": dict(facts), "folder": place.name if place else "", "files": files})
         _store(self._subject(subject), {"key": dict(key)})
-        self._failure(digest).unlink(missing_ok=True)
         document = json.loads(json.dumps(dict(facts)))
         return CachedResult(document, place)
 
@@ -108,34 +104,20 @@ class CachedResults:
         """The same work has failed since."""
         self._record(digest_of(dict(key))).unlink(missing_ok=True)
 
-    def keep_failure(self, key: Key, failure: Mapping[str, object]) -> None:
-        """How the work of this key failed, for who asks for no more. Raises OSError."""
-        path = self._failure(digest_of(dict(key)))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _store(path, failure)
-
-    def failure(self, key: Key) -> dict[str, object] | None:
-        return _load(self._failure(digest_of(dict(key))))
-
     def difference(self, subject: str, key: Key) -> str:
         """In which row this key differs from the last one of the same program."""
-        last = self.last(subject)
-        if not last:
-            return "not run before"
-        before, now = dict(flat(dict(last))), dict(flat(dict(key)))
+        document = _load(self._subject(subject))
+        if not document:
+            return NEW
+        before, now = dict(flat(document["key"])), dict(flat(dict(key)))
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name):
                 return f"{name}: {_abbreviated(before.get(name))} → {_abbreviated(now.get(name))}"
-        return "its cached result is gone or damaged"
-
-    def last(self, subject: str) -> Key:
-        """The key of this program's last result; without rows if there was none."""
-        document = _load(self._subject(subject))
-        return document["key"] if document else {}
+        return "its cached result is gone, damaged, or passes no more"
 
     def digest(self, path: Path) -> str:
         """Of a file, kept under its size, times and inode."""
-        return self._digests.of(str(path))[0]
+        return self._digests.of(path)
 
     def scratch(self) -> Path:
         """A new folder for a result, on the store's file system."""
@@ -149,9 +131,6 @@ class CachedResults:
 
     def _record(self, digest: str) -> Path:
         return self._top / digest[:2] / f"{digest}.json"
-
-    def _failure(self, digest: str) -> Path:
-        return self._record(digest).with_suffix(".failed.json")
 
     def _subject(self, name: str) -> Path:
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
@@ -208,11 +187,8 @@ def _store(path: Path, document: Mapping[str, Any]) -> None:
 def _prune(top: Path) -> None:
     """Once a day, remove what was not used for a long time, and what killed runs have left."""
     try:
-        # The file system's clock, which all machines that share the store have in common.
-        clock, pruned = top / "clock", top / "pruned"
+        pruned, now = top / "pruned", time.time()
         top.mkdir(parents=True, exist_ok=True)
-        clock.touch()
-        now = clock.stat().st_mtime
         if pruned.exists() and now - pruned.stat().st_mtime < PRUNED_EACH:
             return
         pruned.touch()
@@ -273,12 +249,9 @@ def processor() -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def surroundings(
-    store: Path, environ: Mapping[str, str], toolkit: Mapping[str, str], packages: Path | None = None
-) -> dict[str, Json]:
-    """The rows of a key that all work of one home shares. `toolkit` has the digests of the toolkit's modules,
-    `packages` an environment of the suite's own."""
-    from ci.closed import table
+def surroundings(store: Path, environ: Mapping[str, str], packages: Path | None = None) -> dict[str, Json]:
+    """The rows of a key that all work of one home shares. `packages` is an environment of the suite's own."""
+    from ci.child import table
 
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
     folders, digests = site_folders(packages), Digests(store)
@@ -288,10 +261,23 @@ def surroundings(
         "python": python_name(),
         "processor": processor(),
         "variables": {name: environ[name] for name in table().fixed if name in environ},
-        "packages": dict(installed(folders, search, store, _named)),
+        "packages": dict(installed(folders, search, _named)),
         "PYTHONPATH": code,
-        "toolkit": dict(toolkit),
+        "toolkit": toolkit(),
     }
+
+
+TOOLKIT = ("ci", "provisioning", "qnn_ci")
+USERS = "ci/models/shipped/"
+"""Models that the toolkit ships are a user's: they count by what they build."""
+
+
+@cache
+def toolkit() -> str:
+    """The digest of the toolkit's own modules, whichever of them the work imports."""
+    paths = [path for name in TOOLKIT for path in (ROOT / name).rglob("*.py")]
+    digests = {path.relative_to(ROOT).as_posix(): hash_file(path) for path in paths}
+    return digest_of({name: digest for name, digest in digests.items() if not name.startswith(USERS)})
 
 
 CODE = (".py", ".so", ".json", ".yaml", ".fbs")
@@ -311,35 +297,13 @@ def _code_below(folder: Path, digests: Digests) -> str:
         for name in sorted(files):
             path = Path(place, name)
             if name.endswith(CODE) and path.is_file():
-                rows.append([path.relative_to(folder).as_posix(), digests.of(str(path))[0]])
+                rows.append([path.relative_to(folder).as_posix(), digests.of(path)])
     return digest_of(rows)
 
 
 def _named(text: str) -> str:
     """Without the toolkit's own place, which files that Python runs when it starts may name."""
     return text.replace(str(ROOT), "{toolkit}")
-
-
-def toolkit_of(home: Home, store: Path, template: Template) -> Mapping[str, str]:
-    """The digests of the toolkit's modules that the processes of a home import. Which they are follows from
-    what is in them, so that a list of which every file is as it was still holds; else the template starts."""
-    path = folder_of(store) / "modules" / f"{digest_of([home.prepare, home.python, *home.arguments])}.json"
-    known = _load(path)
-    if known and known["modules"] and all(map(_is_as_it_was, known["modules"].items())):
-        modules: Mapping[str, str] = known["modules"]
-        return modules
-    modules = template.modules
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _store(path, {"modules": dict(modules)})
-    return modules
-
-
-def _is_as_it_was(row: tuple[str, str]) -> bool:
-    name, digest = row
-    with contextlib.suppress(OSError):
-        return hashlib.sha256((ROOT / name).read_bytes()).hexdigest() == digest
-    return False
 
 
 def folder_digest(folder: Path, pattern: str = "*.py", digest: Callable[[Path], str] = hash_file) -> str:

@@ -1,8 +1,9 @@
 """Named tasks in child processes, longest first, as many as cores and memory allow.
 
 One process for each `Home` imports what its tasks need, and stays as these imports left it. Each task, a
-function of a module, is done in a fork of it. Above that fork is a guard: after the task's time limit, or
-when the command ends or is killed, the guard ends the task and every process that the task started."""
+function of a module, is done in a fork of it. When the task ends, when its time is up, or when the command
+ends or is killed, every process that the task started ends too. The folder for its temporary files has its
+order, its reply and what it says that it does."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import hashlib
 import importlib
 import io
 import json
@@ -27,13 +27,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ci import child
-from ci.closed import limits, without_hidden
 from ci.jobs import Job, core_shares, default_slots, longest_first, memory_budget
 from ci.outcome import Refused, WorkerDied, opened_log, tail
 from ci.progress import Line, progress
@@ -43,9 +43,9 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT
 
 GRACE_SECONDS = 30.0
-"""A guard ends a task whose time is up. If it does not, the guard itself is given up this much later."""
+"""A task whose time is up is ended. If nothing says that it has, it is given up this much later."""
 
-START_SECONDS = 300.0
+START_SECONDS = 300
 """For importing torch and executorch on a busy machine."""
 
 OVERALL = "the end of the time for all of it"
@@ -56,8 +56,11 @@ UNFORESEEN = 70
 TEMPORARY = ("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that name a task's own folder for temporary files."""
 
+ORDER, REPLY = "order.json", "reply.json"
+READY = b"ready"
+"""From a process that has made its imports."""
+
 _PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36
-_DESCRIPTORS = 3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -83,7 +86,7 @@ class ChildTask:
     function: str
     """MODULE:FUNCTION, which gets the request and returns the reply: both are plain values, as JSON."""
     request: Mapping[str, object]
-    """Its `log` is the file that gets the output; the folders that it names are those of child.places_of."""
+    """Its `log` is the file that gets the output; the folders that it names are those of child.folders_of."""
     timeout: float
     flag: str = "--timeout"
     """Of the command line: what sets this limit."""
@@ -130,8 +133,8 @@ def run(
     memory: int | None = None,
     exports: Exports = NO_EXPORTS,
 ) -> dict[str, Outcome]:
-    """The outcome of each task by name, in the order in which they ended.
-    `memory` is the bytes that they may use together, unless it is most of what is free."""
+    """The outcome of each task by name, in the order in which they ended. `memory` is the bytes that they may
+    use together, unless it is most of what is free."""
     if not tasks:
         return {}
     if len({task.name for task in tasks}) != len(tasks):
@@ -223,7 +226,7 @@ class _Schedule:
         self._free_cores = [next(shares) for _ in range(self.slots)]
         self._running: dict[str, tuple[Running, Job, set[int]]] = {}
         self._exporting: dict[str, tuple[Running, Job, set[int]]] = {}
-        self._holders: dict[str, HeldExport] = {}
+        self._exported: dict[str, Running] = {}
         self._failed: dict[str, Outcome] = {}
         self.outcomes: dict[str, Outcome] = {}
 
@@ -242,7 +245,10 @@ class _Schedule:
                 for name, (entry, job, cores) in list(self._exporting.items()):
                     if (outcome := entry.outcome()) is not None:
                         del self._exporting[name]
-                        self._exported(name, entry, outcome)
+                        if isinstance(outcome, dict):
+                            self._exported[name] = entry
+                        else:
+                            self._failed[name] = outcome
                         self._begin(job, cores, shown)
                 for name, (entry, job, cores) in list(self._running.items()):
                     if (outcome := entry.outcome()) is not None:
@@ -250,8 +256,9 @@ class _Schedule:
                         self._free_cores.append(cores)
                         self._end(job, outcome, entry.seconds, shown)
         finally:
-            for holder in self._holders.values():
-                holder.close()
+            for entry in self._exported.values():
+                entry.close()
+                entry.remove()
 
     def _start_all(self, shown: Any) -> None:
         while self._free_cores and (job := self._fitting()):
@@ -270,45 +277,43 @@ class _Schedule:
 
     def _begin(self, job: Job, cores: set[int], shown: Any) -> None:
         """Start a task, or first the export that it needs."""
-        task: ChildTask | Outcome = self._tasks[job.name]
-        assert isinstance(task, ChildTask)
-        export, place = task.export, self._template.orders
+        task = self._tasks[job.name]
+        export, done = task.export, self._exported.get(task.export)
+        first = bool(export) and not done
+        ready: ChildTask | Outcome = task
         if export in self._failed:
-            task = self._failed[export]
-        elif export in self._holders:
-            place = self._holders[export].orders
-            task = self._exports.settle(task, self._holders[export].reply)
+            ready = self._failed[export]
+        elif done:
+            ready = self._exports.settle(task, done.reply)
         elif export:
-            task = self._exports.tasks[export]
-        if isinstance(task, ChildTask):
+            ready = self._exports.tasks[export]
+        if isinstance(ready, ChildTask):
             try:
-                entry = place.start(task, cores, holds=bool(export) and export not in self._holders)
+                orders = done.orders if done and done.orders else self._template.orders
+                started = orders.start(ready, cores, holds=first), job, cores
             except OSError as error:
                 if not (found := of_error(error)):
                     raise
-                task = WorkerDied("crash", found.message, trouble=found)
+                ready = WorkerDied("crash", found.message, trouble=found)
             else:
-                waits = self._running if not export or export in self._holders else self._exporting
-                waits[export if waits is self._exporting else job.name] = entry, job, cores
+                if first:
+                    self._exporting[export] = started
+                else:
+                    self._running[job.name] = started
                 return
         self._free_cores.append(cores)
-        self._end(job, task, 0.0, shown)
-
-    def _exported(self, name: str, entry: Running, outcome: Outcome) -> None:
-        if isinstance(outcome, dict):
-            self._holders[name] = HeldExport(entry, outcome)
-        else:
-            entry.close()
-            self._failed[name] = outcome
+        self._end(job, ready, 0.0, shown)
 
     def _end(self, job: Job, outcome: Outcome, seconds: float, shown: Any) -> None:
         self.outcomes[job.name] = outcome
         shown.ended(job, outcome, seconds)
         export = self._tasks[job.name].export
         others = (*(job.name for job in self.waiting), *self._running)
-        if export in self._holders and not any(self._tasks[name].export == export for name in others):
+        if export in self._exported and not any(self._tasks[name].export == export for name in others):
             # Its memory is free for the next one.
-            self._holders.pop(export).close()
+            entry = self._exported.pop(export)
+            entry.close()
+            entry.remove()
 
 
 def _wait_for_one(running: Sequence[Running]) -> None:
@@ -320,7 +325,7 @@ def _wait_for_one(running: Sequence[Running]) -> None:
 
 
 class Orders:
-    """The command's end of the socket by which a process is asked to fork a guard for each task."""
+    """The command's end of the socket by which a process is asked to fork itself for each task."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -329,33 +334,28 @@ class Orders:
     def start(self, task: ChildTask, cores: set[int], *, holds: bool = False) -> Running:
         """With `holds`, the process of the task stays after its reply, for tasks that are forks of it."""
         task = task.limited()
-        # Made here, because a guard that is killed cannot remove it.
-        temporary = tempfile.mkdtemp(prefix="qnn-ci-")
+        # Made here, because a process that is killed cannot remove it.
+        folder = Path(tempfile.mkdtemp(prefix="qnn-ci-"))
+        order = {"function": task.function, "request": dict(task.request), "cores": sorted(cores)}
         try:
-            ours, theirs = socket.socketpair()
+            (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
+            channel, theirs = socket.socketpair()
+            orders, their_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
-        order = {
-            "function": task.function,
-            "request": dict(task.request),
-            "timeout": task.timeout,
-            "temporary": temporary,
-            "cores": sorted(cores),
-        }
-        orders, their_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, their_orders, contextlib.suppress(OSError):
             # If the process has gone, the task's channel is closed: that is its outcome.
-            descriptors = [theirs.fileno(), *([their_orders.fileno()] if holds else ())]
-            _send(self._control, order, *descriptors)
+            files = [theirs.fileno(), *([their_orders.fileno()] if holds else ())]
+            socket.send_fds(self._control, [os.fsencode(folder)], files)
         if not holds:
             orders.close()
-        entry = Running(task, ours, temporary, Orders(orders) if holds else None)
+        entry = Running(task, channel, folder, Orders(orders) if holds else None)
         self.started.append(entry)
         return entry
 
     def close(self) -> None:
-        """End every task: a guard whose channel is closed ends what its task started, and then itself."""
+        """End every task."""
         for entry in self.started:
             entry.close()
         self._control.close()
@@ -369,7 +369,6 @@ class Template:
         self.home = home
         self._orders: Orders | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._modules: dict[str, str] = {}
 
     def __enter__(self) -> Template:
         return self
@@ -381,31 +380,16 @@ class Template:
     def identity(self) -> tuple[object, ...]:
         """Of equal homes one process serves all."""
         home = self.home
-        visible, _ = without_hidden(home.environment)
-        return home.prepare, home.arguments, home.python, tuple(sorted(visible.items()))
+        return home.prepare, home.arguments, home.python, tuple(sorted(home.environment.items()))
 
     @property
     def orders(self) -> Orders:
         if self._orders is None:
-            try:
-                self._orders = self._started()
-            except EnvironmentLacking:
-                if not self.home.environment.get(child.WARM):
-                    raise
-                # What warms it up may end it. The same work as a task then says so.
-                self.home = replace(self.home, environment={**self.home.environment, child.WARM: ""})
-                self._orders = self._started()
+            self._orders = self._started()
         return self._orders
-
-    @property
-    def modules(self) -> Mapping[str, str]:
-        """The digests of the toolkit's own modules that it has imported, by path."""
-        _ = self.orders
-        return self._modules
 
     def _started(self) -> Orders:
         home = self.home
-        environment, hidden = without_hidden({**home.environment, child.THREADS: "1"})
         path = home.logs / f"template-{os.getpid()}-{threading.get_ident()}.log"
         log = opened_log(path)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -413,29 +397,19 @@ class Template:
         try:
             with theirs, log:
                 self._process = subprocess.Popen(
-                    [home.python, "-m", "ci.work", str(theirs.fileno())],
+                    [home.python, "-m", "ci.work", str(theirs.fileno()), home.prepare, *home.arguments],
                     cwd=ROOT,
-                    env=environment,
+                    env=dict(home.environment),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            control.settimeout(START_SECONDS)
-            with contextlib.suppress(OSError):
-                # If it has gone, the wait for its answer says how.
-                first = {"prepare": home.prepare, "arguments": list(home.arguments), "hidden": hidden}
-                _send(control, first)
-                if received := _received(control):
-                    self._modules = received[0]["modules"]
-                    control.settimeout(None)
-                    path.unlink(missing_ok=True)
-                    return orders
-            orders.close()
-            self._wait()
-            assert self._process is not None
-            how, text = how_it_ended(self._process.returncode), tail(path, 2000).strip()
+            if control.recv(len(READY)):
+                path.unlink(missing_ok=True)
+                return orders
+            how, text = how_it_ended(self._process.wait()), tail(path, 2000).strip()
             if found := of_text(text):
                 raise EnvironmentLacking(found.message, fix=found.fix)
             message = f"{home.imports} cannot be imported ({how}):\n{text}"
@@ -447,22 +421,17 @@ class Template:
             raise
 
     def close(self) -> None:
-        """The process ends after its last guard."""
-        if self._orders is None:
+        """The process ends after the last one that it forked."""
+        if self._orders is None or self._process is None:
             return
         self._orders.close()
-        self._wait()
-        for entry in self._orders.started:
-            entry.remove()
-        self._orders = None
-
-    def _wait(self) -> None:
-        if self._process is None:
-            return
         try:
             self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
+        for entry in self._orders.started:
+            entry.remove()
+        self._orders = None
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -473,30 +442,28 @@ class Template:
 
 @dataclass
 class Running:
-    """A task that was started."""
+    """A task that was started. One that holds has orders, and after its end a reply."""
 
     task: ChildTask
     channel: socket.socket
-    temporary: str
+    folder: Path
     orders: Orders | None = None
-    """Of a task that holds."""
-    began: float = field(default_factory=time.monotonic)
+    reply: Mapping[str, object] = field(default_factory=dict)
     seconds: float = 0.0
-    _text: bytes = b""
+    _began: float = field(default_factory=time.monotonic)
+    _late: bool = False
 
     @property
     def deadline(self) -> float:
-        return self.began + self.task.timeout + GRACE_SECONDS
+        return self._began + self.task.timeout + (GRACE_SECONDS if self._late else 0.0)
 
     @property
     def doing(self) -> str:
-        """What it says that it does (child.doing): the name of its process."""
-        with contextlib.suppress(OSError):
-            process = int(self._text.partition(b"\n")[0] or 0)
-            name = Path(f"/proc/{process}/comm").read_text(encoding="utf-8", errors="replace").strip()
-            if name.startswith(child.DOING):
-                return name.removeprefix(child.DOING)
-        return ""
+        """What it says that it does (child.doing)."""
+        try:
+            return (self.folder / child.DOING).read_text(encoding="utf-8")
+        except OSError:
+            return ""
 
     def close(self) -> None:
         """End it, and what is forked from it."""
@@ -506,165 +473,76 @@ class Running:
 
     def remove(self) -> None:
         """Remove the temporary files of a task that has ended."""
-        shutil.rmtree(self.temporary, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         for entry in self.orders.started if self.orders else ():
             entry.remove()
 
     def outcome(self) -> Outcome | None:
-        """None while it runs."""
-        while select.select([self.channel], [], [], 0)[0]:
-            block = self.channel.recv(1 << 20)
-            self._text += block
-            if self._text.count(b"\n") >= 2 or not block:
-                return self._ended()
+        """None while it runs. A task whose time is up is ended, and then has one too."""
+        if select.select([self.channel], [], [], 0)[0]:
+            return self._ended(self.channel.recv(1 << 12))
         if time.monotonic() < self.deadline:
             return None
-        self.close()
-        return self._late(self.task.timeout)
+        if self._late:
+            return self._ended(b"")
+        self._late = True
+        self.channel.shutdown(socket.SHUT_WR)
+        return None
 
-    def _ended(self) -> Outcome:
-        self.seconds = time.monotonic() - self.began
-        _, _, text = self._text.partition(b"\n")
-        reply: dict[str, Any] = json.loads(text) if text else {"died": -signal.SIGKILL}
-        found = Trouble(**reply["trouble"]) if "trouble" in reply else None
-        outcome: Outcome = reply
-        if "late" in reply:
-            outcome = self._late(reply["used"])
-        elif "died" in reply:
-            code = reply["died"]
-            outcome = WorkerDied("crash", how_it_ended(code), code=code, trouble=found)
-        elif found:
-            outcome = WorkerDied("crash", found.message, trouble=found)
-        elif "error" in reply:
-            outcome = Refused(reply["error"])
-        if not self.orders or outcome is not reply:
+    def _ended(self, text: bytes) -> Outcome:
+        self.seconds = time.monotonic() - self._began
+        code, used = json.loads(text) if text else (-signal.SIGKILL, 0.0)
+        if self._late and code:
+            limit, flag = self.task.timeout, self.task.flag
+            trouble = of_time(limit, used, flag)
+            outcome: Outcome = WorkerDied("timeout", f"no result after {limit:g} s ({flag})", trouble=trouble)
+        else:
+            # Now: a disk may be full only until the temporary files are removed.
+            places = [*child.folders_of(self.task.request), self.folder]
+            outcome = _outcome(code, self.folder / REPLY, places)
+        if self.orders and isinstance(outcome, dict):
+            self.reply = outcome
+        else:
             self.close()
             self.remove()
         return outcome
 
-    def _late(self, used: float) -> WorkerDied:
-        limit = self.task.timeout
-        return WorkerDied(
-            "timeout",
-            f"no result after {limit:g} s ({self.task.flag})",
-            trouble=of_time(limit, used, self.task.flag),
-        )
 
-
-@dataclass(frozen=True)
-class HeldExport:
-    """A task that has replied and stays."""
-
-    entry: Running
-    reply: Mapping[str, object]
-
-    @property
-    def orders(self) -> Orders:
-        assert self.entry.orders is not None
-        return self.entry.orders
-
-    def close(self) -> None:
-        self.entry.close()
-        self.entry.remove()
-
-
-def _send(control: socket.socket, message: Mapping[str, object], *descriptors: int) -> None:
-    """The text goes through a file in memory, so that it may be of any length."""
-    text = os.memfd_create("qnn-ci-order")
-    try:
-        with os.fdopen(os.dup(text), "w", encoding="utf-8") as stream:
-            json.dump(message, stream)
-        socket.send_fds(control, [b"order"], [text, *descriptors])
-    finally:
-        os.close(text)
-
-
-def _received(control: socket.socket) -> tuple[child.Order, list[int]] | None:
-    """The next message, with its descriptors; None if whoever sends has gone."""
-    message, descriptors, _, _ = socket.recv_fds(control, 16, _DESCRIPTORS)
-    if not message:
-        return None
-    text, *others = descriptors
-    with os.fdopen(text, encoding="utf-8") as stream:
-        stream.seek(0)
-        return json.load(stream), others
+def _outcome(code: int, reply: Path, places: Sequence[Path]) -> Outcome:
+    """Of work whose process ended so, and that wrote to these places."""
+    document: dict[str, Any] = {"died": code}
+    if not code and reply.is_file():
+        document = json.loads(reply.read_text(encoding="utf-8"))
+    found = Trouble(**document["trouble"]) if "trouble" in document else None
+    if "died" in document:
+        died = document["died"]
+        return WorkerDied("crash", how_it_ended(died), code=died, trouble=found or of_places(places))
+    if found:
+        return WorkerDied("crash", found.message, trouble=found)
+    return Refused(document["error"]) if "error" in document else document
 
 
 def main() -> None:
     """The template's whole life."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    # Commands that are killed while this process imports do not leave it behind.
-    threading.Thread(target=child.end_with, args=[os.getppid()], daemon=True).start()
-    if (first := _received(control)) is None:
-        return
-    home, _ = first
-    child.hidden.update(home["hidden"])
+    control, (prepare, *arguments) = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
+    del sys.argv[1:]
+    # Imports that hang end also where nobody waits for them any more.
+    signal.alarm(START_SECONDS)
     faulthandler.enable()
     # A crash loses what Python still holds back: the log must have what a model printed before it.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     gc.set_threshold(child.GC_THRESHOLD, *gc.get_threshold()[1:])
-    with child.threads_for_libraries():
-        _function(home["prepare"])(*home["arguments"])
-    prepared.update(own_modules())
+    with child.one_thread_for_libraries():
+        _function(prepare)(*arguments)
     # Imported objects are never garbage: keep later collections from walking them.
     gc.collect()
     gc.freeze()
-    _send(control, {"modules": prepared})
+    signal.alarm(0)
+    with contextlib.suppress(OSError):
+        control.send(READY)
     _serve(control)
-
-
-prepared: dict[str, str] = {}
-"""In the processes of tasks: the digests of the toolkit's modules that their home imported."""
-
-USERS = "ci/models/shipped/"
-"""Models that the toolkit ships are a user's: they count by what they build."""
-
-
-def own_modules() -> dict[str, str]:
-    """The digests of the toolkit's modules that this process has imported, by path."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    paths = {os.path.relpath(file, ROOT): file for file in files if file and file.startswith(f"{ROOT}/")}
-    return {
-        path: hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for path, file in sorted(paths.items())
-        if path.startswith(OWN) and not path.startswith(USERS)
-    }
-
-
-OWN = ("ci/", "provisioning/", "qnn_ci/")
-
-
-def _serve(control: socket.socket) -> None:
-    """Fork a guard for each order, until whoever gives them has gone and the last guard has ended."""
-    # What a killed guard leaves behind becomes a child of this process.
-    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
-    guards: dict[int, int] = {}
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    open_to_orders = True
-    while open_to_orders or guards:
-        for ready, _ in poll.poll():
-            if ready in guards:
-                poll.unregister(ready)
-                os.waitpid(guards.pop(ready), 0)
-                os.close(ready)
-                _end_children(without=set(guards.values()))
-            elif (received := _received(control)) is None:
-                open_to_orders = False
-                poll.unregister(control)
-            else:
-                order, descriptors = received
-                guard = os.fork()
-                if not guard:
-                    control.close()
-                    _guard(order, *(socket.socket(fileno=number) for number in descriptors))
-                for number in descriptors:
-                    os.close(number)
-                watched = os.pidfd_open(guard)
-                guards[watched] = guard
-                poll.register(watched, select.POLLIN)
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -674,116 +552,88 @@ def _function(name: str) -> Callable[..., Any]:
     return found
 
 
-def _guard(order: child.Order, channel: socket.socket, orders: socket.socket | None = None) -> None:
-    """The whole life of the process above a task's. With `orders`, that one stays to be forked."""
-    try:
-        os.setsid()
-        _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
-        os.sched_setaffinity(0, order["cores"])
-        receive, send = os.pipe()
-        process = os.fork()
-        if not process:
-            os.close(receive)
-            channel.close()
-            _work(order, send, orders)
-        os.close(send)
-        if orders:
-            orders.close()
-        with contextlib.suppress(OSError):
-            channel.sendall(f"{process}\n".encode())
-        text, code = _result_of(process, receive, channel, order["timeout"], holds=bool(orders))
-        places = [*child.places_of(order["request"]), Path(order["temporary"])]
-        # Now: a disk may be full only until the temporary files are removed.
-        full = of_places(places) if code else None
-        stays = bool(orders and text and not code)
-        if not stays:
-            _end_children()
-        reply: dict[str, object]
-        if code is None:
-            used = resource.getrusage(resource.RUSAGE_CHILDREN)
-            reply = {"late": order["timeout"], "used": used.ru_utime + used.ru_stime}
-        elif code or not text:
-            reply = {"died": code, **({"trouble": asdict(full)} if full else {})}
-        else:
-            reply = json.loads(text)
-        with contextlib.suppress(OSError):
-            channel.sendall(f"{json.dumps(reply)}\n".encode())
-            if stays:
-                # Until the command closes it.
-                channel.recv(1)
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        _end_children()
-        os._exit(UNFORESEEN)
+@dataclass
+class _Fork:
+    """A process that does a task, as its parent sees it."""
+
+    process: int
+    channel: socket.socket
+    ended: int
+    """A descriptor that can be read when it has ended."""
+    wanted: bool = True
+
+    def kill(self) -> None:
+        self.wanted = False
+        # It is no other process's number yet, as only its parent waits for it.
+        os.kill(self.process, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.wanted = False
+        self.channel.close()
+        os.close(self.ended)
 
 
-def _result_of(
-    process: int, receive: int, channel: socket.socket, timeout: float, *, holds: bool
-) -> tuple[bytes, int | None]:
-    """What the task wrote and how its process ended; None if its time was up, or if nobody waits for it. One
-    that holds has not ended when it has written: that is 0."""
-    deadline = time.monotonic() + timeout
-    ended = os.pidfd_open(process)
-    poll = select.poll()
-    for file in (receive, ended, channel.fileno()):
-        poll.register(file, select.POLLIN)
-    text, reading, running = b"", True, True
-    while reading or running:
-        rest = deadline - time.monotonic()
-        if rest <= 0:
-            return text, None
-        for ready, _ in poll.poll(rest * 1000 + 1):
-            if ready == channel.fileno():
-                return text, None
-            if ready == ended:
-                running = False
-                poll.unregister(ended)
+def _serve(control: socket.socket) -> None:
+    """Fork a process for each order, until whoever gives them has gone and the last one has ended."""
+    # What a task leaves behind becomes a child of this process.
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    forks: list[_Fork] = []
+    open_to_orders = True
+    while open_to_orders or forks:
+        waits: dict[Any, _Fork | None] = {fork.ended: fork for fork in forks}
+        waits |= {fork.channel: fork for fork in forks if fork.wanted}
+        waits |= {control: None} if open_to_orders else {}
+        for ready in select.select([*waits], [], [])[0]:
+            fork = waits[ready]
+            if fork is None:
+                folder, files, _, _ = socket.recv_fds(control, 1 << 12, 2, socket.MSG_CMSG_CLOEXEC)
+                open_to_orders = bool(folder)
+                if folder:
+                    forks.append(_fork_for(Path(os.fsdecode(folder)), files, [control, *forks]))
+                else:
+                    for unwanted in forks:
+                        unwanted.kill()
+            elif ready is fork.channel:
+                # Its time is up, or nobody waits for it; unless it has ended just now.
+                if fork.wanted:
+                    fork.kill()
             else:
-                block = os.read(receive, 1 << 20)
-                text += block
-                reading = bool(block)
-                if holds and text and not reading:
-                    return text, 0
-            # A process that the task started may hold the pipe open, but the reply is there already.
-            if not running and not select.select([receive], [], [], 0)[0]:
-                reading = False
-            if not reading:
-                with contextlib.suppress(KeyError):
-                    poll.unregister(receive)
-    return text, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+                forks.remove(fork)
+                _report_end(fork, {other.process for other in forks})
 
 
-def _work(order: child.Order, send: int, orders: socket.socket | None) -> None:
-    """The whole life of a task's process."""
+def _fork_for(folder: Path, files: Sequence[int], inherited: Sequence[socket.socket | _Fork]) -> _Fork:
+    channel, *orders = (socket.socket(fileno=number) for number in files)
+    process = _forked(partial(_work, folder, channel, orders, inherited))
+    for control in orders:
+        control.close()
+    return _Fork(process, channel, os.pidfd_open(process))
+
+
+def _status(code: int, used: float) -> bytes:
+    """Of a process, with the seconds of the processor that it used."""
+    return json.dumps([code, used]).encode()
+
+
+def _report_end(fork: _Fork, others: Collection[int]) -> None:
+    """Say how a process ended, after all that it started."""
+    _, status, usage = os.wait4(fork.process, 0)
+    used = usage.ru_utime + usage.ru_stime + _end_orphans(others)
+    with contextlib.suppress(OSError):
+        fork.channel.sendall(_status(os.waitstatus_to_exitcode(status), used))
+    fork.close()
+
+
+def _forked(work: Callable[[], object]) -> int:
+    """A process that does this and nothing else, and ends with its parent."""
+    child.flush_output()
+    process = os.fork()
+    if process:
+        return process
     try:
         _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        temporary: str = order["temporary"]
-        os.environ |= dict.fromkeys(TEMPORARY, temporary)
-        tempfile.tempdir = temporary
-        os.umask(UMASK)
-        # Python takes bytecode for that of a source of the same size and second.
-        sys.dont_write_bytecode = True
-        for number, soft, hard in limits():
-            resource.setrlimit(number, (soft, hard))
-        if limit := int(child.hidden.get(child.MEMORY, "0")):
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        # Python's own generator has seen to that itself, and torch's begins alike in every process.
-        if numpy := sys.modules.get("numpy.random"):
-            numpy.seed()
-        reply = child.logged(_function(order["function"]), dict(order["request"]))
-        if late := sorted(own_modules().keys() - prepared.keys()):
-            reply["imported_late"] = late
-        stays = orders is not None and not {"error", "trouble"} & reply.keys()
-        if stays:
-            gc.collect()
-            gc.freeze()
-        with os.fdopen(send, "w", encoding="utf-8") as stream:
-            json.dump(reply, stream)
+        work()
         child.flush_output()
-        if orders and stays:
-            _serve(orders)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -791,55 +641,68 @@ def _work(order: child.Order, send: int, orders: socket.socket | None) -> None:
     finally:
         # A full disk takes no traceback either: this process must never go on as its parent.
         os._exit(UNFORESEEN)
+
+
+def _work(
+    folder: Path,
+    channel: socket.socket,
+    orders: Sequence[socket.socket],
+    inherited: Sequence[socket.socket | _Fork],
+) -> None:
+    """What the process of a task does. With `orders` it stays to be forked."""
+    os.setsid()
+    for file in inherited:
+        file.close()
+    order: child.Order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+    os.sched_setaffinity(0, order["cores"])
+    os.environ |= dict.fromkeys(TEMPORARY, str(folder))
+    tempfile.tempdir = str(folder)
+    child.own_folder = folder
+    os.umask(UMASK)
+    # Python takes bytecode for that of a source of the same size and second.
+    sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Python's own generator has seen to that itself, and torch's begins alike in every process.
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    reply = _reply_of(_function(order["function"]), order["request"], folder / REPLY)
+    if orders and not {"error", "trouble"} & reply.keys():
+        gc.collect()
+        gc.freeze()
+        channel.sendall(_status(0, 0.0))
+        channel.close()
+        _serve(orders[0])
+
+
+def _reply_of(work: child.Answer, request: Mapping[str, object], file: Path) -> dict[str, object]:
+    reply = child.logged(work, dict(request))
+    file.write_text(json.dumps(reply), encoding="utf-8")
+    child.flush_output()
+    return reply
 
 
 def in_fork(part: child.Answer, request: Mapping[str, object]) -> Outcome:
     """Do a part of a task in a fork of its process: if it crashes, the task goes on."""
-    receive, send = os.pipe()
-    child.flush_output()
-    process = os.fork()
-    if not process:
-        os.close(receive)
-        _work_part(part, dict(request), send)
-    os.close(send)
-    with os.fdopen(receive, "rb") as stream:
-        text = stream.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    if code or not text:
-        found = of_places([*child.places_of(request), Path(tempfile.gettempdir())])
-        return WorkerDied("crash", how_it_ended(code), code=code, trouble=found)
-    reply: dict[str, Any] = json.loads(text)
-    if "trouble" in reply:
-        found = Trouble(**reply["trouble"])
-        return WorkerDied("crash", found.message, trouble=found)
-    return Refused(reply["error"]) if "error" in reply else reply
+    with tempfile.TemporaryDirectory(prefix="part-") as folder:
+        reply = Path(folder, REPLY)
+        process = _forked(partial(_reply_of, part, request, reply))
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        return _outcome(code, reply, child.places_of(request))
 
 
-def _work_part(part: child.Answer, request: child.Order, send: int) -> None:
-    try:
-        _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        reply = child.logged(part, request)
-        with os.fdopen(send, "w", encoding="utf-8") as stream:
-            json.dump(reply, stream)
-        child.flush_output()
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        child.flush_output()
-    finally:
-        # A full disk takes no traceback either: this process must never go on as its parent.
-        os._exit(UNFORESEEN)
-
-
-def _end_children(without: set[int] | frozenset[int] = frozenset()) -> None:
-    """End every child of this process. Their own children become ours, and are ended too."""
-    while children := [process for process in _children() if process not in without]:
-        for process in children:
+def _end_orphans(others: Collection[int]) -> float:
+    """End all that a process has left, which is now a child of this one, and with it what that started; not
+    `others` and what is in their sessions. Gives the seconds of the processor that it had used."""
+    used = 0.0
+    while orphans := [process for process in _children() if not {process, os.getsid(process)} & {*others}]:
+        for process in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        for process in children:
+        for process in orphans:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(process, 0)
+                usage = os.wait4(process, 0)[2]
+                used += usage.ru_utime + usage.ru_stime
+    return used
 
 
 def _children() -> Iterator[int]:

@@ -27,7 +27,7 @@ from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, exec
 from ci.builds.toolchain import BuildTool, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
-from ci.results import CachedResult, CachedResults, Key, folder_digest
+from ci.results import NEW, CachedResult, CachedResults, Key, folder_digest
 from provisioning import elf
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -280,8 +280,7 @@ def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bo
         stage.metrics["cached"] = cached is not None
         if cached is None:
             why = "--clean" if clean else results.difference(plan.subject, key)
-            was_built = bool(results.last(plan.subject))
-            reason = f" again: {why}" if was_built else ", which starts programs on the emulator"
+            reason = ", which starts programs on the emulator" if why == NEW else f" again: {why}"
             sys.stderr.write(f"building the runner{reason}\n")
             files = _build_and_replace(plan, stage, results, glibc, jobs)
         else:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         lane = explainer(model)
 
         def work(report: ModelReport) -> int:
-            models = lane.of_suites(knowing_failures(model), choice)
+            models = lane.of_suites(model, choice)
             return repair_suites(models, wanted, report, accepts=accepts)
 
         return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
@@ -81,15 +81,10 @@ def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
     from ci.explain.repair import repair_model
     from ci.one_model.report import reported
 
-    model = replace(knowing_failures(model), output=output)
+    model = replace(model, output=output)
     if model.lane.only_compiles:
         raise not_taken(model)
     return reported("repair", model, model.named, lambda report: repair_model(model, choice, report))
-
-
-def knowing_failures(model: OneModel) -> OneModel:
-    """What has not compiled is not compiled again to learn that."""
-    return replace(model, work=replace(model.work, known_failures=True))
 
 
 def only_one(precisions: Sequence[str]) -> str | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
 
-from ci.closed import declared, key_of_declared
+from ci.child import declared, key_of_declared
 from ci.digests import Digests
 from ci.models.wheels import PinnedWheel
 from ci.models.wheels import variables as located_wheels
@@ -207,7 +207,7 @@ def _state_of(project: Path, store: Path) -> str:
     for path in sorted(_files_of(project)):
         name = path.relative_to(project).as_posix()
         if path.is_file() and not WRITTEN.search(f"/{name}"):
-            rows.append(f"{name} {digests.of(str(path))[0]}")
+            rows.append(f"{name} {digests.of(path)}")
     digests.save()
     return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ci.closed import not_passed as names_not_passed
+from ci.child import field_of
 from ci.models.inputs import InputsUsed
 from ci.outcome import Result
 from ci.suite import accuracy
@@ -56,15 +55,14 @@ def factory_notes(program: Program, notes: Iterable[Sequence[str]], again: str) 
 
 def not_passed(programs: Iterable[Program], results: Mapping[str, Result]) -> Iterator[Finding]:
     """Variables that models asked for and that are set here, but in no key: once for each suite."""
-    asking: dict[tuple[str, str, str], str] = {}
+    asking: dict[tuple[str, str], str] = {}
     for program in programs:
-        asked = results[program.name].asked if program.name in results else {}
-        for name, field in names_not_passed(asked, os.environ):
-            asking.setdefault((str(program.suite), name, field), program.name)
-    for (suite, name, field), program_name in asking.items():
+        for name in results[program.name].asked if program.name in results else ():
+            asking.setdefault((str(program.suite), name), program.name)
+    for (suite, name), program_name in asking.items():
         alone = suite.endswith(f"/{NO_SUITE}")
         message = f"{program_name} reads the variable {name}, which is set but not passed to models"
-        fix = f"--variable {name}" if alone else f'{field} = ["{name}"] at the top of {suite}'
+        fix = f"--variable {name}" if alone else f'{field_of(name)} = ["{name}"] at the top of {suite}'
         subject = program_name if alone else suite
         yield Finding("variable-not-passed", Severity.WARNING, subject, message, fix)
 

@@ -43,7 +43,7 @@ def host_libraries(sdk_root: Path, store: Path) -> dict[str, str]:
             fix=Fix("{}, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries", ("provision",)),
         )
     digests = Digests(store)
-    hashes = {path.name: digests.of(str(path))[0] for path in sorted(libraries.glob("*.so*"))}
+    hashes = {path.name: digests.of(path) for path in sorted(libraries.glob("*.so*"))}
     digests.save()
     return {"build_id": _build_of(htp, hashes[htp.name], store), "libraries": digest_of(dict(hashes))}
 

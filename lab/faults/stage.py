@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tomlkit
 
-from ci.closed import closed
+from ci.child import closed
 from lab.stage import stage_run
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix, captured, joined, logged, session

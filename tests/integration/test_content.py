@@ -206,7 +206,7 @@ def test_an_installed_package_that_was_edited_in_place_counts(
     monkeypatch.setattr("ci.results.site_folders", lambda packages=None: (*folders, str(site)))
 
     def cached() -> bool:
-        for known in (digests.swept, digests.stamps_of, digests.files_in):
+        for known in (digests.content_of, digests.files_in):
             known.cache_clear()
         return world.cached()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -18,16 +17,6 @@ imported_in = os.getpid()
 
 def prepare() -> None:
     import numpy  # noqa: F401
-
-
-def prepare_own() -> None:
-    import ci.results  # noqa: F401
-
-
-def import_late(request: dict[str, Any]) -> dict[str, Any]:
-    import ci.gate.table  # noqa: F401
-
-    return echo(request)
 
 
 def fail_to_prepare() -> None:
@@ -49,7 +38,6 @@ def surroundings(request: dict[str, Any]) -> dict[str, Any]:
         "temporary": tempfile.gettempdir(),
         "drawn": [numpy.random.random(), random.random()],
         "cores": sorted(os.sched_getaffinity(0)),
-        "most_memory": resource.getrlimit(resource.RLIMIT_DATA)[0],
     }
 
 
@@ -78,7 +66,7 @@ def hang(request: dict[str, Any]) -> dict[str, Any]:
     grandchild = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
     )
-    Path(request["file"]).write_text(f"{grandchild.pid} {os.getpid()} {os.getppid()}")
+    Path(request["file"]).write_text(f"{grandchild.pid} {os.getpid()}")
     while request.get("busy"):
         pass
     if request.get("ends"):

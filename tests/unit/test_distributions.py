@@ -40,14 +40,13 @@ def install(folder: Path, name: str, version: str, files: dict[str, str]) -> Non
 
 
 def as_in_a_new_process() -> None:
-    digests.swept.cache_clear()
+    digests.content_of.cache_clear()
     digests.files_in.cache_clear()
-    digests.stamps_of.cache_clear()
 
 
-def seen(site: Path, *search: Path, store: Path | None = None) -> dict[str, str]:
+def seen(site: Path, *search: Path) -> dict[str, str]:
     as_in_a_new_process()
-    return installed((str(site),), [str(path) for path in search], store, str)
+    return installed((str(site),), [str(path) for path in search], str)
 
 
 def later(path: Path, text: str) -> None:
@@ -82,11 +81,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_an_installation_changes_is_seen(change: str, site: Path, tmp_path: Path) -> None:
     """Stale cases 9 to 11."""
-    places = {"store": tmp_path / "store"}
-    before = seen(site, tmp_path / "path", **places)
-    assert seen(site, tmp_path / "path", **places) == before
+    before = seen(site, tmp_path / "path")
+    assert seen(site, tmp_path / "path") == before
     CHANGES[change](site)
-    assert seen(site, tmp_path / "path", **places) != before
+    assert seen(site, tmp_path / "path") != before
 
 
 def test_where_and_when_it_was_installed_is_no_matter(site: Path, tmp_path: Path) -> None:
@@ -111,7 +109,7 @@ def test_another_name_of_a_file_changes_nothing_that_is_looked_at(site: Path, tm
     time.sleep(0.02)
     os.link(module, tmp_path / "another")
     seen(site)
-    assert digests.files_in(str(site)).digest == before.digest
+    assert digests.files_in(str(site)) == before
 
 
 def test_a_link_to_nothing_hides_no_file_beside_it(site: Path) -> None:
@@ -119,46 +117,5 @@ def test_a_link_to_nothing_hides_no_file_beside_it(site: Path) -> None:
     for name in names:
         (site / name).touch()
     (site / "part/broken").symlink_to("nowhere")
-    files = digests.files_in(str(site)).stamps
+    files = digests.files_in(str(site))
     assert {*names, "part/__init__.py", "part/broken"} <= {*files}
-
-
-@pytest.fixture
-def ahead(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """`look_ahead` at the site, as in a process without the threads of pytest's workers."""
-    monkeypatch.setattr(digests, "site_folders", lambda: (str(site),))
-    monkeypatch.setattr("threading.active_count", lambda: 1)
-    as_in_a_new_process()
-    return digests.look_ahead
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_what_is_seen_ahead_is_what_this_process_sees(site: Path, ahead: Callable[[], None]) -> None:
-    ahead()
-    mine = digests.files_in(str(site))
-    digest, began = digests.stamps_of(str(site))
-    assert (digest, began != mine.time) == (mine.digest, True)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_what_an_earlier_command_saw_ahead_is_not_believed(site: Path, ahead: Callable[[], None]) -> None:
-    ahead()
-    before = digests.files_in(str(site)).digest
-    later(site / "part/__init__.py", "x = 3")
-    digests.files_in.cache_clear()
-    ahead()
-    assert digests.stamps_of(str(site))[0] != before
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_file_that_is_installed_after_it_was_seen_ahead_is_newer(
-    site: Path, ahead: Callable[[], None], tmp_path: Path
-) -> None:
-    """By this the memory tells that work may have read other files than those in its key."""
-    seen(site, store=tmp_path)
-    as_in_a_new_process()
-    ahead()
-    time.sleep(0.3)
-    later(site / "part/__init__.py", "x = 3")
-    sweep = digests.swept(str(site), tmp_path)
-    assert sweep.time < (site / "part/__init__.py").stat().st_ctime_ns

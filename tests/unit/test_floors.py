@@ -18,7 +18,7 @@ from tests.support.sources import OURS, names_imported, nodes, our_files, parsed
 FLOORS = (
     {"diagnose"},
     {"artifacts"},
-    {"trouble", "jobs", "digests", "closed"},
+    {"trouble", "jobs", "digests"},
     {"progress", "child", "plain", "bill_of_materials"},
     {"outcome"},
     {"work", "runner", "forecast"},

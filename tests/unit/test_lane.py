@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -109,17 +108,6 @@ def test_its_programs_are_cached_and_judged_and_those_that_fail_are_done_again(t
     assert (finding.rule, finding.fix) == ("toy-refused", "make it narrower")
     code, rows = toys(tmp_path)
     assert code == 1 and [row["cached"] for row in rows.values()] == [True, True, True, False]
-
-
-def test_who_asks_for_known_failures_gets_them_as_long_as_their_logs_are_there(tmp_path: Path) -> None:
-    knowing = WorkOptions(jobs=1, known_failures=True)
-    assert [toys(tmp_path, work=knowing)[1]["net99"]["cached"] for _ in range(2)] == [False, True]
-    (finding,) = Report.read(tmp_path / "reports/test_toy.json").findings
-    assert (finding.rule, finding.fix) == ("toy-refused", "make it narrower")
-    assert not toys(tmp_path, work=replace(knowing, cache=False))[1]["net99"]["cached"]
-    (log,) = (tmp_path / "reports/toy").rglob("net99*/**/*.log")
-    log.write_text("of another run")
-    assert not toys(tmp_path, work=knowing)[1]["net99"]["cached"]
 
 
 def test_work_ends_when_the_time_for_all_of_it_does(tmp_path: Path) -> None:

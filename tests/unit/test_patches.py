@@ -30,7 +30,6 @@ REASONS = {
     "unit/test_api.py": PROCESS,
     "unit/test_build.py": "CMake's answer of a configured project is written by hand",
     "unit/test_diagnose.py": "what is searched is counted on its way",
-    "unit/test_distributions.py": "which folders an interpreter installs to is known to the process alone",
     "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",
     "unit/test_llm.py": PROCESS,
     "unit/test_logs.py": SHORTER,
@@ -39,7 +38,7 @@ REASONS = {
     "unit/test_onnx_stage.py": PROCESS,
     "unit/test_printed_commands.py": "whether this is a clone is known to the process alone",
     "unit/test_cause.py": "a search for a cause answers at once",
-    "unit/test_results.py": "a disk without room, and a time long ago",
+    "unit/test_results.py": "a disk without room, a time long ago, and a toolkit of four files",
     "unit/test_upstream_verdicts.py": PROCESS,
     "unit/test_work.py": SHORTER,
 }

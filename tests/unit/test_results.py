@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,8 +15,7 @@ import pytest
 
 from ci import results as cache
 from ci.artifacts.program import digest_without_time
-from ci.results import CachedResults, OfThisRun, folder_digest, processor, relocated, surroundings, toolkit_of
-from ci.work import Home, Template
+from ci.results import CachedResults, OfThisRun, folder_digest, processor, relocated, surroundings, toolkit
 from provisioning.base.settings import ROOT
 from tests.support.programs import context, program
 
@@ -166,9 +164,9 @@ def test_an_edit_in_place_of_an_installed_package_is_another_key_and_a_touch_is_
     def key() -> Mapping[str, Any]:
         from ci import digests
 
-        for known in (digests.swept, digests.stamps_of, digests.files_in):
+        for known in (digests.content_of, digests.files_in):
             known.cache_clear()
-        return surroundings(tmp_path / "store", {}, {}, tmp_path / "environment")
+        return surroundings(tmp_path / "store", {}, tmp_path / "environment")
 
     first = key()
     os.utime(module, (1, 1))
@@ -183,7 +181,7 @@ def test_an_edit_in_place_of_an_installed_package_is_another_key_and_a_touch_is_
     ("name", "counts"), [("TZ", True), ("HOME", False), ("PATH", False), ("MINE", False)]
 )
 def test_of_the_environment_what_is_fixed_is_in_the_key(tmp_path: Path, name: str, counts: bool) -> None:
-    keys = [surroundings(tmp_path, {name: value}, {}) for value in ("one", "other")]
+    keys = [surroundings(tmp_path, {name: value}) for value in ("one", "other")]
     assert (keys[0] != keys[1]) == counts
 
 
@@ -201,28 +199,31 @@ def test_another_kind_of_processor_is_another_key(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_python_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = surroundings(tmp_path, {}, {})
+    before = surroundings(tmp_path, {})
     monkeypatch.setattr(sys, "version", "3.12.99 (main)")
-    assert surroundings(tmp_path, {}, {}) != before
+    assert surroundings(tmp_path, {}) != before
 
 
-def test_the_toolkits_modules_are_known_without_a_process_as_long_as_none_of_them_changed(
-    tmp_path: Path,
+def test_a_change_of_any_of_the_toolkits_modules_is_another_key_but_of_a_model_that_it_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = os.environ["PATH"]
-    home = Home({"PATH": path}, tmp_path, "tests.support.tasks:prepare_own", "the tests", "install them")
-    with Template(home) as template:
-        first = toolkit_of(home, tmp_path / "store", template)
-    with Template(home) as idle:
-        assert toolkit_of(home, tmp_path / "store", idle) == first
-        assert idle._process is None
-    (record,) = (tmp_path / "store" / "cache" / "results" / "modules").glob("*.json")
-    document = json.loads(record.read_text())["document"]
-    name = next(iter(document["modules"]))
-    cache._store(record, {"modules": {**document["modules"], name: "of another text"}})
-    with Template(home) as template:
-        assert toolkit_of(home, tmp_path / "store", template) == first
-        assert template._process is not None
+    monkeypatch.setattr(cache, "ROOT", tmp_path)
+    names = ("ci/work.py", "ci/lanes/onnx/steps.py", "provisioning/elf.py", "ci/models/shipped/vision.py")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("A = 1\n")
+
+    def key() -> str:
+        toolkit.cache_clear()
+        return toolkit()
+
+    before, counts = key(), {}
+    for name in names:
+        (tmp_path / name).write_text("A = 2\n")
+        counts[name] = key() != before
+        (tmp_path / name).write_text("A = 1\n")
+    toolkit.cache_clear()
+    assert [*counts.values()] == [True, True, True, False]
 
 
 def test_what_a_stage_found_is_there_for_the_other_stages_of_its_run_alone(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from typing import Any
 from ci.artifacts.against_sdk import sdk_arches
 from ci.artifacts.compiler_log import CRASHES
 from ci.cached_steps import NotCached, Step
-from ci.child import MEMORY, WARM
-from ci.closed import closed
+from ci.child import closed
 from ci.explain.rewriting import Need
-from ci.jobs import Job, WorkOptions, memory_budget
+from ci.jobs import Job, WorkOptions
 from ci.lanes.executorch.records import (
     ChipProgram,
     ExportedRuns,
@@ -65,7 +64,6 @@ EXPORT = "ci.lanes.executorch.export:export"
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 
 
-LEAST_MEMORY = 4 << 30
 BUILD_ID = "build_id"
 
 
@@ -225,9 +223,7 @@ def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step:
 
 
 def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
-    memory = max(memory_budget() or 0, LEAST_MEMORY)
-    variables = {**plan.environment, **own.variables, MEMORY: str(memory), WARM: "1"}
-    return home_of(variables, plan.logs, own.python)
+    return home_of({**plan.environment, **own.variables}, plan.logs, own.python)
 
 
 def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ci.digests import look_ahead
 from ci.jobs import RUN_TIMEOUT
 from ci.lanes.executorch.verb import add_flags
 from ci.suite.options import stage_options
@@ -27,7 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    look_ahead()
     from ci.lanes.executorch import stage
 
     return stage.run_emulation(stage_options(args))

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ci.artifacts import refusals
 from ci.artifacts.against_sdk import against
 from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
-from ci.closed import closed
+from ci.child import closed
 from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.compile import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.child import Meter, blame, doing, places_of, reporting, threads
+from ci.child import Meter, blame, doing, places_of, reporting
 from ci.lanes.executorch.records import (
     ComparedOutputs,
     EmulatorRun,
@@ -51,7 +51,7 @@ def _measured(order: Mapping[str, object]) -> EmulatorRun:
         code = subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads())},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ci.digests import look_ahead
 from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.selection import add_selection
 
@@ -32,7 +31,6 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def run(args: argparse.Namespace) -> int:
-    look_ahead()
     from ci.lanes.executorch import stage
 
     return stage.run_lowering(stage_options(args))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,8 @@ import torch
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
 from executorch.exir import ExecutorchBackendConfig
-from torch import Tensor, nn
 
-from ci.child import WARM, Answer, doing, hidden, reporting
+from ci.child import Answer, doing, reporting
 from ci.explain.divergence import Divergence, DivergenceResult, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
@@ -49,8 +49,6 @@ from ci.plain import as_json, read, reader
 from ci.runner import Runner
 from ci.suite.programs import ProgramOrder
 from provisioning.base.files import empty_folder
-from provisioning.base.findings import Metric
-from provisioning.base.settings import ROOT
 from provisioning.known_faults import Product
 
 if TYPE_CHECKING:
@@ -155,6 +153,16 @@ def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
 
 R = TypeVar("R")
 
+IMPORTED_LATE = (
+    "executorch.backends.qualcomm._passes.backends.htp.qnn_htp_pass_manager",
+    "executorch.backends.qualcomm.quantizer.annotators.htp_rules",
+    "torch._export.serde.serialize",
+    "torch.export._trace",
+    "ci.models.exported",
+)
+"""What torch, executorch and our work import while they lower, which each fork would do again. Releases
+differ in them."""
+
 OPERATOR = "context"
 """The name of a context binary in the program that it becomes."""
 
@@ -167,23 +175,9 @@ def prepare() -> None:
     # bits than what runs after.
     if choose := getattr(utils, "disable_mkldnn_on_amd", None):
         choose()
-    if hidden.get(WARM):
-        _warm_up()
-
-
-def small_model() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
-    return layers.eval(), (torch.rand(1, 3, 8, 8),)
-
-
-def _warm_up() -> None:
-    """Lower a small model, so that libraries are loaded and compilers warm."""
-    case: dict[str, Metric] = {"factory": f"{__name__}:{small_model.__name__}"}
-    order = ProgramOrder(case, {"precision": "8a8w", "calibration": 1}, "SM8650", str(ROOT), str(ROOT))
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        log.touch()
-        lower(ChipModel.of(order), CompileRequest(Path(folder), log))
+    for name in IMPORTED_LATE:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
 
 
 _order_of = reader(ProgramOrder)

@@ -30,7 +30,9 @@ def run(options: StageOptions) -> int:
     with stage.reported(selection.reports, "llm-not-run"):
         require_installed()
         plan = LlmPlan.of(_chosen_programs(options.choice, selection), selection, options.work)
-        models = run_cached_step(training(plan), plan.programs)
+        first, *_ = plan.programs
+        model = run_cached_step(training(plan), [first])[first.name]
+        models = {program.name: model for program in plan.programs}
         measured = _measured(plan, models)
         # Of a program whose model was not trained, the finding about the model says it.
         verdicts = {

@@ -506,10 +506,10 @@ def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
 def report_row(program: LlmProgram, result: Result) -> dict[str, Metric]:
     shown: dict[str, Metric] = {
         "cached": result.cached,
-        "seconds": round(result.seconds, 1),
         "precision": program.run.precision,
         "through": program.run.through,
     }
     if result.failure:
         return shown
-    return {**shown, "peak": result.facts["peak"], **judgement_of(program, result).row}
+    costs = {"seconds": round(result.facts["seconds"], 1), "peak": result.facts["peak"]}
+    return {**shown, **costs, **judgement_of(program, result).row}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.cached_steps import Step, require_done
-from ci.closed import closed
+from ci.child import closed
 from ci.digests import Digests
 from ci.jobs import Job, WorkOptions
 from ci.lanes.llm.orders import (
@@ -237,7 +237,7 @@ def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
 
 def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
     digests = Digests(store)
-    found = {name: digests.of(str(path))[0] for name, path in paths.items()}
+    found = {name: digests.of(path) for name, path in paths.items()}
     digests.save()
     return found
 

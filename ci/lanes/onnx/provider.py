@@ -27,7 +27,7 @@ from ci.artifacts.compiler_log import (
     total,
     traffic,
 )
-from ci.child import doing, quiet, size_of, text_since, threads
+from ci.child import doing, quiet, size_of, text_since
 from ci.diagnose.explain import read
 from ci.lanes.onnx.graph import nodes_beside_context, opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
@@ -335,7 +335,7 @@ def _options(severity: int) -> Any:
     """Session options with this worker's number of threads, none of which waits by spinning."""
     options = ort.SessionOptions()
     options.log_severity_level = severity
-    options.intra_op_num_threads = threads(0)
+    options.intra_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 

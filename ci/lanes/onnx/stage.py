@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ci.cached_steps import Step
-from ci.child import WARM
-from ci.closed import closed
+from ci.child import closed
 from ci.forecast import load_forecasts
 from ci.jobs import Job, WorkOptions
 from ci.lanes.onnx.findings import (
@@ -99,7 +98,7 @@ def environment(own: OwnPackages | None = None) -> dict[str, str]:
 def home_of(logs: Path, *, exports: bool = False, own: OwnPackages | None = None) -> Home:
     """With `exports`, import what exporting and quantizing need once, before the first fork."""
     return Home(
-        {**environment(own), WARM: "1"},
+        environment(own),
         logs,
         f"{WORKER}:{'prepare_exporting' if exports else 'prepare'}",
         "onnxruntime and onnxruntime-qnn",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ci.digests import look_ahead
 from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection
@@ -27,7 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    look_ahead()
     from ci.lanes.onnx import stage
 
     return stage.run(stage_options(args))

@@ -4,13 +4,11 @@ Each part of a task is done in a fork, so that a crash can be looked at."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import importlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
 
 from ci import child
-from ci.child import UNFORESEEN, WARM, hidden, reporting
+from ci.child import UNFORESEEN, reporting
 from ci.explain.divergence import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
 from ci.explain.rewriting import RewriteChoice
@@ -73,7 +71,6 @@ from ci.work import in_fork
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder, hash_file
-from provisioning.base.settings import ROOT
 from provisioning.manifest import soc_named
 
 if TYPE_CHECKING:
@@ -100,17 +97,13 @@ def prepare() -> None:
 
 
 def prepare_exporting() -> None:
-    """Import what every model of a factory needs, and export a small model."""
+    """Import what every model of a factory needs."""
     for name in EXPORTING:
         importlib.import_module(name)
     import torch
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    if hidden.get(WARM):
-        # If it fails, each model fails the same way.
-        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ToolkitError):
-            provider.export("ci.models.shipped.operators:convolution", {}, ROOT, Path(folder), steps.OPSET)
     qnn_provider.load()
 
 

@@ -11,7 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from ci.cached_steps import Step, WorkPlan, run_step
-from ci.child import WARM
 from ci.jobs import Job, WorkOptions, default_slots
 from ci.lanes.upstream.accepted import GONE, AcceptedTests, Judge, load_tests, rules_of
 from ci.lanes.upstream.suite import (
@@ -26,7 +25,7 @@ from ci.lanes.upstream.suite import (
 from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.progress import Line
-from ci.results import CachedResults, surroundings, toolkit_of
+from ci.results import CachedResults, surroundings
 from ci.runner import ready_runner
 from ci.suite.installed import find_as_workers
 from ci.suite.options import Choice, matcher, parse_shard, shard
@@ -112,7 +111,6 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         accepts=lambda test, result: accept or not is_surprise(test, result),
         line=line,
         leaves_files=True,
-        remembers_all=True,
         left=left,
     )
 
@@ -129,7 +127,6 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
             failure.message,
             (("", failure.message),),
             parts=(Part(kind),),
-            seconds=result.seconds,
             fix=(failure.fix or "run it again") if of_machine else "",
         )
     assert isinstance(result.record, UpstreamVerdict)
@@ -226,7 +223,7 @@ def make_plan(
                 fix="unset EXECUTORCH_ROOT, or leave out --accept",
             )
     home = Home(
-        {**environment, WARM: "" if to_list_alone else "1"},
+        environment,
         logs,
         f"{suite.worker}:prepare",
         "the tests",
@@ -280,9 +277,8 @@ def list_tests(plan: UpstreamPlan, *, alone: bool) -> list[str]:
     The list is no verdict, so --no-cache does not apply."""
     template, store = plan.template, plan.selection.store
     results = CachedResults(store, "lists of tests")
-    toolkit = toolkit_of(template.home, store, template)
     key = {
-        **surroundings(store, template.home.environment, toolkit),
+        **surroundings(store, template.home.environment),
         "suite": plan.suite.model_dump(mode="json"),
     }
     key |= plan.machinery.key(results)

@@ -127,17 +127,16 @@ class SuiteKeyContext:
 
     def key(self, results: CachedResults) -> dict[str, Metric]:
         """What every verdict of a suite depends on, beside what its processes have."""
-        from ci.closed import table
+        from ci.child import declared, table
         from ci.results import folder_digest
 
-        named = {name: self.environment[name] for name in table().upstream if name in self.environment}
         is_folder = self.tests.is_dir()
         return {
             "soc": self.soc,
             "QNN": dict(self.qnn),
             "runner": {**self.runner.digests(results.digest)},
             "threads": self.environment["OMP_NUM_THREADS"],
-            "settings": dict(named),
+            "settings": {**declared(table().upstream, self.environment)},
             "absent": list(self.absent),
             "tests": folder_digest(self.tests) if is_folder else results.digest(self.tests),
         }
@@ -188,7 +187,7 @@ def worker_environment(
     qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
 ) -> dict[str, str]:
     """The variables that ExecuTorch's QNN tests are run with."""
-    from ci.closed import closed, declared, table
+    from ci.child import closed, declared, table
 
     return {
         **closed(qnn_environment.merged(environ)),

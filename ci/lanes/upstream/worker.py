@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.child import WARM, Meter, forget_torch, hidden
+from ci.child import Meter, forget_torch
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import (
     Part,
@@ -285,7 +285,7 @@ def collect(suite: UpstreamSuite, logs: str) -> None:
     if suite.models:
         importlib.import_module("ci.operators.partition.failing_operators")
     tests = Tests(suite)
-    if hidden.get(WARM) and suite.warm_up in tests:
+    if suite.warm_up in tests:
         tests.run(suite.warm_up, scratch / "warm-up")
         os.chdir(folder)
         forget_torch()
