@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
-from pathlib import Path
 
 from ci.one_model.model import add_model, add_option, one_model_of, require_one_chip
 from ci.suite.options import add_work
 from provisioning.base import answer
-from provisioning.base.command_line import count, valued
+from provisioning.base.command_line import count
 
 EXAMPLES = """\
   qnn-ci audit net.py:model --soc SM8750
   qnn-ci audit model.pt2 --precision fp16 --precision 16a8w
-  qnn-ci audit net.py:model --precision 16a8w --fix out/
   qnn-ci audit model.onnx --calibrate samples/ --json audit.json
 """
 
@@ -28,7 +25,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SCHEME",
         help="may be repeated [fp16, 8a8w, 16a8w, and 16a4w for PyTorch models]",
     )
-    valued(parser, "--fix", "DIR", "work around known faults, as `repair MODEL -o DIR`", type=Path)
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a step")
 
@@ -36,15 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.audit import as_text, document, fails
     from ci.explain.lane import explainer
-    from ci.explain.rewriting import RewriteChoice
-    from ci.model_commands.repair import only_one, repaired
     from ci.one_model.report import ModelReport, reported
 
     model = one_model_of(args)
     require_one_chip(model.selection)
     precisions: list[str] = args.precisions or []
-    if args.fix:
-        return repaired(replace(model, precision=only_one(precisions)), args.fix, RewriteChoice())
 
     def work(report: ModelReport) -> int:
         rows = explainer(model).audited(model, precisions)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.one_model.model import (
     PRECISION_HELP,
-    OneModel,
     add_model_or_suite,
     model_or_suite_of,
-    not_taken,
     require_one_chip,
 )
 from ci.suite.options import add_accept, add_work, choice_of
@@ -21,7 +18,7 @@ from provisioning.base.command_line import repeatable, switch
 from provisioning.base.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from ci.explain.rewriting import RewriteChoice
+    pass
 
 EXAMPLES = """\
   qnn-ci repair net.py:model --soc SM8650 --precision 16a8w -o out/
@@ -45,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
-    from ci.explain.repair import repair_suites
+    from ci.explain.repair import repair_model, repair_suites
     from ci.explain.rewriting import RewriteChoice
     from ci.one_model.report import ModelReport, reported
     from provisioning.base.commands import Fix
@@ -74,23 +71,5 @@ def run(args: argparse.Namespace) -> int:
     if not args.output or args.accept:
         raise UsageError("no folder for the rewritten MODEL", fix="give -o DIR; --accept is for --suite")
     require_one_chip(model.selection)
-    return repaired(model, args.output, wanted)
-
-
-def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
-    from ci.explain.repair import repair_model
-    from ci.one_model.report import reported
-
-    model = replace(model, output=output)
-    if model.lane.only_compiles:
-        raise not_taken(model)
-    return reported("repair", model, model.named, lambda report: repair_model(model, choice, report))
-
-
-def only_one(precisions: Sequence[str]) -> str | None:
-    """`audit` takes several precisions, and a rewrite is for one."""
-    if len(precisions) > 1:
-        raise UsageError(
-            "repair takes one precision at a time", fix="one --precision, and repeat the command"
-        )
-    return next(iter(precisions), None)
+    model = replace(model, output=args.output)
+    return reported("repair", model, model.named, lambda report: repair_model(model, wanted, report))

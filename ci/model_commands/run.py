@@ -1,10 +1,9 @@
-"""`run`: the outputs of a compiled program for the user's inputs, and how far those of another one are; or
-what a language model says."""
+"""`run`: the outputs of a compiled program for the user's inputs, and how far they are from others; or what a
+language model says."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from ci.one_model.model import (
     LANGUAGE_TIMEOUT,
     ONNX,
     PYTORCH,
-    ModelLane,
     OneModel,
     add_dimension,
     add_option,
@@ -25,7 +23,6 @@ from ci.one_model.model import (
 )
 from provisioning.base import answer
 from provisioning.base.command_line import (
-    STARTED_IN,
     TIMEOUT,
     Parser,
     count,
@@ -35,20 +32,18 @@ from provisioning.base.command_line import (
     valued,
 )
 from provisioning.base.commands import leave_out, session
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection
-from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.lanes.llm.commands import Emulated
-    from ci.models.arrays import Sample
     from ci.one_model.output import Ran
     from provisioning.base.findings import Metric
 
 EXAMPLES = """\
   qnn-ci run out/net-SM8750-8a8w.pte --input x.npy -o outputs
-  qnn-ci run out/net_ctx.onnx --input x=x.npy --repeat 20 --compare net.onnx
-  qnn-ci run net.onnx --dimension batch=1
+  qnn-ci run out/net_ctx.onnx --input x=x.npy --repeat 20
+  qnn-ci run net.onnx --dimension batch=1 --input x=x.npy -o outputs
   qnn-ci run context.bin --input x.npy --compare outputs
   qnn-ci run out/ "The answer is" --tokens 20
   qnn-ci run out/ --chat "What is a rope?"
@@ -88,9 +83,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     valued(
         parser,
         "--compare",
-        "OTHER",
-        "compare with another program, a plain .onnx, or a folder that -o wrote; exit 1 if"
-        " the outputs differ too much",
+        "DIR",
+        "compare with the outputs that -o wrote of another program; exit 1 if they differ too much",
     )
     onnx = parser.add_argument_group(ONNX.models)
     add_option(onnx)
@@ -108,7 +102,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     from ci.one_model.output import as_text, compared, outputs_in, write
     from ci.one_model.report import ModelReport, reported
 
-    model, output, inputs = program_to_run(args, args.model), args.output, args.input
+    model, output, inputs = program_to_run(args), args.output, args.input
     typed, repeat = args.compare, args.repeat or 1
     _require_taken(model, present_in(args), args.prompt)
     if model.lane == CHECKPOINT:
@@ -119,9 +113,6 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
         prompt = commands.Prompt(folder, args.prompt, *how, emulated or commands.Emulated())
         return commands.run_model(prompt)
     model = replace(model, dimensions=tuple(args.dimension))
-    # Before -o writes one.
-    is_folder = bool(typed) and (Parser.user_folder() / typed).is_dir()
-    other = program_to_run(args, typed) if typed and not is_folder else None
     running: RunsPrograms = of_lane(model)
 
     def work(report: ModelReport) -> int:
@@ -132,10 +123,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
         print("\n".join(as_text(ran)))
         if not typed:
             return 0
-        others = (
-            _outputs(other, ran.inputs, model.lane) if other else outputs_in(Parser.user_folder() / typed)
-        )
-        beside = compared(ran.outputs, others, typed)
+        beside = compared(ran.outputs, outputs_in(Parser.user_folder() / typed), typed)
         print("\n".join(beside.lines))
         figures: dict[str, Metric] = {name: dict(row) for name, row in beside.figures.items()}
         report.more["compared"] = figures
@@ -160,45 +148,3 @@ def _require_taken(model: OneModel, present: Collection[str], prompt: str | None
     if not prompt and model.lane == CHECKPOINT:
         message = f"{model.typed}: a language model wants a text to go on with"
         raise UsageError(message, fix=session("run", model.typed, "The answer is"))
-
-
-def _outputs(other: OneModel, inputs: Sample, lane: ModelLane) -> Sample:
-    """Those of the other program for the same inputs; what this lane's environment does not run, runs in its
-    own."""
-    import tempfile
-
-    import numpy
-
-    from ci.one_model.output import outputs_in
-
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
-        files = []
-        for index, (name, array) in enumerate(inputs.items()):
-            path = Path(scratch, f"{index}.npy")
-            numpy.save(path, array)
-            files.append(str(path) if len(inputs) == 1 else f"{name}={path}")
-        if other.lane.environment == lane.environment:
-            running: RunsPrograms = of_lane(other)
-            return running.run_program(other, files, 1).outputs
-        folder = Path(scratch, "outputs")
-        _run_elsewhere(other, [*(f"--input={file}" for file in files), "-o", str(folder)])
-        return outputs_in(folder)
-
-
-def _run_elsewhere(model: OneModel, more: Sequence[str]) -> None:
-    from provisioning.python_environments import PythonEnvironments, environments_folder
-
-    environment = model.lane.environment
-    python = PythonEnvironments(environments_folder(), print).interpreter(environment)
-    selection = model.selection
-    chips = [word for soc in selection.named_socs for word in ("--soc", soc)]
-    flags = ["--profile", selection.profile, "--store", str(selection.store), *chips, *more]
-    environ = {**os.environ, STARTED_IN: str(Parser.user_folder())}
-    import subprocess
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as reports:
-        command = [python, "-m", "ci", "run", model.typed, *flags, "--reports", reports]
-        done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        raise CheckFailed(f"{model.typed}: it did not run", fix="see the error above")

@@ -22,7 +22,7 @@ from ci.suite.options import add_accept, add_work, choice_of
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, valued
-from provisioning.base.commands import add_flags, leave_out
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   qnn-ci tune net.py:model --soc SM8650 --floor 35dB
-  qnn-ci tune model.pt2 --calibrate samples/ --top1 0.99 --budget ddr=4MB
+  qnn-ci tune model.pt2 --calibrate samples/ --floor 30dB --budget ddr=4MB
   qnn-ci tune model.onnx --calibrate samples/ --floor 30dB --budget ms=2
   qnn-ci tune net.py:model --metric score.py:recall --floor 0.9
   qnn-ci tune net.py:model --precision 8a8w --precision fp16 --floor 50dB
@@ -44,8 +44,7 @@ EXAMPLES = """\
 USUAL = ("8a8w", "16a8w")
 TUNED = "tuned"
 """In the name of the file of what was accepted of a suite's tuned programs."""
-SAMPLES, TOP1_SAMPLES = 32, 100
-"""A share of fewer says nothing to a percent."""
+SAMPLES = 32
 BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -61,7 +60,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     valued(
         goal, "--floor", "35dB", "the least SQNR against float, or with --metric the least result", type=floor
     )
-    valued(goal, "--top1", "0.99", "the least share of rows with float's first choice", type=share)
     valued(
         goal,
         "--metric",
@@ -88,7 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser,
         "--samples",
         "N",
-        f"samples that judge each program; --top1 needs {TOP1_SAMPLES} [{SAMPLES}; in a suite its own]",
+        f"samples that judge each program [{SAMPLES}; in a suite its own]",
         type=count,
     )
     parser.add_argument(
@@ -112,13 +110,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.one_model.report import reported
 
     model, choice = model_or_suite_of(args), choice_of(args)
-    goal = goal_of(args.floor, args.top1, args.metric, dict(args.budget))
+    goal = goal_of(args.floor, args.metric, dict(args.budget))
     samples = args.samples or model.inferences or (SAMPLES if model.typed else None)
-    if args.top1 is not None and (samples or 0) < TOP1_SAMPLES:
-        raise UsageError(
-            f"--top1 {args.top1:g} of {samples or 'so few'} samples proves nothing",
-            fix=add_flags("--samples", str(TOP1_SAMPLES)),
-        )
     model = replace(model, inferences=samples)
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
@@ -153,12 +146,6 @@ def floor(text: str) -> Floor:
     return Floor(float(found[1]), bool(found[2]))
 
 
-def share(text: str) -> float:
-    if not re.fullmatch(r"0?\.[0-9]+|[01](\.0+)?", text):
-        raise argparse.ArgumentTypeError(f"expected a share such as 0.99, found {text!r}")
-    return float(text)
-
-
 def budget(text: str) -> tuple[str, float]:
     if found := re.fullmatch(r"(ddr|bytes)=([0-9]+(?:\.[0-9]+)?)(|B|kB|MB|GB)", text):
         return found[1], float(found[2]) * BYTES[found[3]]
@@ -167,7 +154,7 @@ def budget(text: str) -> tuple[str, float]:
     raise argparse.ArgumentTypeError(f"expected ddr=4MB, bytes=9MB or ms=2, found {text!r}")
 
 
-def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
+def goal_of(least: Floor | None, metric: str | None, most: dict[str, float]) -> Goal:
     from ci.explain.tune import SQNR, Goal
     from ci.suite.accuracy import METRIC
 
@@ -183,10 +170,8 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
         floors[METRIC if metric else SQNR] = least.value
     elif metric:
         raise UsageError("--metric without --floor: the least result is missing", fix="--floor 0.9")
-    if top1 is not None:
-        floors["top1"] = top1
     if not floors and not most:
-        raise UsageError("what must hold?", fix="--floor 35dB, --top1 0.99, or --budget ddr=4MB")
+        raise UsageError("what must hold?", fix="--floor 35dB, or --budget ddr=4MB")
     return Goal(floors, most, metric or "")
 
 

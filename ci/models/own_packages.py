@@ -53,7 +53,6 @@ PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
 CPU_BUILDS = ("--torch-backend=cpu",)
-ELSEWHERE = "elsewhere.txt"
 STRATEGY, FIRST_MATCH = "UV_INDEX_STRATEGY", "unsafe-first-match"
 """How packages are resolved: from the first index with a version that fits, since an index that mirrors some
 of the locked packages need not have their pins. What is not locked is held to the first index that has it."""
@@ -97,10 +96,6 @@ class OwnPackages:
     """The digests of the declared variables' values."""
     lock: str = ""
     """The digest of the resolved packages: a part of every key."""
-    without_hash: tuple[str, ...] = ()
-    """Packages without a hash in the author's requirements."""
-    elsewhere: tuple[str, ...] = ()
-    """Packages that another of the user's indexes has in a version that was not taken, each in words."""
     wheels: Mapping[str, str] = field(default_factory=dict)
     """The hashes of the wheels that its models read."""
 
@@ -177,15 +172,12 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     os.utime(stamp)
     text = stamp.read_text(encoding="utf-8")
     entries = entries_in(text)
-    hashed = {entry.name for _, text in texts for entry in _hashed(text)}
     return OwnPackages(
         folder=home / "environment",
         variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
         declared=values,
         versions={entry.name: entry.version for entry in entries},
         lock=hashlib.sha256(text.encode()).hexdigest(),
-        without_hash=tuple(sorted({entry.name for entry in entries} - hashed)),
-        elsewhere=tuple((home / ELSEWHERE).read_text(encoding="utf-8").splitlines()),
         wheels=hashes,
     )
 
@@ -286,33 +278,25 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     entries = [entry for entry in entries_in("\n".join(lines)) if entry.name not in pins]
     by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
     entries = [entry for entry in entries if not CUDA_ONLY.fullmatch(entry.name)]
-    (home / ELSEWHERE).write_text("".join(_elsewhere(entries, needs, home)), encoding="utf-8")
+    _require_first_index([entry for entry in entries if entry.name not in by_author], needs, home)
     return [replace(row, hashes=by_author.get(row.name, row.hashes)) for row in entries]
 
 
-def _elsewhere(entries: Sequence[Entry], needs: Needs, home: Path) -> Iterator[str]:
-    """A line for each of these packages of which the best version of all indexes is another.
-
-    Raises UsageError if one is not from the first of the user's indexes that has its name: whoever may
-    publish in another could replace a private package by a higher version. A hash of the author's says which
-    is meant, and a user who sets uv's strategy has decided."""
+def _require_first_index(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
+    """Refuse a package that is not from the first of the user's indexes with its name: whoever may publish in
+    another could replace a private package by a higher version. A hash of the author's says which is meant,
+    and a user who sets uv's strategy has decided."""
     if not pip_settings.has_several_indexes(os.environ) or os.environ.get(STRATEGY):
         return
-    hashed = {entry.name for _, text in _texts(needs) for entry in _hashed(text)}
-    mine = {entry.name: entry.version for entry in entries if entry.name not in hashed}
-    (home / "mine.in").write_text("".join(f"{name}=={mine[name]}\n" for name in mine), encoding="utf-8")
+    (home / "first.in").write_text("".join(f"{row.name}=={row.version}\n" for row in entries), "utf-8")
     try:
-        _compiled(needs, home, ["--no-deps"], "mine.in", strategy="first-index")
+        _compiled(needs, home, ["--no-deps"], "first.in", strategy="first-index")
     except UsageError as error:
         raise UsageError(
             f"{needs.requirements or needs.project}: a version that only another index has is not taken where"
             f" the first index has a package of that name: {error.message.partition(': ')[2]}",
             fix=f"pin it with its hash, or set {STRATEGY}=unsafe-best-match to trust every index alike",
         ) from error
-    best = entries_in(_compiled(needs, home, [], strategy="unsafe-best-match"))
-    for entry in best:
-        if entry.name in mine and entry.version != mine[entry.name]:
-            yield f"{entry.name} {mine[entry.name]} (another has {entry.version})\n"
 
 
 def _compiled(

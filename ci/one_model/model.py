@@ -305,8 +305,9 @@ def model_or_suite_of(args: argparse.Namespace) -> OneModel:
     return replace(model, lane=ONNX) if not args.model and args.lane == "onnx" else model
 
 
-def program_to_run(args: argparse.Namespace, typed: str) -> OneModel:
-    """A program that is compiled already: the command's own, or the one that it is compared with."""
+def program_to_run(args: argparse.Namespace) -> OneModel:
+    """A program that is compiled already."""
+    typed: str = args.model
     lane = lane_of(typed, Parser.user_folder())
     usual = LANGUAGE_TIMEOUT if lane == CHECKPOINT else TIMEOUT
     program = OneModel(selection_of(args), typed, lane, WorkOptions(args.timeout or usual))

@@ -199,7 +199,7 @@ def outputs_in(folder: Path) -> Sample:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckFailed(
             f"{folder}: expected what run wrote with -o, found {error}",
-            fix="name a program, or such a folder",
+            fix="name the folder that `run PROGRAM -o` wrote",
         ) from error
 
 

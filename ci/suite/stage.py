@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.jobs import Job
-from ci.models.own_packages import NO_PACKAGES, Needs, OwnPackages, installed, locked_versions
+from ci.models.own_packages import NO_PACKAGES, OwnPackages, installed
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
 from ci.progress import Line, failed
@@ -27,8 +27,7 @@ from ci.trouble import MACHINE
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.base import rendering
 from provisioning.base.commands import Fix
-from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Finding, Metric, Report, Severity
+from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
@@ -182,33 +181,13 @@ def report(
     *_, last = results.values()
     stage.metrics |= counts(rows, last.values())
     stage.metrics |= {"selected": len(plan.programs), **source_of_executorch()}
-    record_packages(stage, {row.needs: row.suite for row in plan.programs if row.needs}, plan.selection)
-
-
-def record_packages(stage: StageRun, suites: Mapping[Needs, Path], selection: Selection) -> None:
-    """Put the packages of each suite into the report, and into a bill of materials beside it."""
-    from ci.bill_of_materials import Item, document, package_url
-
-    recorded: dict[str, Metric] = {}
-    for needs, suite in suites.items():
-        own = installed(needs, selection.store)
-        recorded[str(suite)] = dict(own.versions)
-        if own.without_hash:
-            message = f"without a hash, so another machine may get others: {', '.join(own.without_hash)}"
-            fix = "uv pip compile --generate-hashes requirements.in -o requirements.txt"
-            stage.add("packages-without-hash", Severity.NOTE, str(suite), message, fix)
-        if own.elsewhere:
-            message = f"taken from the first of your indexes that has them: {', '.join(own.elsewhere)}"
-            fix = "pin what you want with its hash; UV_INDEX_STRATEGY=unsafe-best-match asks every index"
-            stage.add("packages-elsewhere", Severity.NOTE, str(suite), message, fix)
-        pins = {**locked_versions(), **own.versions}.items()
-        items = [Item(name, pin, purl=package_url("pypi", name, pin)) for name, pin in pins]
-        file = selection.reports.absolute() / stage.stage / f"packages-{suite.stem}.cdx.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(file, document(Item(suite.stem, kind="application"), items))
-        stage.artifacts.append(Artifact.of("sbom", file))
-    if recorded:
-        stage.metrics["packages"] = recorded
+    suites_with_packages = {row.needs: row.suite for row in plan.programs if row.needs}
+    packages: dict[str, Metric] = {
+        str(suite): dict(installed(needs, plan.selection.store).versions)
+        for needs, suite in suites_with_packages.items()
+    }
+    if packages:
+        stage.metrics["packages"] = packages
 
 
 def row_of(program: Program, findings: Sequence[Finding], command: Fix) -> dict[str, Metric]:

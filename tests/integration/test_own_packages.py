@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shutil
 import subprocess
@@ -72,10 +71,6 @@ def test_a_model_of_a_src_layout_with_packages_of_its_own_is_lowered_and_cached(
     suite = str(root / "ci/models.toml")
     packages: Any = first.report.metrics["packages"]
     assert {name: list(package) for name, package in packages.items()} == {suite: ["einops"]}
-    (bill,) = [artifact for artifact in first.report.artifacts if artifact.kind == "sbom"]
-    names = {component["name"] for component in json.loads(Path(bill.path).read_text())["components"]}
-    assert {"einops", "torch"} <= names
-    assert "packages-without-hash" in [finding.rule for finding in first.report.findings]
     # Another clone has the result too, and each has its own project.
     other = root.parent / "clone"
     shutil.copytree(root, other, ignore=shutil.ignore_patterns("store", "reports", "*.egg-info"))
@@ -98,7 +93,7 @@ def requirements(folder: Path, text: str) -> Needs:
 
 def test_what_is_pinned_is_not_installed_again(tmp_path: Path, store: Path) -> None:
     own = installed(requirements(tmp_path, "numpy\ntorch\n"), store)
-    assert (own.versions, own.without_hash) == ({}, ())
+    assert own.versions == {}
     seen = subprocess.run(
         [own.python, "-c", "import numpy; print(numpy.__version__)"],
         env=dict(own.variables),
@@ -163,13 +158,12 @@ def test_a_private_package_is_not_replaced_by_a_higher_version_in_a_public_index
 ) -> None:
     own = installed(requirements(tmp_path, "acme-ops\n"), store)
     assert own.versions == {"acme-ops": "1.0"}
-    (line,) = own.elsewhere
-    assert "acme-ops" in line and "99.0" in line
-    with pytest.raises(UsageError, match="acme-ops"):
+    with pytest.raises(UsageError, match="acme-ops") as refused:
         installed(requirements(tmp_path, "acme-ops>=2\n"), store)
+    assert "UV_INDEX_STRATEGY" in refused.value.fix
     monkeypatch.setenv("UV_INDEX_STRATEGY", "unsafe-best-match")
     asked = installed(requirements(tmp_path, "acme-ops>0\n"), store)
-    assert (asked.versions, asked.elsewhere) == ({"acme-ops": "99.0"}, ())
+    assert asked.versions == {"acme-ops": "99.0"}
 
 
 @pytest.mark.parametrize("line", ["-e .", "./net", "/opt/net", "net @ file:///opt/net", "--editable=../x"])

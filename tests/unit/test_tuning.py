@@ -206,7 +206,7 @@ def test_a_goal_that_means_nothing_is_refused(
     (tmp_path / "net.py").write_text("")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError):
-        goal_of(least, None, metric, {})
+        goal_of(least, metric, {})
 
 
 def test_a_metrics_number_is_what_its_floor_is_held_to(
@@ -214,8 +214,8 @@ def test_a_metrics_number_is_what_its_floor_is_held_to(
 ) -> None:
     (tmp_path / "net.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    goal = goal_of(Floor(0.9, False), 0.99, "net.py:score", {"ddr": 1e6})
-    assert goal.floors == {"metric": 0.9, "top1": 0.99} and goal.figure == "metric"
+    goal = goal_of(Floor(0.9, False), "net.py:score", {"ddr": 1e6})
+    assert goal.floors == {"metric": 0.9} and goal.figure == "metric"
 
 
 def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
@@ -309,9 +309,3 @@ def test_an_unreachable_floor_names_the_best_and_what_limits_it() -> None:
 def test_a_model_of_which_nothing_compiles_says_why() -> None:
     with pytest.raises(CheckFailed, match="the compiler dies"):
         tuned(Chip(units(), fails=lambda chosen: True), Goal({"sqnr_db": 25.0}))
-
-
-@pytest.mark.parametrize("samples", [[], ["--samples", "99"]])
-def test_a_share_of_few_samples_is_no_floor(samples: list[str]) -> None:
-    with pytest.raises(UsageError, match="top1"):
-        run_here(verb, "net.py:make", "--top1", "0.99", *samples)
