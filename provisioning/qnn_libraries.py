@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -172,10 +171,9 @@ class Library:
 
     @property
     def directory(self) -> str:
-        """The SDK's directory under lib/, `hexagon-v75`, wherever the tree begins; else empty."""
-        folders = self.path.parent.parts
-        below = [name for above, name in pairwise(folders) if above == "lib"]
-        return next((name for name in reversed(below) if table().directory(name)), "")
+        """The SDK's directory under lib/, `hexagon-v75`; empty elsewhere."""
+        top, name, *_ = (*self.place.split("/")[:-1], "", "")
+        return name if top == "lib" and table().directory(name) else ""
 
     @property
     def system(self) -> System | None:

@@ -126,11 +126,6 @@ class Rule:
     check: Check
     module: str
 
-    @property
-    def reads_tree(self) -> bool:
-        """Whether it checks a tree's own files; other rules check the machine and its variables."""
-        return Need.LIBRARIES in self.needs
-
 
 class State(str, enum.Enum):
     """A rule's result. Notes do not keep it from passing."""

@@ -67,8 +67,6 @@ def known_faults(context: Context) -> Iterator[Problem]:
 def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     if not context.answers:
-        if tree.origin == "tree":
-            raise NotApplicable("--tree does not check the compiler; an environment is needed")
         raise NotApplicable("the SDK was provisioned for devices only, so it cannot lower models")
     if hiding_packages(context):
         raise NotApplicable("python-path tells why the compiler cannot be asked")

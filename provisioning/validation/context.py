@@ -106,7 +106,7 @@ class ComponentTree:
 
     path: Path
     origin: str
-    """`store`, `directory` (the user's own) or `tree` (named by --tree)."""
+    """`store`, or `directory` (the user's own)."""
     variable: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
     """Version by what states it: `sdk.yaml`, `directory`, `source.properties`, `ndk-version.h`."""
@@ -228,25 +228,24 @@ def gather(
     environ: Mapping[str, str],
     needs: Collection[Need],
     *,
-    tree: Path | None = None,
     resolve: Resolve = resolve,
     seconds: float = _SECONDS,
 ) -> list[Context]:
-    """Resolve the environments (or take `tree` as the QNN SDK) and read what the chosen rules need.
+    """Resolve the environments and read what the chosen rules need.
 
     Every target is judged against its own trees: there is a context for each set of trees. A program gets
     `seconds` to say its version.
     """
     profile = load_profile(selection.profile)
     socs = {name: soc_named(name) for name in selection.socs}
-    resolved = _resolved(selection, environ, resolve) if tree is None else [_named(selection, environ, tree)]
+    resolved = _resolved(selection, environ, resolve)
     contexts = []
     with ThreadPoolExecutor(8) as pool:
         # The compiler and the tools are other processes: they run while this one reads libraries.
         tools = _TOOLS if Need.TOOLS in needs else ()
         variables = resolved[0].variables
         host = pool.submit(_host, variables, profile.packages, tools, seconds) if Need.HOST in needs else None
-        asking = Need.COMPILER in needs and tree is None
+        asking = Need.COMPILER in needs
         answers = [
             {soc: pool.submit(ask, soc, group.variables) for soc in socs if asking and _lowers(group)}
             for group in resolved
@@ -280,15 +279,6 @@ def _lowers(resolved: _Resolved) -> bool:
     return DEFAULT_TARGET in resolved.targets or (
         sdk is not None and (sdk.path / "lib" / HOST_LIBRARIES).is_dir()
     )
-
-
-def _named(selection: Selection, environ: Mapping[str, str], tree: Path) -> _Resolved:
-    # Of the SDK that it is a folder of.
-    sdks = [folder for folder in (tree, *tree.parents) if (folder / "lib" / HOST_LIBRARIES).is_dir()]
-    host = (sdks or [tree])[0] / "lib" / HOST_LIBRARIES
-    variables = {**environ, "QNN_SDK_ROOT": str(tree), "LD_LIBRARY_PATH": str(host)}
-    sdk = ComponentTree(tree, "tree", stated=stated_versions(QNN_SDK, tree))
-    return _Resolved(selection.targets, {QNN_SDK: sdk}, variables)
 
 
 def _resolved(selection: Selection, environ: Mapping[str, str], resolve: Resolve) -> list[_Resolved]:

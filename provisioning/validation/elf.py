@@ -146,7 +146,7 @@ def library_name(context: Context) -> Iterator[Problem]:
             yield Problem(
                 library.place,
                 f"calls itself {other}: it is another library, or was renamed",
-                severity=_severity(context, library.name),
+                severity=_severity(library.name),
             )
 
 
@@ -175,18 +175,16 @@ def needed_resolved(context: Context) -> Iterator[Problem]:
                 if (library.place, name) not in told:
                     told.add((library.place, name))
                     message = f"needs {name}, which the loader finds nowhere; LD_LIBRARY_PATH: {library_path}"
-                    yield Problem(library.place, message, severity=_severity(context, library.name))
+                    yield Problem(library.place, message, severity=_severity(library.name))
         if loading.failure:
             library = host[root][0]
             message = f"the loader does not take it: {loading.failure}"
-            yield Problem(library.place, message, severity=_severity(context, library.name))
+            yield Problem(library.place, message, severity=_severity(library.name))
 
 
-def _severity(context: Context, name: str) -> Severity:
+def _severity(name: str) -> Severity:
     """A warning for a library that no target requires: an SDK has many that nothing here loads."""
-    table = qnn_libraries.table()
-    is_sdk = any(table.directory(library.directory) for library in context.libraries)
-    return Severity.WARNING if is_sdk and not table.requires(name) else Severity.ERROR
+    return Severity.ERROR if qnn_libraries.table().requires(name) else Severity.WARNING
 
 
 def _on_device(context: Context, system: System) -> Iterator[Problem]:
@@ -202,7 +200,7 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
                     f"needs {name}, which is neither beside it nor among what {system} itself provides",
                     "put the library beside it, or name it in manifests/device_libraries.toml if the device"
                     " has it",
-                    _severity(context, library.name),
+                    _severity(library.name),
                 )
 
 
@@ -217,7 +215,7 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
         yield Problem(
             places.get(path, str(path)),
             f"needs {', '.join(sorted(versions))} of {provider}, which does not define it",
-            severity=_severity(context, path.name),
+            severity=_severity(path.name),
         )
 
 

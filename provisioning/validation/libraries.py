@@ -29,16 +29,6 @@ def _target_tables(context: Context) -> Mapping[str, TargetLibraries]:
     return {target: table[target] for target in context.targets if target in table}
 
 
-def _sdk(context: Context) -> ComponentTree:
-    """The SDK; a directory named by --tree is one only if it looks like one."""
-    tree = tree_of(context, QNN_SDK)
-    if tree.origin == "tree" and not any(
-        library.directory and library.place.startswith("lib/") for library in context.libraries
-    ):
-        raise NotApplicable(f"{tree.path} is not laid out as a QNN SDK")
-    return tree
-
-
 def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
     """The command that brings a library; it does not touch the user's own SDK, which therefore makes way."""
     command = session("provision", *flags)
@@ -47,7 +37,7 @@ def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
 
 @rule("required-libraries", Need.LIBRARIES)
 def required_libraries(context: Context) -> Iterator[Problem]:
-    tree = _sdk(context)
+    tree = tree_of(context, QNN_SDK)
     for target, wanted in _target_tables(context).items():
         directory = _directory(context, wanted)
         fix = _provision(context, tree, "--target", target)
@@ -71,7 +61,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
 
 @rule("soc-libraries", Need.LIBRARIES)
 def soc_libraries(context: Context) -> Iterator[Problem]:
-    tree = _sdk(context)
+    tree = tree_of(context, QNN_SDK)
     devices = {target: wanted for target, wanted in _target_tables(context).items() if wanted.skels}
     if not devices:
         raise NotApplicable("only device targets need stubs and skels")
@@ -101,7 +91,7 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
 
 @rule("lpai-libraries", Need.LIBRARIES)
 def lpai_libraries(context: Context) -> Iterator[Problem]:
-    _sdk(context)
+    tree_of(context, QNN_SDK)
     devices = {
         # LPAI's libraries were seen for Android and Linux only.
         target: wanted

@@ -31,8 +31,6 @@ def holders_of_build_ids(context: Context) -> list[Library]:
     """The libraries that hold a QNN build id, or a reason for the rule not to apply."""
     tree = tree_of(context, QNN_SDK)
     holders = [library for library in context.libraries if library.build_ids]
-    if not holders and tree.origin == "tree":
-        raise NotApplicable("no library holds a QNN build id")
     if not holders:
         raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
     return holders
@@ -55,8 +53,6 @@ def qnn_version(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     pinned = context.profile.components[QNN_SDK].version
     stated = {source: version for source, version in tree.stated.items() if "build_id" not in source}
-    if not stated and tree.origin == "tree":
-        raise NotApplicable(f"{tree.named} has no sdk.yaml and no version in its name")
     if not stated:
         yield Problem(
             tree.named,

@@ -7,11 +7,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import repeatable, switch, valued
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.command_line import repeatable, switch
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.units import aligned, columns
@@ -26,7 +24,7 @@ EXAMPLES = """\
   nox -s validate
   QNN_SDK_ROOT=/opt/qairt/2.37.0.250724 nox -s validate -- --profile qnn-2.37
   nox -s validate -- --target aarch64-linux --soc SM8650 --soc SM8750 --strict
-  python -m provisioning validate --rule hexagon-arch --tree out/package
+  python -m provisioning validate --rule hexagon-arch
   python -m provisioning validate --ignore 'absolute-rpath:*libCustomOp.so'
 """
 
@@ -41,19 +39,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "accept this rule's findings, or those whose subject fits the glob",
     )
     switch(parser, "--strict", "warnings fail too")
-    valued(parser, "--tree", "DIR", "check the libraries of this directory only", type=Path)
 
 
 def run(args: argparse.Namespace) -> int:
     from provisioning.base import rendering
     from provisioning.base.stage_run import StageRun
 
-    if args.tree is not None and not args.tree.is_dir():
-        raise UsageError(f"--tree {args.tree} is not a directory", fix="name an existing directory")
     selection = selection_of(args)
     stage = StageRun.as_typed("validate", selection.profile, ",".join(selection.targets))
     with stage.reported(selection.reports, "validate", stage.profile):
-        results = _validate(stage, selection, args.rule or (), args.ignore, args.tree)
+        results = _validate(stage, selection, args.rule or (), args.ignore)
 
     def show(report: Report) -> None:
         sys.stdout.write(_states(results))
@@ -63,23 +58,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate(
-    stage: StageRun, selection: Selection, only: Sequence[str], ignored: Sequence[str], tree: Path | None
+    stage: StageRun, selection: Selection, only: Sequence[str], ignored: Sequence[str]
 ) -> list[Result]:
     from provisioning.validation import Ignore, check, chosen, without_ignored
-    from provisioning.validation.context import Need, gather
+    from provisioning.validation.context import gather
 
     rules = chosen(only)
-    if tree is not None and not only:
-        rules = [rule for rule in rules if rule.reads_tree]
     ignores = [Ignore.parse(text) for text in ignored]
-    needs = {need for rule in rules for need in rule.needs}
-    contexts = gather(selection, os.environ, needs, tree=tree and tree.resolve())
+    contexts = gather(selection, os.environ, {need for rule in rules for need in rule.needs})
     results = check(contexts, rules)
-    if tree is not None and Need.LIBRARIES in needs and not any(context.libraries for context in contexts):
-        raise CheckFailed(
-            f"--tree {tree}: expected libraries in it or below it (*.so, *.dll), found none",
-            fix="name the folder that holds them",
-        )
     kept, accepted = without_ignored((f for result in results for f in result.findings), ignores)
     stage.findings += kept
     stage.metrics |= _metrics(contexts, results, len(accepted))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ci.builds.built_files import FIXES
-from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Finding, Report, Severity
 from provisioning.elf import Wrong
 from provisioning.validation import Ignore, catalogue, elf, without_ignored
 from provisioning.verbs import validate
-from tests.support.elves import Library, skel
+from tests.support.elves import Library
 from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk
 from tests.support.typed import run_here
 
@@ -43,25 +43,6 @@ def test_a_warning_fails_it_only_when_strict(sdk: Path) -> None:
     Library(soname="libX.so", runpath="/build/lib").write(sdk / "lib" / X86 / "libX.so")
     rule = ("--rule", "absolute-rpath")
     assert (run(*rule), run(*rule, "--strict")) == (0, 1)
-
-
-def test_any_directory_can_be_checked_without_an_environment(
-    sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("QNN_SDK_ROOT")
-    skel(79).write(tmp_path / "package" / "libQnnHtpV75Skel.so")
-    assert run("--tree", str(tmp_path / "package")) == 1
-    report = report_in(tmp_path)
-    assert [(f.rule, f.subject) for f in report.findings] == [("hexagon-arch", "libQnnHtpV75Skel.so")]
-
-
-@pytest.mark.parametrize("rule", [(), ("--rule", "hexagon-arch")])
-def test_a_tree_without_a_library_is_an_error(rule: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "notes.txt").touch()
-    with pytest.raises(CheckFailed):
-        run("--tree", str(tmp_path / "empty"), "--reports", str(tmp_path / "reports"), *rule)
-    assert report_in(tmp_path).outcome is Outcome.FAIL
 
 
 def test_all_that_can_be_wrong_with_a_library_has_a_rule_and_a_fix_of_builds() -> None:

@@ -15,11 +15,10 @@ from provisioning.base.findings import Severity
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, version_in
 from provisioning.dist import BuiltFrom, describe, state_of
 from provisioning.manifest import load_profile, soc_named
-from provisioning.qnn_libraries import libraries_in
 from provisioning.store import Store
 from provisioning.store.tree_plan import definition_of
 from provisioning.validation import Result, State, catalogue, check
-from provisioning.validation.context import ComponentTree, Context, Tool
+from provisioning.validation.context import ComponentTree, Context, Need, Tool
 from provisioning.validation.probe import Answer
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.environments import (
@@ -458,12 +457,10 @@ def test_a_healthy_environment_passes_every_rule(tmp_path: Path) -> None:
 
 
 def bare(base: Path) -> Context:
-    """A directory that is no SDK, named by --tree."""
-    (base / "bare").mkdir()
-    context = context_of(base)
+    """A selection that uses no SDK."""
     return replace(
-        context,
-        trees={"qnn-sdk": ComponentTree(base / "bare", "tree")},
+        context_of(base),
+        trees={},
         libraries=(),
         environ={},
         answers={},
@@ -475,7 +472,7 @@ NOT_APPLICABLE: list[tuple[str, Arrange]] = [
     *[
         (rule, bare)
         for rule, rule_ in catalogue().items()
-        if rule_.reads_tree
+        if Need.LIBRARIES in rule_.needs
         or rule in ("qnn-version", "ndk-revision", "hexagon-sdk-version", "compiler-answers")
         or rule in ("library-path-mixed", "library-path-order", "library-path-missing", "adsp-library-path")
     ],
@@ -510,13 +507,6 @@ def test_a_rule_that_cannot_look_warns_and_does_not_pass(
     ]
 
 
-def test_outside_an_sdk_every_library_counts(tmp_path: Path) -> None:
-    Library(soname="libX.so", needed=("libfoo.so",)).write(tmp_path / "package" / "libX.so")
-    package = tuple(libraries_in(tmp_path / "package"))
-    (finding,) = result_of("needed-resolved", context_of(tmp_path, libraries=package)).findings
-    assert finding.severity is Severity.ERROR
-
-
 def test_a_target_that_the_profile_cannot_have_is_a_note_of_all_targets_and_an_error_of_itself(
     tmp_path: Path,
 ) -> None:
@@ -535,23 +525,6 @@ def test_what_windows_needs_is_asked_of_the_chips_that_it_runs_on(tmp_path: Path
     (error,) = result_of("soc-libraries", named).findings
     assert "SC8380XP" in error.fix
     assert not result_of("soc-libraries", replace(named, every_target=True)).findings
-
-
-@pytest.mark.parametrize("below", ["..", "", "lib", f"lib/{X86}", "lib/hexagon-v75", IN_DSP])
-def test_a_folders_name_counts_wherever_the_tree_begins(tmp_path: Path, below: str) -> None:
-    sdk = write_sdk(tmp_path / "sdk")
-    library("libQnnSystem.so", AARCH64).write(sdk / SYSTEM)
-    Library(soname=SKEL).write(sdk / IN_DSP / SKEL)
-    root = (sdk / below).resolve()
-    context = context_of(
-        tmp_path, trees={"qnn-sdk": ComponentTree(root, "tree")}, libraries=tuple(libraries_in(root))
-    )
-    wrong = [sdk / place for place in (SYSTEM, f"{IN_DSP}/{SKEL}")]
-    expected = {path.relative_to(root).as_posix() for path in wrong if path.is_relative_to(root)}
-    assert {finding.subject for finding in result_of("elf-machine", context).findings} == expected
-    # A part of an SDK lacks nothing, and so does a folder with an SDK in it.
-    for rule in ("required-libraries", "soc-libraries") if below else ():
-        assert result_of(rule, context).state is State.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(

@@ -178,12 +178,6 @@ def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
     assert list(context.answers) == questioned
 
 
-def test_a_named_tree_is_the_sdk_and_needs_no_environment(selection: Selection, tmp_path: Path) -> None:
-    sdk = write_sdk(tmp_path / "sdk")
-    (context,) = gather(selection, {}, {Need.LIBRARIES, Need.COMPILER}, tree=sdk)
-    assert (context.trees["qnn-sdk"].origin, len(context.libraries), context.answers) == ("tree", 22, {})
-
-
 def test_every_target_is_judged_against_its_own_trees(selection: Selection, tmp_path: Path) -> None:
     """Two trees, provisioned one after the other, each with the libraries of one target."""
     host, linux = write_sdk(tmp_path / "host"), write_sdk(tmp_path / "linux")
