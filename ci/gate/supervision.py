@@ -1,23 +1,27 @@
-"""Run a stage as its own process, end it when interrupted, and explain its death from its log."""
+"""Run a stage as its own process: its output kept in a log and shown, with bars by its events on a terminal;
+end it when interrupted, and explain its death from its log."""
 
 from __future__ import annotations
 
+import json
+import os
+import select
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, Any
 
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
-from provisioning.base.rendering import plural
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from ci.gate.stage_output import StageOutput
+from provisioning.base.progress import CHANNEL, Screen, channel_value, display_for
 
 LACKING = EnvironmentLacking.exit_code
 WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
@@ -25,6 +29,9 @@ WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
 
 PATIENCE = 3.0
 """How long an interrupted stage has before each stronger signal, in seconds."""
+
+LINGER = 0.5
+"""How long to read on after a stage has ended: processes that it started may keep its output open."""
 
 LOGS = "logs"
 """The folder of reports/ that keeps each stage's output."""
@@ -46,91 +53,161 @@ def log_of(stage: str, reports: Path) -> Path:
     return path
 
 
-class StageProcess(Protocol):
-    """A subprocess.Popen, or a fork that behaves as one."""
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-def process_of(
-    argv: Sequence[str], environ: Mapping[str, str], output: StageOutput
-) -> subprocess.Popen[bytes]:
-    import subprocess
-
-    return subprocess.Popen(
-        argv,
-        env={**environ, **output.environ},
-        stdout=output.stdout,
-        stderr=output.stderr,
-        pass_fds=output.inherited,
-    )
-
-
 def supervise(
-    start: Callable[[StageOutput], StageProcess],
-    log: Path,
-    *,
-    shown: bool = True,
-    meanwhile: Callable[[], object] = lambda: None,
+    command: Sequence[str], environ: Mapping[str, str], log: Path, *, shown: int | None = None
 ) -> int:
-    """Run a process to its end and return its exit code; what it prints is in the log, and shown on demand.
-    On an interruption, end it and give it time to clean up."""
-    import os
-
-    from ci.gate.stage_output import shown_and_logged
-
-    with (
-        Path(os.devnull).open("wb") as nowhere,
-        shown_and_logged(log, start, (1, 2) if shown else (nowhere.fileno(),) * 2) as process,
-    ):
+    """Run a process to its end and return its exit code. What it prints is in the log, and shown on this
+    descriptor. On an interruption, end it and give it time to clean up."""
+    display = display_for(sys.stderr)
+    screen = display if isinstance(display, Screen) else None
+    printed, output = os.pipe()
+    sent, events = os.pipe()
+    told = {CHANNEL: channel_value(events)} if screen else {}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command, env={**environ, **told}, stdout=output, stderr=output, pass_fds=[events]
+        )
+        os.close(output)
+        os.close(events)
+        reading = _Reading({printed: _Text(stream, shown, screen), sent: _Events(stream, screen)})
+        thread = threading.Thread(target=reading.run, daemon=True)
+        thread.start()
         try:
-            meanwhile()
             return process.wait()
         except KeyboardInterrupt:
             _end(process)
             return INTERRUPTED
+        finally:
+            reading.ends = time.monotonic() + LINGER
+            thread.join()
+            if screen:
+                screen.clear()
 
 
-def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -> Report:
-    """The stage's own report if it agrees with the exit code, else an error; never a pass.
+@dataclass
+class _Reading:
+    """Of all that a stage gives, until everything is closed or a while after it has ended."""
 
-    `stand_in` replaces a missing or unreadable report. `killed` is how many processes the kernel has killed
-    meanwhile for lack of memory."""
-    from ci.trouble import how_it_ended
+    pipes: Mapping[int, _Text | _Events]
+    ends: float = float("inf")
 
+    def run(self) -> None:
+        waiting = dict(self.pipes)
+        while waiting and time.monotonic() < self.ends:
+            for descriptor in select.select([*waiting], [], [], LINGER / 5)[0]:
+                if block := os.read(descriptor, 1 << 16):
+                    waiting[descriptor].take(block)
+                else:
+                    del waiting[descriptor]
+        for descriptor, pipe in self.pipes.items():
+            pipe.finish()
+            os.close(descriptor)
+
+
+class _Text:
+    """What the stage prints. Above bars only whole lines can be shown."""
+
+    def __init__(self, log: IO[bytes], shown: int | None, screen: Screen | None) -> None:
+        self._log, self._shown, self._screen, self._rest = log, shown, screen, b""
+
+    def take(self, block: bytes) -> None:
+        with suppress(OSError):  # a full disk ends the log, and not the stage
+            self._log.write(block)
+            self._log.flush()
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        for line in lines:
+            self._show(line + b"\n")
+
+    def finish(self) -> None:
+        self._show(self._rest)
+
+    def _show(self, text: bytes) -> None:
+        if self._shown is None or not text:
+            return
+        if self._screen and self._screen.drawing:
+            self._screen.print(text.decode("utf-8", "replace").removesuffix("\n"))
+            return
+        view = memoryview(text)
+        try:
+            while view:
+                view = view[os.write(self._shown, view) :]
+        except OSError:  # our reader left; the stage and its log go on
+            self._shown = None
+
+
+class _Events:
+    """Of provisioning/base/progress.py."""
+
+    def __init__(self, log: IO[bytes], screen: Screen | None) -> None:
+        self._log, self._screen, self._rest = log, screen, b""
+
+    def take(self, block: bytes) -> None:
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        for line in lines:
+            event: dict[str, Any] = json.loads(line)
+            if "log" in event:
+                with suppress(OSError):
+                    self._log.write(f"{event['log']}\n".encode())
+                    self._log.flush()
+            elif self._screen and "remove" in event:
+                self._screen.remove(event["remove"])
+            elif self._screen:
+                self._screen.bar(**event)
+
+    def finish(self) -> None:
+        """An incomplete event is none."""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait first, because a terminal interrupts the stage too; then send stronger and stronger signals."""
+    for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        try:
+            if number is not None:
+                process.send_signal(number)
+            process.wait(PATIENCE)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+        except KeyboardInterrupt:
+            process.kill()
+            process.wait()
+            return
+
+
+def report_of(file: Path, code: int, stand_in: Report, log: Path) -> Report:
+    """The stage's own report if it agrees with the exit code, else an error; never a pass. `stand_in` is for
+    a missing or unreadable one."""
     try:
         report = Report.read(file)
         if code == 0 and report.outcome is Outcome.PASS:
             return report
         if code == INTERNAL and report.outcome is Outcome.ERROR:
-            return with_causes(report, log)
+            return report
         if code in WORST_FIRST and code != INTERNAL and report.outcome is not Outcome.PASS:
-            return with_causes(report, log)
+            return report
         problem = f"its report says {report.outcome.value}"
     except (OSError, ValueError) as error:
         problem = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
         report = stand_in
-    finding = death(stand_in.stage, f"{how_it_ended(code)}, and {problem}", log, stand_in.command, killed)
+    finding = death(stand_in.stage, code, log, stand_in.command, f", and {problem}")
     return replace(report, outcome=Outcome.ERROR, findings=(*report.findings, finding))
 
 
-def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
-    """Why a stage ended without a report, by its log and the system."""
+def death(stage: str, code: int, log: Path, command_line: str, problem: str = "") -> Finding:
+    """Why a stage ended without a report, by its exit code and its log."""
     from ci.diagnose.explain import read
     from ci.outcome import tail
+    from ci.trouble import how_it_ended, of_ending
 
     text = tail(log, READ)
     found = read(text)
     known = found.explanations
     words, fix = last_words(text)
-    lines = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
-    if killed:
-        lines.append(f"the system killed {plural(killed, 'program')} for lack of memory meanwhile")
-        fix = "give it more memory, or run with fewer --jobs"
+    trouble = of_ending("stage", code)
+    how = trouble.message if trouble else how_it_ended(code)
+    lines = [f"{how}{problem}", *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
+    if trouble:
+        fix = trouble.fix
     elif known:
         fix = known[0].fix
     elif not fix:
@@ -153,42 +230,3 @@ def last_words(text: str) -> tuple[str, str]:
     if len(lines) > 1 and lines[-2].startswith("error: ") and lines[-1].startswith("try: "):
         return lines[-2].removeprefix("error: "), lines[-1].removeprefix("try: ")
     return (lines[-1] if lines else ""), ""
-
-
-def with_causes(report: Report, log: Path) -> Report:
-    """Add a note of the first known failure in the log, unless a finding explains it."""
-    from ci.diagnose.explain import nearest
-    from ci.outcome import tail
-
-    known = nearest(tail(log, READ))
-    if known is None or any(known.cause in finding.message for finding in report.findings):
-        return report
-    note = Finding("stage-known-failure", Severity.NOTE, report.stage, f"{known.text}\n{known}", known.fix)
-    return replace(report, findings=(*report.findings, note))
-
-
-def memory_kills() -> int:
-    """How many processes the kernel has killed for lack of memory; 0 if it does not say."""
-    try:
-        counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
-        return int(counters[counters.index("oom_kill") + 1])
-    except (OSError, ValueError):
-        return 0
-
-
-def _end(process: StageProcess) -> None:
-    """Wait first, because a terminal interrupts the stage too; then send stronger and stronger signals."""
-    from subprocess import TimeoutExpired
-
-    for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        try:
-            if number is not None:
-                process.send_signal(number)
-            process.wait(PATIENCE)
-            return
-        except TimeoutExpired:
-            continue
-        except KeyboardInterrupt:
-            process.kill()
-            process.wait()
-            return

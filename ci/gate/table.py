@@ -24,8 +24,6 @@ class GateStage(Model):
     """Runs only where a suite has runs of this lane; the gate passes these suites and --tag on to it."""
     packages: bool = False
     """Runs only where --package names packages, and gets them."""
-    imports: tuple[str, ...] = ()
-    """Modules that it needs at work: the gate imports them once for all stages."""
     environment: str = ""
     """The locked environment that it needs, if that is not the gate's."""
     flags: tuple[str, ...] = ()

@@ -10,27 +10,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.gate import stage_names
-from ci.gate.supervision import (
-    LACKING,
-    LOGS,
-    WORST_FIRST,
-    StageProcess,
-    log_of,
-    memory_kills,
-    process_of,
-    report_of,
-    supervise,
-)
+from ci.gate.supervision import LACKING, LOGS, WORST_FIRST, log_of, report_of, supervise
 from ci.report.collect import GATE, cleaned, did_not_run
 from ci.report.summary import command, conclusion, github_annotations, overview, stage_line, worst
 from provisioning.base import answer
@@ -45,7 +33,6 @@ from provisioning.base.stage_run import RUN, StageRun
 from provisioning.base.units import seconds
 
 if TYPE_CHECKING:
-    from ci.gate.stage_output import StageOutput
     from ci.gate.table import GateStage
 
 EXAMPLES = """\
@@ -206,14 +193,11 @@ def run_stages(
 ) -> list[StageResult]:
     """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an
     earlier run."""
-    from ci.gate.stage_output import import_ahead
-
     for name in (GATE, *(stage.name for stage in stages)):
         for old in (selection.reports / f"{name}.json", selection.reports / LOGS / f"{name}.log"):
             with suppress(NotADirectoryError):  # writing a report explains such an error better
                 old.unlink(missing_ok=True)
     _unfinished(stages, flags, selection).write(selection.reports)
-    import_ahead(module for stage in stages if stage.name in chosen for module in stage.imports)
     results: dict[str, StageResult] = {}
     for stage in stages:
         typed = session(stage.name, *flags, *stage.flags)
@@ -249,37 +233,19 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, w
     started = time.monotonic()
     flags = [*flags, *stage.flags]
     log = log_of(stage.name, selection.reports)
-    kills = memory_kills()
+    # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
+    python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program]
     with folded(stage.name, session(stage.name, *flags), os.environ) if whole else nullcontext():
-        start = _starting(stage, [stage.name, *flags])
-        code = supervise(start, log, shown=whole, meanwhile=_prepare_page)
+        sys.stdout.flush()
+        code = supervise([*python, stage.name, *flags], os.environ, log, shown=1 if whole else None)
     duration = round(time.monotonic() - started, 3)
-    result = judge(stage, code, selection, duration, session(stage.name, *flags), memory_kills() - kills)
+    result = judge(stage, code, selection, duration, session(stage.name, *flags))
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
     result = replace(result, report=report)
     if whole:
         where = "" if result.lets_others_run else f", its log is {log}"
         _print(f"{stage.name}: {verdict(report)} in {seconds(duration)}{where}")
     return result
-
-
-@cache
-def _prepare_page() -> None:
-    """Compile its templates while the first stage is at work."""
-    from ci.report.html import html
-
-    html(())
-
-
-def _starting(stage: GateStage, words: Sequence[str]) -> Callable[[StageOutput], StageProcess]:
-    """In a fork of this process where its Python is this one, and nothing here has threads."""
-    if not stage.environment and threading.active_count() == 1:
-        from ci.gate.stage_output import fork_of
-
-        return partial(fork_of, stage.program, words)
-    # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
-    python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m"]
-    return partial(process_of, [*python, stage.program, *words], os.environ)
 
 
 def interpreter_of(stage: GateStage) -> str:
@@ -292,14 +258,14 @@ def interpreter_of(stage: GateStage) -> str:
 
 
 def judge(
-    stage: GateStage, code: int, selection: Selection, duration: float, command_line: str, kills: int
+    stage: GateStage, code: int, selection: Selection, duration: float, command_line: str
 ) -> StageResult:
     if code == INTERRUPTED:
         return StageResult(did_not_run(stage.name, f"{stage.name} was interrupted", command_line), code)
     stage_run = StageRun(stage.name, selection.profile, selection.target, command_line)
     stand_in = replace(stage_run.finish(Outcome.ERROR, provisional=True), seconds=duration)
     log = log_of(stage.name, selection.reports)
-    report = report_of(selection.reports / f"{stage.name}.json", code, stand_in, log, kills)
+    report = report_of(selection.reports / f"{stage.name}.json", code, stand_in, log)
     # Exit code 1 means that the checked thing is bad. A stage that could not check it did not find that.
     trusted = report.outcome is not Outcome.ERROR if code == 1 else code in WORST_FIRST
     return StageResult(report, code if trusted or report.outcome is Outcome.PASS else LACKING)

@@ -11,14 +11,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from ci.gate.supervision import death, log_of, memory_kills, process_of, report_of, supervise
+from ci.gate.supervision import death, log_of, report_of, supervise
 from ci.report.collect import cleaned
 from ci.report.renderings import markdown
 from ci.report.summary import github_annotations
-from ci.trouble import how_it_ended
 from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -116,13 +114,13 @@ def stage(environ: Mapping[str, str]) -> int:
     if environ.get("QNN_CI_AS_ROOT") == "true":
         command = as_root(command, inner)
     sys.stdout.flush()
-    started, kills, log = time.monotonic(), memory_kills(), log_of(name, reports)
-    code = supervise(partial(process_of, command, inner), log)
+    started, log = time.monotonic(), log_of(name, reports)
+    code = supervise(command, inner, log, shown=1)
     blank = replace(
         StageRun(name, DEFAULT_PROFILE, "", session(stage, *arguments)).finish(Outcome.ERROR),
         seconds=round(time.monotonic() - started, 3),
     )
-    report = report_from(report_file, code, blank, log, memory_kills() - kills)
+    report = report_from(report_file, code, blank, log)
     if not report_file.exists():
         places = Places.of(report.command)
         report = replace(report, findings=tuple(map(places.located, report.findings)))
@@ -180,10 +178,10 @@ def reports_of(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()) / "reports"
 
 
-def report_from(file: Path, code: int, blank: Report, log: Path, kills: int) -> Report:
+def report_from(file: Path, code: int, blank: Report, log: Path) -> Report:
     """The session's report, or one made from its exit code if it writes none."""
     if blank.stage not in WITHOUT_REPORT or file.exists():
-        return report_of(file, code, blank, log, kills)
+        return report_of(file, code, blank, log)
     if code == 0:
         return replace(blank, outcome=Outcome.PASS)
-    return replace(blank, findings=(death(blank.stage, how_it_ended(code), log, blank.command, kills),))
+    return replace(blank, findings=(death(blank.stage, code, log, blank.command),))

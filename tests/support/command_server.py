@@ -30,7 +30,7 @@ LATER = (
     *("ci.lanes.executorch.stage", "ci.lanes.onnx.stage", "ci.lanes.upstream.stage"),
     *("ci.builds.runner_build", "ci.device.bundle", "ci.parity.check"),
     *("ci.inspect.package", "ci.inspect.package", "ci.signing.lpai_sign", "ci.gate.table"),
-    *("provisioning.store", "provisioning.validation.context", "ci.gate.stage_output"),
+    *("provisioning.store", "provisioning.validation.context", "ci.gate.supervision"),
     *("ci.one_model.into_suite", "ci.one_model.output", "ci.explain.audit"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.product"),
     *("ci.one_model.output", "ci.report.html"),

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from ci.digests import files_in
 from provisioning.base.command_line import guarded
 from provisioning.base.findings import Artifact, Metric, Outcome, Severity
 from provisioning.base.selection import add_selection, selection_of
@@ -42,11 +41,6 @@ def main(argv: list[str]) -> int:
         row: dict[str, Metric] = {"soc": "SM8650", "scheme": "8a8w", "verdict": "pass", "cached": False}
         row |= {"figures": {"sqnr_db": 31.5}, "thresholds": {}, "costs": {}, "sha256": "ab" * 32}
         run.metrics |= {"build_id": "v2.49", "programs": {"net/8a8w/SM8650": row}}
-        run.finish().write(args.reports)
-        return 0
-    if behaviour == "looks":
-        forked, seen = "ci.gate.verb" in sys.modules, len(files_in(str(args.reports)))
-        (args.reports / f"{args.name}.seen").write_text(f"{forked} {seen}")
         run.finish().write(args.reports)
         return 0
     if behaviour == "fails":
