@@ -10,7 +10,6 @@ import configparser
 import json
 import posixpath
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from functools import cached_property, lru_cache
@@ -45,9 +44,6 @@ DEPENDENCIES = (
 _INCLUDED = frozenset({"headers", "exported_headers"})
 """Attributes whose files have the library's namespace before their names."""
 FLAGS = ("preprocessor_flags", "exported_preprocessor_flags", "compiler_flags", "exported_compiler_flags")
-
-MOST_SECONDS = 10.0
-"""The time limit for one directory, which takes some milliseconds: an endless loop is a finding too."""
 
 _UNKNOWN_FILES = re.compile(r"(?:^|_)(?:srcs|headers|sources)$")
 _UNKNOWN_DEPENDENCIES = re.compile(r"(?:^|_)deps$")
@@ -113,14 +109,12 @@ def evaluate(
     variants: Sequence[Variant],
     constraints: frozenset[str],
     roots: Sequence[str],
-    seconds: float = MOST_SECONDS,
 ) -> dict[str, list[Side]]:
     """Every library under the roots, by variant, for each of the mapping's builders.
 
     `constraints` are those that any variant of the mapping names. A package that depends on neither variant
-    nor builder is evaluated once, and each within `seconds`."""
+    nor builder is evaluated once."""
     evaluation = _Evaluation(tree, rules, constraints, tuple(f"{root}/" for root in roots))
-    evaluation.seconds = seconds
     sides = {variant.name: [Side() for _ in rules.builders] for variant in variants}
     for package in packages(tree, rules, roots):
         parts: dict[tuple[str | None, int | None], Side] = {}
@@ -193,8 +187,6 @@ class _Evaluation:
         extension = starlark.LibraryExtension
         self.globals = starlark.Globals.extended_by([extension.StructType, extension.CallStack])
         self.prelude = self._prelude()
-        self.seconds = MOST_SECONDS
-        self.options: Any = starlark.EvalOptions(check_cancelled=lambda: time.monotonic() > self.deadline)
 
     def run(self, package: str, variant: Variant, builder: MappingOf[str, bool]) -> Side:
         self.package = package
@@ -202,7 +194,6 @@ class _Evaluation:
         self.by_variant = self.by_builder = False
         self.side = Side(packages={package})
         self.loaded = {}
-        self.deadline = time.monotonic() + self.seconds
         own = [name for name in self.rules.files if posixpath.join(package, name) in self.tree.files]
         for name in own:
             path = posixpath.join(package, name)
@@ -218,7 +209,7 @@ class _Evaluation:
     def forget(self) -> None:
         """Release the interpreter's modules, which hold our functions where the garbage collector does not
         look."""
-        self.prelude = self.options = None
+        self.prelude = None
         self.loaded = {}
         self.stand_ins = {}
 
@@ -241,7 +232,7 @@ class _Evaluation:
         parsed = self.sl.parse(path, first + text, self._dialect)
         self.open.append(path)
         try:
-            self.sl.eval_with(self.options, module, parsed, self.globals, self.sl.FileLoader(self._load))
+            self.sl.eval(module, parsed, self.globals, self.sl.FileLoader(self._load))
         finally:
             self.open.pop()
         return module.freeze()

@@ -17,14 +17,12 @@ LIBRARY = 'runtime.cxx_library(name = "x", srcs = select('
 CODE = {f"p/{name}": "" for name in ("a.cpp", "a.h", "sub/b.cpp", "sub/deep/c.cpp", ".hidden.cpp")}
 
 
-def run(
-    text: str, *, others: dict[str, str] | None = None, name: str = "targets.bzl", **limits: float
-) -> Side:
+def run(text: str, *, others: dict[str, str] | None = None, name: str = "targets.bzl") -> Side:
     tree = TreeOfTexts({**CODE, **(others or {}), f"p/{name}": RUNTIME + text})
     variants = mapping().variants
     constraints = frozenset(key for variant in variants for key in variant.select)
     variant = variants[0]
-    return evaluate(tree, mapping().buck, [variant], constraints, ("p",), **limits)[variant.name][0]
+    return evaluate(tree, mapping().buck, [variant], constraints, ("p",))[variant.name][0]
 
 
 def sources(side: Side) -> list[str]:
@@ -140,11 +138,6 @@ def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
 def test_what_cannot_be_evaluated_is_said_with_its_line(text: str, line: int) -> None:
     [trouble] = run(text).troubles
     assert (trouble.place.file, trouble.place.line) == ("p/targets.bzl", line)
-
-
-def test_a_loop_without_end_is_said() -> None:
-    text = "def forever():\n    for i in range(1 << 30):\n        pass\n\nforever()\n"
-    assert len(run(text, seconds=0.2).troubles) == 1
 
 
 def test_the_same_target_declared_otherwise_again_is_said() -> None:
