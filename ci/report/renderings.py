@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from ci.diagnose.rules import explained, page_of
 from ci.report.summary import headline, models_in, worst
-from ci.report.values import Row, in_unit, mapping, number, rows_of
+from ci.report.values import Row, in_unit, mapping, number, rows_of, rows_of_models
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import (
@@ -112,12 +112,7 @@ FIGURES = {
 
 def _models(reports: Sequence[Report]) -> Iterator[str]:
     """The models that failed first, each with its figures."""
-    passed = models_in(reports)
-    rows: dict[str, list[Row]] = {name: [] for name in passed}
-    for report in reports:
-        for table in ("programs", "models"):
-            for name, row in rows_of(report, table).items():
-                rows[name].append(row)
+    passed, rows = models_in(reports), rows_of_models(reports)
     if not rows:
         return
     yield "| | model | figures |"
@@ -252,12 +247,10 @@ def _stage(suite: ElementTree.Element, report: Report) -> None:
 
 
 def _passed(suite: ElementTree.Element, report: Report) -> None:
-    programs = report.metrics.get("programs")
-    for name, row in programs.items() if isinstance(programs, dict) else ():
-        if isinstance(row, dict) and row.get("verdict") == "pass":
-            took = 0 if row.get("cached") else row.get("seconds")
-            seconds = took if isinstance(took, int | float) and 0 <= took < 1e9 else 0
-            testcase(suite, report.stage, one_line(name), seconds)
+    for name, row in rows_of(report, "programs").items():
+        if row.get("verdict") == "pass":
+            seconds = None if row.get("cached") else number(row, "seconds")
+            testcase(suite, report.stage, one_line(name), seconds or 0)
 
 
 def _case(suite: ElementTree.Element, report: Report, finding: Finding, kind: str) -> None:

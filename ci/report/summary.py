@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ci.diagnose.rules import page_of
+from ci.report.values import rows_of_models, verdict_of
 from provisioning.base.findings import Finding, Outcome, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import (
@@ -76,14 +77,7 @@ def headline(reports: Sequence[Report]) -> str:
 
 def models_in(reports: Iterable[Report]) -> dict[str, bool]:
     """Whether each model passed, in every stage that has a row of it."""
-    passed: dict[str, bool] = {}
-    for report in reports:
-        for key in ("programs", "models"):
-            rows = report.metrics.get(key)
-            for name, row in rows.items() if isinstance(rows, dict) else ():
-                good = isinstance(row, dict) and row.get("verdict") == "pass"
-                passed[name] = good and passed.get(name, True)
-    return passed
+    return {name: verdict_of(*rows) == "pass" for name, rows in rows_of_models(reports).items()}
 
 
 def failed_and_passed(models: Mapping[str, bool]) -> str:

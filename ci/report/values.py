@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -67,3 +67,13 @@ def verdict_of(*rows: Row) -> str:
 def rows_of(report: Report, key: str) -> dict[str, Row]:
     """The rows of a table in the report, by name."""
     return {name: mapping(row) for name, row in mapping(report.metrics.get(key)).items()}
+
+
+def rows_of_models(reports: Iterable[Report]) -> dict[str, list[Row]]:
+    """The rows of each program of a suite, and of each model of a command, in all stages."""
+    rows: dict[str, list[Row]] = {}
+    for report in reports:
+        for table in ("programs", "models"):
+            for name, row in rows_of(report, table).items():
+                rows.setdefault(name, []).append(row)
+    return rows
