@@ -41,7 +41,6 @@ def number(row: Row, key: str) -> float | None:
 UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("*_db", in_decibels),
     ("*seconds", seconds),
-    ("*_us", lambda value: f"{value:,.0f} µs"),
     ("*_bytes", size),
     ("ddr_*", size),
     ("passed", lambda value: "pass" if value else "fail"),

@@ -38,9 +38,6 @@ class Costs(Model):
         None, title=TITLES["context_bytes"], description="bytes of the context and its .onnx"
     )
     cpu_seconds: float | None = Field(None, title=TITLES["cpu_seconds"], description="seconds of compiling")
-    estimate_us: int | None = Field(
-        None, title=TITLES["estimate_us"], description="microseconds by QNN's estimate for a chip"
-    )
 
 
 COSTS = Costs.model_fields
@@ -62,8 +59,6 @@ class Tolerance(Model):
     relative: Annotated[float, Field(ge=0)]
     absolute: Annotated[float, Field(ge=0)] = 0
     severity: Literal["error", "warning", "note"] = "error"
-    same_build: bool = False
-    """Whether figures of two QNN builds are not compared."""
 
     def most(self, agreed: float) -> float:
         return agreed * (1 + self.relative) + self.absolute
@@ -267,8 +262,6 @@ def growth(
     for name, value in costs.items():
         tolerance, before = tolerances.costs.get(name), agreed.cost(name)
         if tolerance is None or before is None or value <= tolerance.most(before):
-            continue
-        if tolerance.same_build and build_id != agreed.build_id:
             continue
         now = f" with QNN {build_id}" if other else ""
         message = (

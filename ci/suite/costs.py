@@ -10,7 +10,6 @@ TITLES = {
     "pte_bytes": ".pte",
     "context_bytes": "context",
     "cpu_seconds": "compiling",
-    "estimate_us": "QNN's estimate",
 }
 
 

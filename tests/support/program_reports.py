@@ -104,7 +104,7 @@ ONNX: dict[str, Metric] = {
         "verdict": "pass",
         "precision": "u8u8",
         "figures": {"sqnr_db": 34.0, "cosine": 0.99},
-        "costs": {"context_bytes": 4096, "ddr_read": 2048, "estimate_us": 1520},
+        "costs": {"context_bytes": 4096, "ddr_read": 2048},
         "baseline": {"context_bytes": 4096},
         "baseline_build_id": "2.36.0",
     },

@@ -18,11 +18,7 @@ from ci.forecast import (
     QnnEstimates,
     by_measurement,
     forecast,
-    load_fit,
-    load_forecasts,
 )
-from ci.lanes.onnx.findings import over_budget
-from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from provisioning.base.errors import UsageError
 
 BUILD = "v2.51.0.260929181845"
@@ -157,33 +153,6 @@ def test_the_compilers_estimate_is_read(tmp_path: Path) -> None:
 
 def test_phones_are_found_by_their_usual_names() -> None:
     assert {TABLE.named(name) for name in ("galaxy s24", "Samsung Galaxy S24", "GalaxyS24")} == {"Galaxy S24"}
-
-
-def in_budget(limit: str, given: QnnEstimates) -> list[tuple[str, str]]:
-    run = OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget={"Galaxy S25": limit})
-    case = OnnxCase(model="net.onnx", run=(run,))
-    program = OnnxProgram(Path("/suites/models.toml"), "net", case, run, "SM8750")
-    return [(finding.rule, finding.severity.value) for finding in over_budget(program, given)]
-
-
-def test_a_budget_is_red_where_the_whole_interval_is_above_it_and_a_warning_inside() -> None:
-    fit = load_fit()
-    known = asked(us=2000, second=900, build_id=fit.build_id, operators={"Conv": 1})
-    found = forecast("fp16", known, fit, load_forecasts()).forecasts
-    (own,) = (row for row in found if row.phone == "Galaxy S25")
-    assert in_budget(f"{own.least_ms * 0.9:.4f} ms", known) == [("forecast-budget", "error")]
-    assert in_budget(f"{own.ms:.4f} ms", known) == [("forecast-budget", "warning")]
-    assert in_budget(f"{own.most_ms * 1.1:.4f} ms", known) == []
-
-
-def test_a_budget_that_cannot_be_held_is_no_pass_without_a_word() -> None:
-    assert in_budget("2 ms", asked(estimates={})) == [("forecast-withheld", "warning")]
-
-
-@pytest.mark.parametrize("budget", [{"Galaxy S25": "fast"}, {"Pixel 9": "2 ms"}, {"Galaxy S25": 2}])
-def test_a_budget_names_a_phone_and_milliseconds(budget: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="budget"):
-        OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget=budget)
 
 
 def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:

@@ -94,8 +94,6 @@ ONNX_RUN = RUN | {
     "calibration": 5,
     "repaired": True,
     "options": {"vtcm_mb": 4},
-    "budget": {"Galaxy S25": "2 ms"},
-    "forecast": True,
 }
 ONNX_CASE = {
     "non_finite": True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,13 +56,6 @@ def test_a_context_says_whether_floats_are_computed_in_16_bits(
     data = tmp_path / "model_ctx_qnn.bin"
     data.write_bytes(data.read_bytes() + flags.encode())
     assert read_context(path).half_floats is half
-
-
-def test_an_earlier_context_names_the_chip_alone(tmp_path: Path) -> None:
-    context = replace(read_context(context_model(tmp_path)), arch=0)
-    require_fit(context, BUILD_ID, soc_id=57, arch=75)
-    with pytest.raises(CheckFailed):
-        require_fit(context, BUILD_ID, soc_id=69, arch=79)
 
 
 def test_every_changed_byte_is_reported(tmp_path: Path) -> None:

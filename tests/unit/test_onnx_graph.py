@@ -74,10 +74,6 @@ class TestProblems:
                 model_of([helper.make_node("Mul", ["x", "w"], ["y"])], weights={"w": np.zeros((1,))}),
                 "onnx-type", "w", "export in float32",
             ),
-            (
-                model_of([helper.make_node("Conv", ["x", "nowhere"], ["y"])]),
-                "onnx-malformed", "graph", "export it again",
-            ),
         ],
     )  # fmt: skip
     def test_each_is_named_with_what_to_do(self, model: Any, rule: str, subject: str, fix: str) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ci.child import UNFORESEEN
 from ci.explain.losses import beyond_in_words
-from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.lanes.onnx.records import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.outcome import BY_ITSELF, Result, first_line, words_of
@@ -124,7 +123,6 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if used.noise:
         message = "compared on random inputs: the case names no samples"
         yield Finding("onnx-samples", Severity.WARNING, program.name, message, _samples_for(program))
-    yield from over_budget(program, facts.estimate)
 
 
 def _samples_for(program: OnnxProgram) -> str:
@@ -233,8 +231,6 @@ def costs_of(result: Result) -> dict[str, float]:
     traffic = as_json(context.ddr) if context.ddr else {}
     costs = {f"ddr_{name}": value for name, value in traffic.items()}
     costs |= {"context_bytes": context.bytes, "cpu_seconds": context.cpu_seconds}
-    if facts.estimate and (estimates := [*facts.estimate.estimates.values()]):
-        costs["estimate_us"] = estimates[0].us
     return {name: costs[name] for name in COSTS if name in costs}
 
 
@@ -247,10 +243,6 @@ def row(program: OnnxProgram, result: Result, baseline: Baseline) -> dict[str, M
     if not context:
         return shown
     costs, facts = costs_of(result), facts_in(result)
-    if program.run.forecast:
-        found = forecast_of(program, facts.estimate)
-        phones: list[Metric] = [forecast.as_dict() for forecast in found.forecasts]
-        shown["forecast"] = {"phones": phones, "withheld": found.withheld}
     return shown | {
         "cached": result.cached,
         "export_seconds": result.export_seconds,
@@ -260,28 +252,3 @@ def row(program: OnnxProgram, result: Result, baseline: Baseline) -> dict[str, M
         "costs": dict(costs),
         **beside(costs, build_id_of(result), baseline.of(program.name)),
     }
-
-
-def forecast_of(program: OnnxProgram, estimates: QnnEstimates | None) -> Forecasted:
-    return forecast(program.run.kind, estimates, load_fit(), load_forecasts())
-
-
-def over_budget(program: OnnxProgram, estimates: QnnEstimates | None) -> Iterator[Finding]:
-    """An error where even the least that is forecast is above the budget, a warning where the most is."""
-    if not program.run.budget:
-        return
-    again, found = SUITES.repeat(program), forecast_of(program, estimates)
-    for phone, limit in program.run.budget.items():
-        of_phone, most = found.of([phone]), float(limit.removesuffix(" ms"))
-        if of_phone.withheld:
-            message = f"its budget cannot be held: no forecast, {of_phone.withheld}"
-            fix = found.fix or "measure it on a phone, and leave budget out"
-            yield Finding("forecast-withheld", Severity.WARNING, program.name, message, fix)
-        for row in of_phone.forecasts:
-            if row.most_ms <= most:
-                continue
-            severity = Severity.ERROR if row.least_ms > most else Severity.WARNING
-            message = f"expected at most {limit} on a {row.phone}, forecast {row.ms:.3g} ms"
-            message += f" ({row.least_ms:.3g} to {row.most_ms:.3g})"
-            fix = Fix("make it smaller, or if you intend it, change budget in its run; then {}", again)
-            yield Finding("forecast-budget", severity, program.name, message, fix)

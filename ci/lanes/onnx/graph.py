@@ -58,7 +58,7 @@ class GraphProblem:
     fix: str
 
     def __str__(self) -> str:
-        named = self.message.startswith(self.subject) or self.subject in ("opset", "graph")
+        named = self.message.startswith(self.subject)
         return self.message if named else f"{self.subject}: {self.message}"
 
 
@@ -277,9 +277,12 @@ def all_in_float(model: onnx.ModelProto) -> bool:
 
 def problems_of(model: onnx.ModelProto) -> list[GraphProblem]:
     """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
-    problems = [*_newer(model), *open_inputs(model), *_sizes_of_data(model)]
-    problems += [*_control_flow(model.graph), *_types(model)]
-    return problems or list(_malformed(model))
+    return [
+        *open_inputs(model),
+        *_sizes_of_data(model),
+        *_control_flow(model.graph),
+        *_types(model),
+    ]
 
 
 def is_context(model: onnx.ModelProto) -> bool:
@@ -346,15 +349,6 @@ def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
     return ""
 
 
-def _newer(model: onnx.ModelProto) -> Iterator[GraphProblem]:
-    from onnx import defs
-
-    newest, opset = defs.onnx_opset_version(), opset_of(model)
-    if opset > newest:
-        message = f"opset {opset} is newer than {newest}, the newest supported one"
-        yield GraphProblem("onnx-opset", "opset", message, f"export with an opset up to {newest}")
-
-
 def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     seen: set[str] = set()
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
@@ -367,30 +361,6 @@ def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:
             message = f"{name} is {NOT_ON_HTP[kind]}, which HTP does not have"
             fix = "export in float32" if kind != "STRING" else "turn text into numbers outside the model"
             yield GraphProblem("onnx-type", name, message, fix)
-
-
-def _malformed(model: onnx.ModelProto) -> Iterator[GraphProblem]:
-    import onnx
-    from onnx import checker
-
-    if any(node.domain not in ("", "ai.onnx") for node in model.graph.node):
-        # The checker knows only ONNX's own operators.
-        return
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    for _, tensor in _tensors(bare.graph):
-        # External data was checked already, and the checker would look for it in the working directory.
-        tensor.ClearField("external_data")
-        tensor.ClearField("raw_data")
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        for name in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
-            tensor.ClearField(name)
-        tensor.dims[:] = [0]
-    try:
-        checker.check_model(bare)
-    except checker.ValidationError as error:
-        message = f"the model breaks ONNX's rules: {str(error).strip().splitlines()[0]}"
-        yield GraphProblem("onnx-malformed", model.graph.name or "graph", message, "export it again")
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -520,18 +490,12 @@ def read_context(path: Path) -> OnnxContext:
     compiled = read_model(path)
     record = record_path(path)
     known = {context.half_floats for context in compiled.contexts}
-    soc_id, arch = compiled.soc_id, compiled.arch
-    if not soc_id:
-        # Providers before onnxruntime-qnn 2.4 note no chip; the context itself names it.
-        socs = {soc for context in compiled.contexts for soc in context.socs}
-        chips = {(soc.id, soc.arch) for name, soc in load_socs().items() if name in socs}
-        soc_id, arch = chips.pop() if len(chips) == 1 else (0, 0)
     return OnnxContext(
         path=path,
         beside=tuple(context_beside(path, name) for name in compiled.files),
         build_ids=tuple(sorted({build for context in compiled.contexts for build in context.build_ids})),
-        arch=arch,
-        soc_id=soc_id,
+        arch=compiled.arch,
+        soc_id=compiled.soc_id,
         signature=GraphSignature(
             tuple(Tensor(name, input_.dtype, input_.shape) for name, input_ in compiled.inputs),
             tuple(Tensor(name, output.dtype, output.shape) for name, output in compiled.outputs),
@@ -565,9 +529,7 @@ def require_fit(
             f"{context.path}: made by QNN {', '.join(context.build_ids)}, and this provider is {build_id}",
             fix="compile it again with this provider, or install the one it was made with",
         )
-    # What an earlier provider wrote names the chip alone.
-    known = (context.soc_id or soc_id, context.arch or arch)
-    if soc_id is not None and known != (soc_id, arch):
+    if soc_id is not None and (context.soc_id, context.arch) != (soc_id, arch):
         raise CheckFailed(
             f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
             fix="compile it for that chip, with --soc",

@@ -51,12 +51,10 @@ from ci.lanes.onnx.stage import (
     COMPILED,
     WORKER,
     OnnxPlan,
-    estimated,
     home_of,
     onnx_step,
     plan_of,
     require_installed,
-    suite_options,
     with_metrics,
 )
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
@@ -220,12 +218,12 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
     """The context as files."""
 
     def options(program: OnnxProgram) -> CompileOptions:
-        return replace(
-            suite_options(program),
+        table = load_forecasts()
+        return CompileOptions(
             stem=_stem(plan, model, program),
             embed=model.embed,
+            estimates=table.chips(program.run.kind, table.of_chip(program.soc)),
             keeps_outputs=program.case.metric is not None,
-            estimates=estimated(program),
         )
 
     drawn = Preparing(drawn=True, compares=model.verify)

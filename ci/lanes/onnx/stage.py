@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ci.cached_steps import Step
 from ci.child import closed
-from ci.forecast import load_forecasts
 from ci.jobs import Job, WorkOptions
 from ci.lanes.onnx.findings import (
     build_id_of,
@@ -191,7 +190,7 @@ def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step:
         plan,
         "onnx",
         "compiled",
-        options=suite_options,
+        options=lambda program: CompileOptions(),
         preparing=suite_samples,
         reply=ProgramFacts,
         accepts=passes,
@@ -209,19 +208,9 @@ def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, r
     return Line("passed", words) if passes(program, result) else failed(words)
 
 
-def suite_options(program: OnnxProgram) -> CompileOptions:
-    return CompileOptions(estimates=estimated(program) if program.run.forecast else ())
-
-
 def suite_samples(program: OnnxProgram) -> Preparing:
     """Each run takes as many of the samples as it says, from the first on."""
     return Preparing(max(calibrating(program.case, run) for run in program.case.runs))
-
-
-def estimated(program: OnnxProgram) -> tuple[str, ...]:
-    """The chips for which QNN is asked."""
-    table = load_forecasts()
-    return table.chips(program.run.kind, [*program.run.budget, *table.of_chip(program.soc)])
 
 
 def passes_suite(plan: OnnxPlan, program: OnnxProgram, result: Result, *, new_baseline: bool) -> bool:
@@ -238,7 +227,7 @@ def compiling_for_metric(plan: OnnxPlan) -> Step:
         plan,
         "onnx-outputs",
         "compiled",
-        options=lambda program: replace(suite_options(program), keeps_outputs=True),
+        options=lambda program: CompileOptions(keeps_outputs=True),
         preparing=suite_samples,
         reply=ProgramFacts,
         line=partial(_line, lambda program, result: True),

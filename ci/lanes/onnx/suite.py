@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from ci.forecast import load_forecasts
 from ci.lanes.onnx.options import Settings, settings_of
 from ci.models.inputs import Input, most_calibrating
 from ci.models.wheels import PREFIX
@@ -31,7 +30,7 @@ from ci.suite.programs import (
 )
 from ci.suite.suite_file import LaneForm
 from provisioning.base.commands import session
-from provisioning.base.errors import ToolkitError, UsageError
+from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
 
@@ -39,13 +38,11 @@ SHIPPED = MANIFESTS / "suites" / "models.toml"
 
 
 Count = Annotated[int, Field(ge=1)]
-Milliseconds = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)? ms$")]
 NAMES = dict.fromkeys([*(precision.written for precision in PRECISIONS.values()), *PRECISIONS])
 """Of precisions, those first that are written."""
 
 
 class OnnxRun(MixedRun):
-    judged_later: ClassVar[frozenset[str]] = MixedRun.judged_later | {"budget"}
     precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)})]
     """By ONNX Runtime's name, whichever the suite writes."""
     per_channel: bool = False
@@ -55,10 +52,6 @@ class OnnxRun(MixedRun):
     """Whether it is compiled with what `qnn-ci repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
     """Options of the provider, the session and the run: docs/options.md."""
-    budget: dict[str, Milliseconds] = Field(default={})
-    """What a phone may take at most, by forecast: { "Galaxy S25" = "2 ms" }."""
-    forecast: bool = False
-    """Whether QNN is asked what it will take, which is then a cost. A budget needs it."""
 
     @property
     def kind(self) -> str:
@@ -75,21 +68,6 @@ class OnnxRun(MixedRun):
     @property
     def quantizes(self) -> bool:
         return precision_named(self.precision).quantized
-
-    @model_validator(mode="after")
-    def _budget_needs_a_forecast(self) -> OnnxRun:
-        if self.budget and not self.forecast:
-            raise ValueError("forecast = true beside budget")
-        return self
-
-    @field_validator("budget")
-    @classmethod
-    def _phones_are_known(cls, value: dict[str, str]) -> dict[str, str]:
-        table = load_forecasts() if value else None
-        try:
-            return {table.named(name): limit for name, limit in value.items()} if table else {}
-        except UsageError as error:
-            raise ValueError(f"phones of manifests/forecast.toml: {error.message}; {error.fix}") from None
 
     @field_validator("precision")
     @classmethod
