@@ -305,7 +305,6 @@ class Git(Model):
     url: Https
     tag: str
     commit: Commit | None = None
-    submodules: bool = True
     prefix: ClassVar[str] = ""
 
     @property
@@ -405,7 +404,7 @@ def _build(source: Git, building: Path) -> str:
             "names it",
         )
     _git(["checkout", "--quiet", "--force", "--detach", commit], building, source)
-    if source.submodules and (building / ".gitmodules").is_file():
+    if (building / ".gitmodules").is_file():
         # Relative submodule addresses are resolved against the origin.
         _git(["config", "remote.origin.url", source.url], building, source)
         _git(

@@ -69,17 +69,15 @@ def tree_key(definition: str, targets: Set[str]) -> str:
 
 
 class Placing:
-    """Where each member of a part goes. Remembers the members, to explain why nothing fits."""
+    """Where each member of a part goes."""
 
     def __init__(self, part: Part, targets: Set[str]) -> None:
         self._targets = targets
         self._strip = part.source.prefix
         self._rules = [(re.compile(rule.match), rule) for rule in part.place]
-        self._tops: dict[str, None] = {}
         self._fitted = 0
 
     def __call__(self, member: str) -> str | None:
-        self._tops[member.partition("/")[0] + ("/" if "/" in member else "")] = None
         # Directories are created with the files that they hold.
         if member.endswith("/") or not member.startswith(self._strip):
             return None
@@ -95,15 +93,12 @@ class Placing:
 
     def check(self, name: str) -> None:
         """Raise if no member fitted: the manifest was written for another archive."""
-        if self._fitted:
-            return
-        tops = list(self._tops)
-        listing = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "") if tops else "nothing"
-        expected = f"members below {self._strip!r}" if self._strip else "a member that a place rule fits"
-        raise IntegrityError(
-            f"{name}: expected {expected}, found at the top level: {listing}",
-            fix="correct `strip` or `place` of this part in the manifest, if this is the right archive",
-        )
+        if not self._fitted:
+            expected = f"members below {self._strip!r}" if self._strip else "a member that a place rule fits"
+            raise IntegrityError(
+                f"{name}: expected {expected}, found none",
+                fix="correct `strip` or `place` of this part in the manifest, if this is the right archive",
+            )
 
     def _destination(self, path: str, match: re.Match[str], rule: Placement) -> str | None:
         if rule.targets and self._targets.isdisjoint(rule.targets):

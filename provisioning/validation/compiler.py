@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Severity
-from provisioning.base.rendering import plural
-from provisioning.components import QNN_SDK, version_in
-from provisioning.known_faults import faults_of
+from provisioning.components import QNN_SDK
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context, Need
 from provisioning.validation.probe import Answer
@@ -44,23 +42,6 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
                 yield Problem(
                     build_id, f"measured with executorch {executorch} and broken: {pair.error}", fix
                 )
-
-
-@rule("known-faults", Need.LIBRARIES, Need.HOST)
-def known_faults(context: Context) -> Iterator[Problem]:
-    builds = {id_ for library in holders_of_build_ids(context) for id_ in library.build_ids}
-    versions = {("qnn", version_in(build)) for build in builds}
-    installed = context.host.packages.get("executorch") if context.host else None
-    if "executorch" in context.profile.packages:
-        executorch = installed or context.profile.packages["executorch"]
-        versions.add(("executorch", executorch.partition("+")[0]))
-    if provider := context.profile.onnx.get("onnxruntime-qnn"):
-        versions.add(("onnxruntime-qnn", provider))
-    counts = {f"{product} {version}": len(faults_of(product, version)) for product, version in versions}
-    products = sorted(product for product, count in counts.items() if count)
-    if products:
-        faults = plural(sum(counts.values()), "known fault")
-        yield Problem(", ".join(products), f"{faults}; a model that meets one has a finding of its own")
 
 
 @rule("compiler-answers", Need.COMPILER, Need.HOST)

@@ -204,8 +204,6 @@ _TOOLS = {
     "gcc": ["-dumpfullversion", "-dumpversion"],
     "clang": ["--version"],
 }
-_PACKAGED = frozenset({"cmake"})
-"""Programs that Python packages of the same name install."""
 _SECONDS = 20.0
 """How long a program may take to say its version."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
@@ -359,22 +357,20 @@ def loading_of(libraries: Iterable[Library], variables: Mapping[str, str]) -> di
 def _host(
     variables: Mapping[str, str], packages: Collection[str], names: Collection[str], seconds: float
 ) -> Host:
-    with ThreadPoolExecutor(len(_TOOLS)) as pool:
-        tools = {name: pool.submit(_tool, name, variables, seconds) for name in names}
-        release = _os_release()
-        libc, glibc = platform.libc_ver()
-        if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
-            libc, _, glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-        return Host(
-            system=platform.system(),
-            machine=platform.machine(),
-            distribution=f"{release.get('ID', '')} {release.get('VERSION_ID', '')}".strip(),
-            python=platform.python_version(),
-            glibc=glibc if libc == "glibc" else "",
-            tools={name: tool for name, task in tools.items() if (tool := task.result()) is not None},
-            packages=_packages(packages, variables.get("PYTHONPATH", "")),
-            environment=sys.prefix if Path(sys.prefix, STAMP).is_file() else "",
-        )
+    libc, glibc = platform.libc_ver()
+    if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
+        libc, _, glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    release = _os_release()
+    return Host(
+        system=platform.system(),
+        machine=platform.machine(),
+        distribution=f"{release.get('ID', '')} {release.get('VERSION_ID', '')}".strip(),
+        python=platform.python_version(),
+        glibc=glibc if libc == "glibc" else "",
+        tools={name: tool for name in names if (tool := _tool(name, variables, seconds)) is not None},
+        packages=_packages(packages, variables.get("PYTHONPATH", "")),
+        environment=sys.prefix if Path(sys.prefix, STAMP).is_file() else "",
+    )
 
 
 def _packages(names: Collection[str], python_path: str) -> dict[str, str]:
@@ -395,16 +391,7 @@ def _tool(name: str, variables: Mapping[str, str], seconds: float) -> Tool | Non
     """The program that PATH finds. The interpreter's own directory comes first, as in its environment."""
     search = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
     path = shutil.which(name, path=search)
-    if path is None:
-        return None
-    if (
-        name in _PACKAGED
-        and Path(path).parent == Path(sys.executable).parent
-        and (known := _packages([name], ""))
-    ):
-        # The package's metadata has the version; its script would start another Python to print it.
-        return Tool(path, known[name])
-    return Tool(path, *_answer([path, *_TOOLS[name]], variables, seconds))
+    return Tool(path, *_answer([path, *_TOOLS[name]], variables, seconds)) if path else None
 
 
 def _answer(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> tuple[str, str]:

@@ -21,7 +21,7 @@ EXAMPLES = """\
 """
 
 MARKER = "QNN_CI_SHELL"
-"""Set to profile/target inside, for prompts and to notice a shell within a shell."""
+"""Set to profile/target inside, for prompts."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +36,6 @@ def run(args: argparse.Namespace) -> int:
     answer.refuse("shell")
     environment = resolve(selection_of(args), os.environ).with_runner(os.environ, dist_path())
     environment.explain()
-    if around := os.environ.get(MARKER):
-        sys.stderr.write(
-            f"note: this is inside another shell of this toolkit ({around}); `exit` returns there\n"
-        )
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     command = words or [os.environ.get("SHELL") or "/bin/sh", "-i"]
     variables = shell_variables(environment, os.environ, interactive=not words)

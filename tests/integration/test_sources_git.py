@@ -66,7 +66,7 @@ def commit(folder: Path, message: str) -> str:
 
 def pinned(upstream: Path, pin: str | None, tag: str = "v1") -> Git:
     # A file:// address, which a manifest may not hold.
-    return Git.model_construct(type="git", url=upstream.as_uri(), tag=tag, commit=pin, submodules=True)
+    return Git.model_construct(type="git", url=upstream.as_uri(), tag=tag, commit=pin)
 
 
 def test_the_pinned_commit_is_checked_out_with_its_submodules(upstream: Path, tmp_path: Path) -> None:
@@ -148,9 +148,7 @@ def test_a_pin_that_can_be_had_is_still_refused_when_the_tag_names_another(
 
 def test_a_server_that_refuses_is_not_called_a_network_error(tmp_path: Path) -> None:
     with FileServer(b"", usual=Reply(status=401, body=b"no")) as server:
-        source = Git.model_construct(
-            type="git", url=server.url("/tree.git"), tag="v1", commit="a" * 40, submodules=True
-        )
+        source = Git.model_construct(type="git", url=server.url("/tree.git"), tag="v1", commit="a" * 40)
         with pytest.raises(UpstreamError) as caught:
             sources.checkout(source, tmp_path / "tree")
     assert "credential" in caught.value.fix

@@ -193,7 +193,6 @@ NOT_RUN = {
     "symbol-versions": MACHINE,
     "android-api": NDK_BUILD,
     "android-ndk": NDK_BUILD,
-    "known-faults": "what to do instead is the page's, for each fault",
 }
 """Rules whose fix needs what is not here."""
 

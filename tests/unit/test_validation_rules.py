@@ -398,7 +398,6 @@ NOTES: list[tuple[str, str, Arrange]] = [
     ("cmake-version", "cmake", changed(host=with_tool("cmake", "3.31.2"))),
     ("host-os", "host", machine(distribution="gentoo 2")),
     ("hexagon-arch", "libX.so", dsp("libX.so", Library(machine=HEXAGON, flags=0x68))),
-    ("known-faults", "executorch", changed()),
     ("quantization-constraints", "sdk", no_constraints),
     ("soc-operators", "SM8450", changed(socs={"SM8450": soc_named("SM8450")})),
 ]
