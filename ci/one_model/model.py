@@ -71,7 +71,7 @@ CHECKPOINT = ModelLane(
     "checkpoints of language models",
     "ci.lanes.llm",
     "llm",
-    ("through", "context", "prefill", "parts", "shared_weights", "adapter"),
+    ("through", "context", "prefill", "parts", "shared_weights"),
     only_compiles=True,
 )
 LANES = (PYTORCH, ONNX, CHECKPOINT)
@@ -84,7 +84,6 @@ class Language:
     prefill: int
     parts: int | None
     shared_weights: bool
-    adapter: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +351,6 @@ def add_language(group: argparse._ActionsContainer) -> None:
         "--shared-weights",
         "one binary of half the size for prefill and decode; for devices only, the emulator refuses it",
     )
-    valued(group, "--adapter", "FOLDER", "a LoRA adapter that peft saved, to be merged")
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -406,6 +404,5 @@ def model_to_compile(args: argparse.Namespace) -> OneModel:
             args.prefill or 32,
             args.parts,
             args.shared_weights,
-            args.adapter,
         ),
     )

@@ -255,16 +255,12 @@ def _size_of(row: Row) -> Iterator[ShownFigure]:
 
 TEXT_FIGURES = {
     "first_choice": "first choice",
-    "tied_choice": "or as good",
     "perplexity_ratio": "perplexity ratio",
     "divergence": "divergence",
-    "divergence_50": "its median",
     "divergence_99": "99 % of it",
 }
 WHERE = {
     "htp": "on HTP",
-    "cpu": "on the CPU",
-    "htp_cpu": "on HTP against the CPU",
     "genie": "by Genie itself",
 }
 
@@ -306,17 +302,11 @@ def _parts(row: Row) -> Iterator[ShownFigure]:
     for layer in map(mapping, entries(row.get("parts"))):
         if (value := number(layer, "db")) is None:
             continue
-        least, cpu, typical = (number(layer, key) for key in ("least_db", "cpu_db", "typical_db"))
-        expected = number(layer, "typical_least_db")
+        least, cpu = number(layer, "least_db"), number(layer, "cpu_db")
         text = f"{word(layer, 'output')} {in_decibels(value)}"
         text += "" if least is None else f" (at least {least:.1f})"
         text += "" if cpu is None else f", {cpu:.1f} on the CPU"
         good = least is None or value >= least
-        if typical is not None:
-            text += f"; at the median position {typical:.1f}" + (
-                "" if expected is None else f" (at least {expected:.1f})"
-            )
-            good = good and (expected is None or typical >= expected)
         yield ShownFigure(word(layer, "name"), text, good)
 
 

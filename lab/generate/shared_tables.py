@@ -104,9 +104,8 @@ def _limits_of_language_models() -> str:
     columns = [verdicts.LIMITS[name] for name in ("fp16", "16a8w", "8a8w")]
     rows = {
         "top-1 agreement, at least": [f"{row['first_choice'] * 100:g} %" for row in columns],
-        "top-1 agreement within a tie, at least": [f"{row['tied_choice'] * 100:g} %" for row in columns],
         "perplexity ratio, at most": [f"{row['perplexity_ratio']:g}" for row in columns],
-        "mean and median KL divergence, at most": [f"{row['divergence']:g}" for row in columns],
+        "mean KL divergence, at most": [f"{row['divergence']:g}" for row in columns],
         "99 % quantile of KL divergence, at most": [f"{row['divergence_99']:g}" for row in columns],
         "each KL divergence divided by that of rounding alone, at most": [
             f"{times:g}" for times in (verdicts.HALVES, verdicts.CHIP, verdicts.CHIP)

@@ -19,7 +19,7 @@ import torch
 import qnn_ci
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.measure import genie_windows
-from ci.lanes.llm.prompts import prefix_lengths, prefixes_of
+from ci.lanes.llm.text import prefix_lengths, prefixes_of
 from ci.lanes.llm.verdicts import figures_of
 from provisioning.known_faults import SCRIPTS
 from tests.unit.test_api import Words, answers

@@ -4,7 +4,6 @@ transformers says."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,32 +48,6 @@ LLAMA_3_2_ROPE: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "head_dim": 64,
 }
-
-
-def write_adapter(folder: Path, checkpoint: Path, targets: Sequence[str], **changes: Any) -> Path:
-    """As peft saves it, of rank 4, for these modules of the first layer."""
-    from safetensors.numpy import load_file, save_file
-
-    folder.mkdir()
-    settings = {
-        "peft_type": "LORA",
-        "r": 4,
-        "lora_alpha": 16,
-        "target_modules": list(targets),
-        "bias": "none",
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(settings | changes))
-    changed, generator = load_file(checkpoint / "model.safetensors"), np.random.default_rng(6)
-    weights = {}
-    for target in targets:
-        rows, columns = changed[f"model.layers.0.{target}.weight"].shape
-        for name, size in (("A", (4, columns)), ("B", (rows, 4))):
-            values = generator.standard_normal(size) / 16
-            weights[f"base_model.model.model.layers.0.{target}.lora_{name}.weight"] = values.astype(
-                np.float32
-            )
-    save_file(weights, folder / "adapter_model.safetensors")
-    return folder
 
 
 def write_checkpoint(folder: Path, seed: int = 3, **changes: Any) -> Path:

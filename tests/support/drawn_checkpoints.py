@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.orders import Distance, PartDistances
+from ci.lanes.llm.orders import PartDistances
 from ci.lanes.llm.verdicts import (
-    FIGURES,
+    READER_NAMES,
+    WINDOWS,
     Bounds,
     Figure,
     Figures,
@@ -21,11 +22,19 @@ from ci.lanes.llm.verdicts import (
     figure_problems,
     part_rows,
 )
-from ci.plain import read
 from ci.suite.precision import written_name
 from tests.support.planted_decoders import FAULTS
 
 KEPT = Path(__file__).parents[1] / "unit" / "drawn_checkpoints.jsonl"
+KEPT_FIGURES = (
+    "first_choice",
+    "tied_choice",
+    "perplexity_ratio",
+    "divergence",
+    "divergence_50",
+    "divergence_99",
+)
+"""Of which two decide no more."""
 CHOSEN_BY = (None, 1479896)
 """The seeds of those by which the limits were chosen; those without one are the oldest."""
 
@@ -38,7 +47,7 @@ def replayed(line: Mapping[str, Any]) -> list[str]:
     """What `check` says by today's limits of the logits and the parts that a line holds."""
     figures, bounds, rows = _unpacked(line)
     missed = list(figure_problems(figures, bounds))
-    found = culprit(rows, figures, bounds)
+    found = culprit(rows)
     return [found, *missed] if found else missed
 
 
@@ -51,19 +60,29 @@ def cause(line: Mapping[str, Any]) -> str:
 def _unpacked(line: Mapping[str, Any]) -> tuple[dict[str, Figures], Bounds, list[PartRow]]:
     """Its figures, limits and parts."""
     rounding, precision = line["rounding"], str(written_name(line["precision"]))
-    alone = [
-        {kind: Distance(held["db"], "", held["typical"]) for kind, held in kinds.items()}
-        for kinds in rounding["parts"]
+    # Both kinds of graph had been measured apart.
+    alone = [kinds["prefill"]["typical"] for kinds in rounding["parts"]]
+    noise = _named(rounding["noise"])
+    noise |= {WINDOWS: noise.pop("prefill")}
+    bounds = Bounds(precision, noise, alone, {})
+    parts = [
+        PartDistances(
+            part.get("part", part.get("number")),
+            part["kind"],
+            tuple(part["layers"]),
+            part["htp"]["typical"],
+            part["cpu"]["typical"] if part.get("cpu") else None,
+        )
+        for part in line["parts"]
     ]
-    bounds = Bounds(precision, _named(rounding["noise"]), alone, {})
-    parts = [read(PartDistances, {"cpu": None, "number": part.get("part"), **part}) for part in line["parts"]]
-    return _named(line["figures"]), bounds, part_rows(parts, bounds)
+    figures = {name: read for name, read in _named(line["figures"]).items() if name in READER_NAMES}
+    return figures, bounds, part_rows(parts, bounds)
 
 
 def _named(readers: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Figures]:
     """First choices are given as equal in lines that were drawn before they were counted without ties."""
     return {
-        reader: {name: Figure(*pair) for name, pair in zip(FIGURES, pairs, strict=True)}
+        reader: {name: Figure(*pair) for name, pair in zip(KEPT_FIGURES, pairs, strict=True)}
         for reader, pairs in readers.items()
     }
 

@@ -143,7 +143,7 @@ def planting(fault: str, right: Callable[..., Any]) -> Callable[..., Any]:
 
 def compile_with(fault: str, order: CompileOrder) -> None:
     from ci.lanes.llm import decoder
-    from ci.lanes.llm.work import source_of
+    from ci.lanes.llm.stage import source_of
     from provisioning.base.settings import store_path
 
     out = Path(order.into)
@@ -151,18 +151,17 @@ def compile_with(fault: str, order: CompileOrder) -> None:
     with pytest.MonkeyPatch.context() as patch:
         planted = planting(fault, decoder.load_decoder)
         if order.through == GENIE:
-            from ci.lanes.llm import checkpoint_compile as compiling
+            from ci.lanes.llm import contexts
 
-            patch.setattr(compiling, "load_decoder", planted)
-            compiling.order_compile(order)
+            patch.setattr(contexts, "load_decoder", planted)
+            contexts.compile_checkpoint(order)
         else:
-            from ci.lanes.llm import programs as lowering
+            from ci.lanes.llm import programs
 
-            patch.setattr(lowering, "load_decoder", planted)
-            patch.setattr(lowering, "resized", functools.partial(planted_copy, fault))
-            lowering.order_program(order)
-    costs: dict[str, Any] = {"size": 1, "cpu_seconds": 1.0, "peak": 1, "files": {}}
-    record = Record(order=order, source=source_of(order, store_path()), **costs)
+            patch.setattr(programs, "load_decoder", planted)
+            patch.setattr(programs, "resized", functools.partial(planted_copy, fault))
+            programs.compile_checkpoint(order)
+    record = Record(order=order, size=1, source=source_of(order, store_path()), files={})
     (out / RECORD).write_text(record.as_text())
 
 

@@ -67,7 +67,7 @@ SPEAKER = "tiny/genie-16a8w/SM8650"
 
 
 def _reading(divergence: float) -> dict[str, Metric]:
-    names = ("first_choice", "tied_choice", "perplexity_ratio", "divergence", "divergence_99")
+    names = ("first_choice", "perplexity_ratio", "divergence", "divergence_99")
     return {name: {"value": divergence, "error": divergence / 10} for name in names}
 
 
@@ -90,7 +90,6 @@ def speaker() -> Report:
                 "cpu_db": 3.0,
             },
         ],
-        "tie": 0.05,
     }
     lost = Finding("llm-accuracy", Severity.ERROR, SPEAKER, "a layer is wrong", "raise the precision")
     return _of_programs("test_llm", {SPEAKER: row_of_model}, lost)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
-from ci.lanes.llm.genie import GeneratedText
+from ci.lanes.llm.orders import SpokenText
 from tests.support.checkpoints import write_checkpoint
 
 TIMEOUT = 300
@@ -42,12 +42,12 @@ class Speaker:
         losses: list[float] = []
         for length in lengths:
             prompt = [60 + place % 190 for place in range(length)]
-            [text] = generate(self.config, [prompt], timeout=TIMEOUT)
+            text = generate(self.config, prompt, LENGTH, timeout=TIMEOUT)
             losses += lost_by(self.reference, read_architecture(self.model), prompt, text)
         return losses
 
 
-def lost_by(reference: Any, shape: Architecture, prompt: Sequence[int], text: GeneratedText) -> list[float]:
+def lost_by(reference: Any, shape: Architecture, prompt: Sequence[int], text: SpokenText) -> list[float]:
     """By each token of a text; infinite where it ends and float would not."""
     from ci.lanes.llm.rounding import logits_of
 

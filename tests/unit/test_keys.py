@@ -18,10 +18,10 @@ from ci.lanes.executorch.emulate import running
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, case_of
 from ci.lanes.llm.orders import CompileOrder, SuiteOrder
+from ci.lanes.llm.stage import LlmPlan, reading
+from ci.lanes.llm.stage import compiling as compiling_checkpoint
 from ci.lanes.llm.suite import SUITES as LLM
-from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import LlmPlan, reading
-from ci.lanes.llm.work import compiling as compiling_checkpoint
+from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.onnx.records import NOTHING
 from ci.lanes.onnx.stage import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.suite import SUITES as ONNX
@@ -40,7 +40,6 @@ from tests.support.lowering import QNN, compiled_as, make_program
 from tests.support.onnx_suites import write_suite
 from tests.support.scripts import script
 
-LIMITS = Limits(first_choice=0.5, perplexity_ratio=2.0, divergence=1.0, divergence_99=1.0)
 LLM_SUITE = """\
 schema = 2
 [case.net]
@@ -111,12 +110,11 @@ LLM_RUN = RUN | {
     "precision": "16a8w",
     "through": "executorch",
     "parts": 2,
-    "limits": LIMITS,
 }
 LLM_CASE = {"non_finite": True, "perplexity": 5.0}
 
 JUDGED = {
-    *("label", "tags", "thresholds", "socs", "limits", "perplexity"),
+    *("label", "tags", "thresholds", "socs", "perplexity"),
     *("cpu_budget", "delegates", "files", "budget", "precision_file"),
 }
 """Fields whose change does no work again."""

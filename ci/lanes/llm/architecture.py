@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from ci.lanes.llm.beginning import first_token, tokenizer_decides
+from ci.lanes.llm.tokenizer import first_token, tokenizer_decides
 from ci.models.arrays import Array
 from provisioning.base.errors import ToolkitError, UsageError
 
@@ -156,8 +156,6 @@ class Architecture(BaseModel):
     partial_rotary_factor: Annotated[int | float, Field(gt=0, le=1)] = 1.0
     sliding_window: Size | None = None
     layer_types: list[str] = []
-    adapter: Path | None = None
-    """What peft saved, to be merged into the weights."""
     quantization_config: None = None
     hidden_act: Literal["silu"] = "silu"
     hidden_activation: Literal["gelu_pytorch_tanh"] | None = None
@@ -377,23 +375,9 @@ class Architecture(BaseModel):
 
 PUBLISHED = "take the file as it was published"
 ANOTHER = "take another model: this one computes what is not built here"
-ROPE_FIXES = {
-    "dynamic": "remove rope_scaling, which changes only prompts longer than the model was trained for, and"
-    " keep --context within that length",
-    "yarn": "if you added it to a model that was trained without it, remove it and keep --context within the"
-    " length of training; a model published with it needs it at every position, so take another one",
-}
-"""Others, linear and longrope, act at every position: without them the model says something else."""
-RUNNER_VERSIONS = (
-    ("llama", "<|start_header_id|>", "llama3"),
-    ("llama", "<|im_start|>", "smollm2_135m"),
-    ("qwen2", "<|im_start|>", "qwen2_5"),
-    ("qwen3", "<|im_start|>", "qwen3"),
-)
-"""By `model_type` and a word of the tokenizer: the chat template of qnn_llama_runner."""
 
 
-def read_architecture(folder: Path, adapter: str = "") -> Architecture:
+def read_architecture(folder: Path) -> Architecture:
     """Raises UsageError if it is no checkpoint of these families."""
     values = _with_old_keys(folder, _values(folder))
     kind = str(values.get("model_type"))
@@ -407,14 +391,14 @@ def read_architecture(folder: Path, adapter: str = "") -> Architecture:
             fix="take the checkpoint that it was made from",
         )
     shape = _parsed(folder / "config.json", values)
-    changes: dict[str, Any] = {"adapter": Path(adapter) if adapter else None}
+    changes = dict[str, Any]()
     generation = folder / "generation_config.json"
     if generation.is_file():
         ends = read_object(generation).get("eos_token_id")
         changes["ends_of_chats"] = _parsed(generation, {**values, "eos_token_id": ends}).ends
     if tokenizer_decides(folder):
         # Models are trained with the tokenizer's tokens, and config.json may name another.
-        changes["bos"] = first_token(folder, shape.vocab_size)
+        changes["bos"] = first_token(folder)
     return shape.model_copy(update=changes)
 
 
@@ -430,35 +414,15 @@ def _parsed(path: Path, values: Mapping[str, Any]) -> Architecture:
         [first, *_] = error.errors()
     place = ": ".join(str(part) for part in first["loc"] if part not in ROPES)
     found = f"; found {json.dumps(first['input'])}" if place and first["type"] != "missing" else ""
-    words, fix = first["msg"].removeprefix("Value error, "), PUBLISHED
-    if first["type"] in (NOT_BUILT, "literal_error", "none_required", "union_tag_invalid"):
-        fix = ROPE_FIXES.get(str(first.get("ctx", {}).get("tag")), ANOTHER)
-    raise UsageError(f"{path}: {f'{place}: ' if place else ''}{words}{found}", fix=fix)
+    words = first["msg"].removeprefix("Value error, ")
+    another = first["type"] in (NOT_BUILT, "literal_error", "none_required", "union_tag_invalid")
+    raise UsageError(
+        f"{path}: {f'{place}: ' if place else ''}{words}{found}", fix=ANOTHER if another else PUBLISHED
+    )
 
 
 ROPES = ("default", "llama3", "longrope")
 """Names of kinds, which stand in the place of an error."""
-
-
-def runner_version(folder: Path, kind: str) -> str:
-    """qnn_llama_runner's --decoder_model_version, or nothing where it has none for the model."""
-    words = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    names = (name for family, word, name in RUNNER_VERSIONS if family == kind and word in words)
-    return next(names, "")
-
-
-def beginning_warning(folder: Path, shape: Architecture) -> str:
-    """What contradicts what the tokenizer puts first, or nothing."""
-    named = _values(folder).get("bos_token_id")
-    path = folder / "tokenizer_config.json"
-    settings = read_object(path) if path.is_file() else {}
-    if named in (None, shape.bos) or (shape.bos is None and settings.get("add_bos_token") is False):
-        return ""
-    puts = "no token" if shape.bos is None else f"token {shape.bos}"
-    return (
-        f"{folder / 'config.json'} names bos_token_id {named}, and the tokenizer of"
-        f" {folder / 'tokenizer.json'} puts {puts} before a text: the tokenizer is right here"
-    )
 
 
 def _values(folder: Path) -> dict[str, Any]:
@@ -466,7 +430,7 @@ def _values(folder: Path) -> dict[str, Any]:
     if (folder / "adapter_config.json").is_file() and not path.is_file():
         raise UsageError(
             f"{folder} holds adapters alone, without the model that they change",
-            fix=f"name the model's folder, and --adapter {folder}",
+            fix="merge them: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)",
         )
     if not path.is_file():
         gguf = next(folder.glob("*.gguf"), None) if folder.is_dir() else None
@@ -496,17 +460,13 @@ def _with_old_keys(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     if new is None:
         return values
     try:
-        old = old_rope(new)
+        return values | old_rope(new)
     except (AttributeError, KeyError, TypeError):
-        raise _unexpected(folder, "rope_parameters", "an object with rope_theta", new) from None
-    for name, value in old.items():
-        if values.get(name) not in (None, value):
-            raise UsageError(
-                f"{folder}/config.json: {name} is {json.dumps(values[name])}, and by rope_parameters it is "
-                f"{json.dumps(value)}",
-                fix="remove the wrong one",
-            )
-    return values | old
+        raise UsageError(
+            f"{folder / 'config.json'}: rope_parameters: expected an object with rope_theta; found"
+            f" {json.dumps(new)}",
+            fix=PUBLISHED,
+        ) from None
 
 
 def old_rope(new: Mapping[str, Any]) -> dict[str, Any]:
@@ -518,8 +478,3 @@ def old_rope(new: Mapping[str, Any]) -> dict[str, Any]:
     if "partial_rotary_factor" in new:
         old["partial_rotary_factor"] = new["partial_rotary_factor"]
     return {**old, "rope_scaling": {name: value for name, value in new.items() if name not in old}}
-
-
-def _unexpected(folder: Path, key: str, expected: str, found: object, fix: str = PUBLISHED) -> UsageError:
-    text = found if isinstance(found, str) else json.dumps(found)
-    return UsageError(f"{folder / 'config.json'}: {key}: expected {expected}; found {text}", fix=fix)

@@ -21,7 +21,7 @@ EXAMPLES = """\
 
 HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
 """Ours, which no model was trained on when it was written."""
-TOKENS, PREFIXES = 1000, 40
+TOKENS = 1000
 """Of a text that are judged, unless the command line says otherwise."""
 
 
@@ -29,18 +29,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     valued(parser, "--text", "FILE", "a text that did not calibrate it [one of qnn-ci's own]", type=Path)
     valued(parser, "--checkpoint", "FOLDER", "the float model [the one that was compiled]", type=Path)
-    valued(parser, "--prefixes", "N", "[%(default)s]", type=count, default=PREFIXES)
     valued(parser, "--tokens", "N", "tokens of the text to read [%(default)s]", type=count, default=TOKENS)
-    valued(parser, "--decode-tokens", "N", "fewer for decode, if the model is large [--tokens]", type=count)
     parser.add_argument(
         "--on",
-        choices=("both", "cpu", "parts"),
+        choices=("both", "parts"),
         default="both",
-        help="cpu: run the quantized graphs on the CPU; parts: judge and print each part by itself",
+        help="parts: judge each part by itself, and nothing else, and print them all",
     )
     limits = parser.add_argument_group("limits, beside those of the precision")
     for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99"):
-        limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
+        limits.add_argument(f"--{name}", type=float, metavar="X")
     add_timeout(parser, "the run", LANGUAGE_TIMEOUT)
     group = parser.add_argument_group("where things are")
     group.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
@@ -50,18 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(soc=None, target=None)
 
 
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, found {text!r}")
-    return share
-
-
 def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
-    from ci.lanes.llm import check, commands
+    from ci.lanes.llm import commands
 
     limits = {
         "first_choice": args.first_choice,
@@ -69,17 +57,15 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
         "divergence": args.divergence,
         "divergence_99": args.divergence_99,
     }
-    options = check.CheckOptions(
+    options = commands.CheckOptions(
         model=args.model,
         text=args.text or HELD_OUT,
         checkpoint=args.checkpoint,
-        prefixes=args.prefixes,
         tokens=args.tokens,
-        decode_tokens=args.decode_tokens,
         on=args.on,
         limits={name: limit for name, limit in limits.items() if limit is not None},
         timeout=args.timeout,
         selection=selection_of(args),
         emulated=emulated or commands.Emulated(),
     )
-    return check.check_model(options)
+    return commands.check_model(options)

@@ -1,175 +1,79 @@
-"""The everyday commands. One worker process does the work. Files appear in the output all at once."""
+"""`run` and `check` of a compiled language model. Workers run and measure it; these ask them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from ci.lanes.llm.architecture import Architecture, beginning_warning, read_architecture, read_object
-from ci.lanes.llm.beginning import load_tokenizer
+from ci.lanes.llm import verdicts
+from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.genie import (
     CONFIG,
     NONE,
-    PROGRAM,
-    GeneratedText,
     encoded,
     generate,
+    kinds_for_genie,
+    require_loadable,
     require_short,
-    require_sizes,
     setting,
+    sizes_of,
 )
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
+    KINDS,
     AnswerOrder,
     CompileOrder,
+    JudgedText,
+    MeasuredProgram,
+    MeasureOrder,
+    PartDistances,
+    Parts,
+    Readings,
+    Record,
     Rounded,
     SpokenText,
-    record_in,
+    Windows,
     record_of,
 )
-from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_beginning, words_after
-from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
-from ci.lanes.llm.weights import require_adapter, require_tensors
-from ci.lanes.llm.work import WORKER, environment, home_of, measured_rounding
-from ci.one_model.model import Language, OneModel
+from ci.lanes.llm.stage import WORKER, changed_files, environment, home_of, source_of
+from ci.lanes.llm.text import PREFIX, judged_text
+from ci.lanes.llm.tokenizer import (
+    chat_text,
+    encoded_by_transformers,
+    has_template,
+    load_tokenizer,
+    tokenizer_decides,
+    tokens_of,
+    without_beginning,
+    words_after,
+)
 from ci.plain import as_json, read
+from ci.suite.findings import verdict
 from ci.suite.installed import ready_environment
-from ci.suite.precision import precision_named, scheme_named
 from ci.work import Asker, asking
-from provisioning.base.command_line import Parser
-from provisioning.base.commands import add_flags, leave_out
-from provisioning.base.errors import UsageError
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.rendering import plural
 from provisioning.base.settings import Selection
-from provisioning.base.units import size
-from provisioning.manifest import soc_named
+from provisioning.base.stage_run import StageRun
 
-PART = 1 << 30
-"""Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
-LOG = Path("reports", "llm", "compile.log")
-EMULATOR_BYTES = 3_200_000_000
-"""Of context binaries that the emulator loads in one process: 3.23 GB it did, at 3.36 GB it said 1002."""
-
-
-def is_wrong_in_genie(precision: str, parts: int) -> bool:
-    """Genie's logits of 3 and 5 parts in fp16 are others than float's, though each part is right. Those of 1,
-    2 and 4, and of 3 that are quantized, are right."""
-    return precision == "fp16" and parts > 1 and parts % 2 == 1
-
-
-def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, CompileOrder]:
-    """Checks everything before anything heavy is imported; what it is quantized by comes later."""
-    selection, through = model.selection, language.through
-    context, prefill = language.context, language.prefill
-    if len(selection.socs) > 1:
-        chips = ", ".join(selection.socs)
-        raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
-    soc_named(selection.soc)
-    text = calibrate_of(model)
-    precision = _precision(model.precision or "fp16", through)
-    adapter = str((Parser.user_folder() / language.adapter).absolute()) if language.adapter else ""
-    shape = read_architecture(folder, adapter)
-    if through == GENIE:
-        require_sizes(context, [prefill])
-    elif language.shared_weights:
-        raise UsageError(
-            "--shared-weights is for Genie; a program of ExecuTorch's has its weights once",
-            fix=leave_out("--shared-weights"),
-        )
-    if prefill >= context:
-        raise UsageError(f"prefill by {prefill} fills a context of {context}", fix="take a longer context")
-    if context > shape.context:
-        raise UsageError(
-            f"a context of {context} tokens: the model was made for {shape.context}",
-            fix=add_flags("--context", str(shape.context)),
-        )
-    require_tensors(folder, shape)
-    if shape.adapter:
-        require_adapter(shape.adapter, shape.tensors)
-    if warning := beginning_warning(folder, shape):
-        sys.stderr.write(f"warning: {warning}\n")
-    if not (folder / "tokenizer.json").is_file():
-        tokenizer = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
-        raise UsageError(
-            f"{folder}: expected tokenizer.json, which the device reads; found {tokenizer}",
-            fix="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
-        )
-    if not shape.eos:
-        raise UsageError(
-            f"{folder}/config.json names no eos_token_id, and the device wants it",
-            fix="add it: generation_config.json of the same model may have it",
-        )
-    if precision != "fp16" and text is None:
-        raise UsageError(f"{precision} needs text to calibrate by", fix="--calibrate text.txt")
-    if text is not None and not text.is_file():
-        raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
-    executorch = through == EXECUTORCH
-    parts = language.parts or (1 if executorch else parts_of(shape, precision))
-    _require_parts(parts, 1 if executorch else shape.num_layers, precision, through)
-    return shape, CompileOrder(
-        model=str(folder),
-        adapter=adapter,
-        through=through,
-        soc=selection.soc,
-        precision=precision,
-        context=context,
-        prefill=prefill,
-        parts=parts,
-        shared=language.shared_weights,
-        calibration=[],
-    )
-
-
-def calibrate_of(model: OneModel) -> Path | None:
-    """The text to calibrate by."""
-    return Parser.user_folder() / model.calibrate if model.calibrate else None
-
-
-def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
-    right = [count for count in range(1, most + 1) if not is_wrong_in_genie(precision, count)]
-    if parts in right:
-        return
-    expected = f"at most {most} through {through}"
-    if parts <= most:
-        expected = f"1 or an even number, as Genie computes others in {precision} wrong"
-    nearest = min(right, key=lambda count: (abs(count - parts), -count))
-    raise UsageError(f"--parts {parts}: expected {expected}", fix=add_flags("--parts", str(nearest)))
-
-
-def _precision(name: str, through: str) -> str:
-    known, precision = PRECISIONS[through], scheme_named(name)
-    if through == GENIE and precision != FOUR_BITS:
-        precision = precision_named(name).written
-    if precision not in known:
-        raise UsageError(
-            f"precision {name}: language models are compiled in {', '.join(known)} through {through}",
-            fix="take 16a8w",
-        )
-    return precision
-
-
-def parts_of(shape: Architecture, precision: str) -> int:
-    """The fewest of which none is larger than PART, or than a layer with all words."""
-    # Quantizing holds a part as floats.
-    weight = 2 if precision == "fp16" else 4
-    most = max(PART, max(shape.weights(shape.num_layers)) * weight)
-    counts = (count for count in range(1, shape.num_layers + 1) if not is_wrong_in_genie(precision, count))
-    fitting = (count for count in counts if max(shape.weights(count)) * weight <= most)
-    return next(fitting, shape.num_layers - 1)
+LOG = "worker.log"
+TOKENS_OF_PREFIX = 25
+"""For so many tokens of windows Genie continues a prefix."""
 
 
 def ask_worker(
     through: str, selection: Selection, logs: Path, timeout: float
 ) -> contextlib.AbstractContextManager[Asker]:
     """The worker that loads what was compiled: ExecuTorch's has the profile's QNN."""
-    log = logs / LOG.name
+    log = logs / LOG
     if through == GENIE:
         return asking(home_of("generate", logs), f"{WORKER}:answer", log, timeout)
     variables = environment(ready_environment(selection, os.environ))
@@ -181,9 +85,8 @@ class Emulated:
     """The processes in which a model runs on the emulator."""
 
     worker: Callable[..., contextlib.AbstractContextManager[Asker]] = ask_worker
-    genie: Callable[..., list[GeneratedText]] = generate
+    genie: Callable[..., SpokenText] = generate
     genie_tokenizer: Callable[..., list[list[int]]] = encoded
-    rounding: Callable[..., Rounded] = measured_rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,133 +102,198 @@ class Prompt:
 
 
 def run_model(prompt: Prompt) -> int:
-    config = compiled_file(prompt.folder)
-    tokenizer = load_tokenizer(config.parent)
-    require_no_nul(prompt.text + prompt.system, "the prompt")
-    text = chat_text(config.parent, prompt.text, prompt.system) if prompt.chat else prompt.text
-    order = record_of(config.parent).order
-    tokens = without_beginning(tokens_of(tokenizer, text), beginning_of(config))
+    order = compiled_in(prompt.folder)
+    folder = Path(order.into)
+    tokenizer = load_tokenizer(folder)
+    text = chat_text(folder, prompt.text, prompt.system) if prompt.chat else prompt.text
+    tokens = without_beginning(tokens_of(tokenizer, text), _beginning_of(order))
     require_short(tokens, order.context, order.prefill)
-    if order.through == EXECUTORCH:
-        return _run_program(prompt, config, tokenizer, tokens)
-    with limited(config, prompt.tokens) as copy:
-        sys.stdout.write("" if prompt.chat else prompt.text)
-        sys.stdout.flush()
-        tokens_so_far, written = list[int](), 0
-
-        def write(token: int) -> None:
-            nonlocal written
-            tokens_so_far.append(token)
-            text = words_after(tokenizer, tokens, tokens_so_far)
-            # The rest of a letter comes with the next token.
-            if not text.endswith("\ufffd"):
-                sys.stdout.write(text[written:])
-                sys.stdout.flush()
-                written = len(text)
-
-        [generated] = prompt.emulated.genie(copy, [tokens], timeout=prompt.timeout, on_token=write)
-    sys.stdout.write(words_after(tokenizer, tokens, generated.tokens)[written:] + "\n")
-    _say_speed(len(generated.tokens), generated.stopped, generated.seconds)
-    return 0
-
-
-def _run_program(prompt: Prompt, program: Path, tokenizer: Any, tokens: Sequence[int]) -> int:
-    """What ExecuTorch's program says. The folder has what is read of the checkpoint."""
-    logs = prompt.selection.reports.absolute() / "llm"
-    if not program.with_name("config.json").is_file():
-        raise UsageError(f"{prompt.folder}: there is no config.json", fix="compile it again")
-    folder = str(program.parent)
-    compiled = replace(record_of(program.parent).order, model=folder, adapter="", into=folder)
-    order = AnswerOrder(compiled=compiled, prompt=list(tokens), most=prompt.tokens)
-    with prompt.emulated.worker(EXECUTORCH, prompt.selection, logs, prompt.timeout) as ask:
-        said = read(SpokenText, ask(do="answer", **as_json(order)))
+    if order.through == GENIE:
+        said = prompt.emulated.genie(folder / CONFIG, tokens, prompt.tokens, timeout=prompt.timeout)
+    else:
+        said = _said_by_program(prompt, order, tokens)
     words = words_after(tokenizer, tokens, said.tokens)
     sys.stdout.write(f"{'' if prompt.chat else prompt.text}{words}\n")
-    _say_speed(len(said.tokens), said.stopped, said.seconds)
+    count = len(said.tokens)
+    rate = f"{count / said.seconds:.1f} a second on the emulator"
+    sys.stderr.write(f"{count} tokens, stopped by {said.stopped}; {rate}\n")
     return 0
 
 
-def _say_speed(count: int, stopped: str, seconds: float) -> None:
-    rate = f"{count / seconds:.1f} a second on the emulator"
-    sys.stderr.write(f"{count} tokens, stopped by {stopped}; {rate}\n")
+def _said_by_program(prompt: Prompt, order: CompileOrder, tokens: Sequence[int]) -> SpokenText:
+    """By ExecuTorch's. Its folder has what is read of the checkpoint."""
+    logs = prompt.selection.reports.absolute() / "llm"
+    compiled = replace(order, model=order.into)
+    answer = AnswerOrder(compiled=compiled, prompt=list(tokens), most=prompt.tokens)
+    with prompt.emulated.worker(EXECUTORCH, prompt.selection, logs, prompt.timeout) as ask:
+        return read(SpokenText, ask(do="answer", **as_json(answer)))
 
 
-def beginning_of(compiled: Path) -> int:
+def _beginning_of(order: CompileOrder) -> int:
     """The token that a prompt must not begin with, since it is put first."""
-    if compiled.name == CONFIG:
-        return int(setting(compiled, "context", "bos-token"))
-    bos = read_architecture(compiled.parent).bos
+    if order.through == GENIE:
+        return int(setting(Path(order.into, CONFIG), "context", "bos-token"))
+    bos = read_architecture(Path(order.into)).bos
     return NONE if bos is None else bos
 
 
-def compiled_file(folder: Path) -> Path:
-    """Genie's configuration, or ExecuTorch's program."""
-    config, program = (folder.absolute() / name for name in (CONFIG, PROGRAM))
-    if program.is_file() and not config.is_file():
-        return program
-    if not config.is_file():
-        raise UsageError(f"{folder}: there is no {CONFIG} and no {PROGRAM}", fix="name what compile wrote")
-    record = record_in(config.parent)
-    if record and record.order.shared:
+def compiled_in(folder: Path) -> CompileOrder:
+    """By which a folder was compiled, wherever it is now. Refuses what the emulator cannot load."""
+    out = folder.absolute()
+    order = replace(record_of(out).order, into=str(out))
+    if order.shared:
         raise UsageError(
             f"{folder}: prefill and decode share their weights, which the emulator refuses",
             fix="compile it without --shared-weights to another folder, and try that",
         )
-    return config
+    return order
 
 
-def sizes_of(config: Path) -> dict[str, int]:
-    """By kind, the bytes of its context binaries."""
-    sizes: dict[str, int] = {}
-    for name in setting(config, "engine", "model", "binary", "ctx-bins"):
-        file = config.with_name(name)
-        if not file.is_file():
-            raise UsageError(f"{file} is missing", fix="compile it again")
-        kind = _kind(name)
-        sizes[kind] = sizes.get(kind, 0) + file.stat().st_size
-    return sizes
+# Is it the same model?
 
 
-def _kind(binary: str) -> str:
-    return binary.rpartition("_")[0]
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    model: Path
+    text: Path
+    checkpoint: Path | None
+    tokens: int
+    on: str
+    limits: Mapping[str, float]
+    """The user's own, by figure."""
+    timeout: float
+    selection: Selection
+    emulated: Emulated
 
 
-def require_loadable(sizes: Mapping[str, int], *kinds: str) -> None:
-    """Refuse binaries of which the emulator cannot load even those of one kind."""
-    for kind in kinds:
-        if sizes.get(kind, 0) > EMULATOR_BYTES:
-            raise UsageError(
-                f"the binaries of {kind} have {size(sizes[kind])}, and the emulator loads only some"
-                f" {size(EMULATOR_BYTES)} in one process",
-                fix="check --on parts judges each part by itself, and --on cpu a quantized model;"
-                " --precision 16a8w about halves the binaries",
-            )
+def check_model(options: CheckOptions) -> int:
+    stage = StageRun("check", "", "", session("check", *sys.argv[2:]))
+    reports, name = options.selection.reports, options.model.absolute().name
+    with stage.reported(reports, "llm-refused", name):
+        prepared(options).all(stage)
+    return stage.close(reports)
 
 
-def kinds_for_genie(sizes: Mapping[str, int]) -> list[str]:
-    """All, or decode alone if the emulator cannot load all binaries in one process."""
-    if sum(sizes.values()) <= EMULATOR_BYTES:
-        return list(sizes)
-    require_loadable(sizes, "decode")
-    return ["decode"]
+def prepared(options: CheckOptions) -> Check:
+    """Refuses what cannot be checked before any worker starts."""
+    order = compiled_in(options.model)
+    out, record = Path(order.into), record_of(Path(order.into))
+    folder = (options.checkpoint or Path(order.model)).absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder}, from which {options.model} was compiled, is not there",
+            fix="name where the checkpoint is now: --checkpoint FOLDER",
+        )
+    order = replace(order, model=str(folder))
+    if not options.text.is_file():
+        raise UsageError(f"--text {options.text}: there is no such file", fix="name a text file")
+    if changed := changed_files(out, record, options.selection.store):
+        raise CheckFailed(f"{out / changed[0]} is not what compile wrote", fix="compile it again")
+    whole = True
+    if order.through == GENIE and options.on == "both":
+        sizes = sizes_of(out / CONFIG)
+        require_loadable(sizes, *KINDS)
+        whole = "prefill" in kinds_for_genie(sizes)
+    prefixes = max(4, options.tokens // TOKENS_OF_PREFIX)
+    shape = read_architecture(folder)
+    text = judged_text(order, shape, options.text, options.tokens, prefixes, whole=whole)
+    return Check(options, record, order, text)
 
 
-@contextlib.contextmanager
-def limited(config: Path, most: int) -> Iterator[Path]:
-    """A copy of the configuration for a context of that many tokens, beside links to its files. Of binaries
-    that are too large for the emulator together it names those of decode."""
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
-        changed = read_object(config, fix="compile it again, or correct it")
-        changed["dialog"]["max-num-tokens"] = most
-        sizes = sizes_of(config)
-        kinds = kinds_for_genie(sizes)
-        if len(kinds) < len(sizes):
-            total = size(sum(sizes.values()))
-            sys.stderr.write(f"decode reads the prompt too: the emulator does not load {total} at once\n")
-        binary = changed["dialog"]["engine"]["model"]["binary"]
-        binary["ctx-bins"] = [name for name in binary["ctx-bins"] if _kind(name) in kinds]
-        for file in config.parent.iterdir():
-            Path(scratch, file.name).symlink_to(file)
-        copy = Path(scratch, "limited.json")
-        copy.write_text(json.dumps(changed), encoding="utf-8")
-        yield copy
+@dataclass(frozen=True)
+class Check:
+    """A compiled checkpoint, and the text by which it is judged."""
+
+    options: CheckOptions
+    record: Record
+    order: CompileOrder
+    """By which it was compiled, of the checkpoint where that is now."""
+    text: JudgedText
+
+    @property
+    def by_genie(self) -> bool:
+        return self.order.through == GENIE and self.options.on == "both"
+
+    def all(self, stage: StageRun) -> None:
+        options, order, name = self.options, self.order, self.options.model.absolute().name
+
+        def add(rule: str, messages: Iterable[str], fix: str, severity: Severity = Severity.ERROR) -> None:
+            stage.findings += [Finding(rule, severity, name, message, fix) for message in messages]
+
+        if self.by_genie:
+            add("llm-text", self._tokenizer_problems(), "report it with the checkpoint's tokenizer.json")
+        source = source_of(order, options.selection.store)
+        names = sorted({*source, *self.record.source})
+        changed = [file for file in names if source.get(file) != self.record.source.get(file)]
+        if changed:
+            sys.stderr.write(f"{order.model}: changed since it was compiled: {', '.join(changed)}\n")
+        judgement = verdicts.Judgement.of(order.precision, self._measured(), options.limits)
+        add("llm-accuracy", judgement.problems, "compile it again, then check" if changed else judgement.fix)
+        if warning := judgement.bounds.warning:
+            fix = "take a higher precision; calibrating by other text helps where activations are cut off"
+            add("llm-rounding", [warning], fix, Severity.WARNING)
+        for line in judgement.lines(parts=options.on == "parts"):
+            sys.stdout.write(f"{line}\n")
+        if order.through == GENIE and options.on != "both":
+            sys.stdout.write(f"Genie was not run: --on {options.on}\n")
+        row: dict[str, Metric] = {
+            "verdict": verdict(stage.findings),
+            "soc": order.soc,
+            "context": order.context,
+            "through": order.through,
+            "precision": order.precision,
+        }
+        stage.metrics["programs"] = {name: {**row, **judgement.row}}
+
+    def _tokenizer_problems(self) -> Iterator[str]:
+        """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
+        folder, texts = Path(self.order.into), [self.text.sample]
+        tokenizer, bos = load_tokenizer(folder), setting(folder / CONFIG, "context", "bos-token")
+        if has_template(folder):
+            texts.append(chat_text(folder, texts[0][:PREFIX], ""))
+            without_beginning(tokens_of(tokenizer, texts[-1]), bos)
+        genies = self.options.emulated.genie_tokenizer(folder / CONFIG, texts, timeout=self.options.timeout)
+        if genies != [tokens_of(tokenizer, text) for text in texts]:
+            yield "Genie's tokenizer tokenizes otherwise than the tokenizers library"
+        elif tokenizer_decides(checkpoint := Path(self.order.model)):
+            for name, text, tokens in zip(("text", "chat"), texts, genies, strict=False):
+                yield from unlike_transformers(checkpoint, name, text, tokens, bos)
+
+    def _measured(self) -> MeasuredProgram:
+        options, order, text = self.options, self.order, self.text
+        timeout, logs = options.timeout, options.selection.reports.absolute() / "llm"
+        measure = MeasureOrder(compiled=order, text=text, timeout=timeout)
+        of_kinds = [replace(measure, kind=kind) for kind in KINDS]
+        windows, parts = Windows(), list[PartDistances]()
+        with options.emulated.worker(order.through, options.selection, logs, timeout) as ask:
+            # The worker answers in a fork each time, so that the emulator's memory is free again.
+            sys.stderr.write("what rounding alone costs, by float\n")
+            rounded = read(Rounded, ask(do="rounding", **as_json(measure)))
+            if options.on == "both":
+                tokens = sum(len(row) - 1 for row in text.rows)
+                sys.stderr.write(f"reading {tokens} tokens in {plural(len(text.rows), 'window')}\n")
+                for kind in of_kinds:
+                    windows |= read(Readings, ask(do="figures", **as_json(kind))).read
+            if self.by_genie:
+                sys.stderr.write(f"Genie reads {plural(len(text.texts), 'text')}\n")
+                windows |= read(Readings, ask(do="genie", **as_json(measure))).read
+            sys.stderr.write(f"each of {plural(order.parts, 'part')} by itself\n")
+            for kind in of_kinds:
+                parts += read(Parts, ask(do="parts", **as_json(kind))).parts
+        return MeasuredProgram(self.record.size, windows, rounded, parts)
+
+
+def unlike_transformers(
+    checkpoint: Path, name: str, text: str, tokens: Sequence[int], bos: int
+) -> Iterator[str]:
+    """Where the whole of what Genie reads, with the token that it puts first, is not what transformers' own
+    tokenizer gives by its defaults. The template of a chat writes the first token."""
+    seen = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
+    expected, _ = encoded_by_transformers(checkpoint, text, special=name == "text")
+    if seen != expected:
+        place = next(at for at, pair in enumerate(zip_longest(seen, expected)) if pair[0] != pair[1])
+        here = slice(max(0, place - 1), place + 3)
+        yield (
+            f"of a {name} Genie reads {seen[here]} from position {here.start}, and transformers' tokenizer"
+            f" gives {expected[here]}"
+        )

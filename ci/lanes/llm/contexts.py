@@ -1,4 +1,5 @@
-"""Graphs compiled to QNN contexts and run, on the HTP emulator or as written on the CPU. Only for workers."""
+"""A checkpoint compiled for Genie, part by part: graphs, QNN contexts of them, and the files beside these.
+Contexts run on the HTP emulator, graphs as written on the CPU. Only for workers."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,26 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.graphs import Encoding, edge_encodings
-from ci.lanes.llm.orders import CompileOrder
-from ci.lanes.llm.readers import Step
+from ci.child import doing
+from ci.lanes.llm.architecture import HIDDEN, Architecture, read_architecture
+from ci.lanes.llm.decoder import load_decoder, require_halves
+from ci.lanes.llm.genie import write_config
+from ci.lanes.llm.graphs import (
+    Encoding,
+    Ranges,
+    Step,
+    edge_encodings,
+    export,
+    outputs_of_rows,
+    prepared,
+    quantize,
+    ranges_of,
+    samples,
+    shared_encodings,
+)
+from ci.lanes.llm.orders import KINDS, README_OF_RECORD, CompileOrder, Written
+from ci.lanes.llm.suite import FOUR_BITS
+from ci.lanes.llm.tokenizer import SETTINGS, TEMPLATE
 from ci.models.arrays import Sample
 from ci.suite.qnn_provider import ERRORS_ONLY, device, htp_options
 from provisioning.base.commands import Fix
@@ -25,13 +44,121 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc, soc_named
 
 GRAPH = re.compile(rb"QNNExecutionProvider_QNNExecutionProvider_(\d+)_1_0")
+MOST = 256
+README = """\
+# {name} for Genie
+
+Made by `compile` for {soc}, {precision}, a context of {context} tokens, prefill by {prefill}.
+
+`nox -s bundle -- --profile wheels-2.51 --target aarch64-linux --soc {soc} FOLDER` adds QNN's libraries, the
+skel and scripts to push and run it. With genie-t2t-run of the official SDK it is run so:
+
+    LD_LIBRARY_PATH=lib ADSP_LIBRARY_PATH=dsp bin/genie-t2t-run -c genie_config.json -p "The answer is"
+
+Genie puts the token that begins a text first by itself: leave it out of the prompt.
+"""
+CHECKED = """
+The .onnx files are for `check` alone.
+"""
+SHARED = """
+Prefill and decode share their weights in each binary, which the emulator refuses: compile without
+`--shared-weights` to check what they say.
+"""
 
 
-def on_cpu(model: Path) -> Any:
-    options = _options()
-    # Optimizing would compute quantized operators in integers, which round differently.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+def compile_checkpoint(order: CompileOrder) -> Written:
+    folder, out = Path(order.model), Path(order.into)
+    shape, soc = read_architecture(folder), soc_named(order.soc)
+    binaries = write_binaries(order, shape, soc)
+    for name in ("tokenizer.json", SETTINGS, TEMPLATE):
+        if (folder / name).is_file():
+            shutil.copy(folder / name, out)
+    write_config(out, shape, binaries, soc, context=order.context, most=min(MOST, order.context))
+    text = (README + (SHARED if order.shared else CHECKED)).format(
+        name=folder.name,
+        soc=order.soc,
+        precision=order.precision,
+        context=order.context,
+        prefill=order.prefill,
+    )
+    text += README_OF_RECORD if order.quantized else ""
+    (out / "README.md").write_text(text, encoding="utf-8")
+    return Written(len(binaries), sum(binary.stat().st_size for binary in binaries))
+
+
+@dataclass(frozen=True)
+class LayerPart:
+    """Some layers of a checkpoint, to be written as graphs. Without `rows` to quantize by they are fp16."""
+
+    order: CompileOrder
+    shape: Architecture
+    number: int
+    rows: Sequence[Any]
+    outputs: Sequence[Sample]
+    """Float's, of the rows."""
+    encodings: Mapping[str, Encoding]
+
+    def write_graph(self, name: str, count: int, ranges: Ranges) -> tuple[Path, Ranges]:
+        """A graph for that many tokens at once, in a folder of its own. The first one is calibrated by all
+        places of the rows, and others have its `ranges`: single tokens would be too many, and what a few of
+        them do not show would be cut off."""
+        out, context = Path(self.order.into), self.order.context
+        work = out / f"{name}_{self.number}"
+        work.mkdir()
+        graph = work / f"{name}_{self.number}.onnx"
+        layers = self.shape.part(self.number, self.order.parts)
+        decoder = load_decoder(Path(self.order.model), self.shape, count, context, *layers)
+        if not self.rows:
+            require_halves(decoder)
+            export(decoder, graph)
+            return graph, ranges
+        export(decoder, work / "float.onnx")
+        plain = prepared(work / "float.onnx")
+        calibration = samples(decoder, self.rows, self.outputs, context, count)
+        first = next(calibration)
+        ranges = ranges or ranges_of(plain, chain([first], calibration))
+        # Quantizing needs the memory.
+        del decoder, calibration
+        quantize(plain, ranges, first, graph, self.encodings, four_bits=self.order.precision == FOUR_BITS)
+        shutil.copy(graph, out / on_cpu_name(name, self.number))
+        return graph, ranges
+
+
+def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[Path]:
+    """The context binaries in the order of Genie's configuration: one for each part and count, or where
+    weights are shared one for each part."""
+    folder, out, parts, context = Path(order.model), Path(order.into), order.parts, order.context
+    counts = dict(zip(KINDS, (order.prefill, 1), strict=True))
+    together = [tuple(counts)] if order.shared else [(name,) for name in counts]
+    numbers = {name: index * parts for index, name in enumerate(counts)}
+    binaries: dict[int, Path] = {}
+    encodings: dict[str, Encoding] = {}
+    rows: Sequence[Any] = order.calibration
+    for number in range(parts):
+        doing(f"part {number + 1}/{parts}")
+        outputs: list[Sample] = []
+        if rows:
+            decoder = load_decoder(folder, shape, context, context, *shape.part(number, parts))
+            # What comes in is encoded as it went out of the part before.
+            into = {name: encoding for name, encoding in encodings.items() if name == decoder.inputs[0]}
+            outputs = outputs_of_rows(decoder, rows)
+            encodings = into | shared_encodings(outputs, shape.ropes)
+            # Quantizing needs the memory.
+            del decoder
+        part = LayerPart(order, shape, number, rows, outputs, encodings)
+        ranges: Ranges = []
+        for names in together:
+            graphs: dict[int, Path] = {}
+            for name in names:
+                graph, ranges = part.write_graph(name, counts[name], ranges)
+                graphs[numbers[name] + number] = graph
+            kind = "shared" if order.shared else names[0]
+            binary = binaries[min(graphs)] = out / f"{kind}_{number}.bin"
+            compile_context(graphs, soc, binary, fp16=not rows)
+            for graph in graphs.values():
+                shutil.rmtree(graph.parent)
+        rows = [output[name][0] for output in outputs for name in output if name.startswith(HIDDEN)]
+    return [binaries[number] for number in sorted(binaries)]
 
 
 def compile_context(graphs: Mapping[int, Path], soc: Soc, binary: Path, *, fp16: bool) -> None:
@@ -122,22 +249,31 @@ def _options() -> Any:
     return options
 
 
-def steps(
-    order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int], *, cpu: bool = False
-) -> dict[str, Step]:
-    """Of Genie's context binaries, and of the quantized graphs on the CPU."""
-    out = Path(order.into)
-    graphs = [out / on_cpu_name(kind, part) for part in parts if order.quantized]
+def on_cpu(model: Path) -> Any:
+    options = _options()
+    # Optimizing would compute quantized operators in integers, which round differently.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
+    """Of Genie's context binaries."""
+    out, soc = Path(order.into), soc_named(order.soc)
+    contexts = [load_context(out / f"{kind}_{part}.onnx", soc) for part in parts]
+    return _step(contexts, _encodings(order, kind, parts))
+
+
+def cpu_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
+    """Of the quantized graphs."""
+    graphs = [on_cpu(Path(order.into, on_cpu_name(kind, part))) for part in parts]
+    return _step(graphs, _encodings(order, kind, parts))
+
+
+def _encodings(order: CompileOrder, kind: str, parts: Sequence[int]) -> dict[str, Encoding]:
     encodings: dict[str, Encoding] = {}
-    for graph in graphs:
-        encodings |= edge_encodings(graph)
-    found: dict[str, Step] = {}
-    if not cpu:
-        soc = soc_named(order.soc)
-        found["htp"] = _step([load_context(out / f"{kind}_{part}.onnx", soc) for part in parts], encodings)
-    if graphs:
-        found["cpu"] = _step([on_cpu(graph) for graph in graphs], encodings)
-    return found
+    for part in parts if order.quantized else ():
+        encodings |= edge_encodings(Path(order.into, on_cpu_name(kind, part)))
+    return encodings
 
 
 def _step(sessions: Sequence[Any], encodings: Mapping[str, Encoding]) -> Step:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ci.lanes.llm.architecture import HIDDEN, Architecture
-from ci.lanes.llm.weights import changes, tensors_of
+from ci.lanes.llm.weights import tensors_of
 from provisioning.base.errors import CheckFailed
 
 LARGEST_HALF = 65504.0
@@ -210,8 +210,6 @@ def load_decoder(
     places = {name: shape.stored(name) for name in decoder.state_dict()}
     shapes = shape.tensors
     stored = dict(tensors_of(folder, {name: shapes[name] for name, _ in places.values()}))
-    for name, change in changes(shape.adapter, stored):
-        stored[name] += change
     state = {name: stored[whole][rows] for name, (whole, rows) in places.items()}
     if shape.family.gemma:
         state = {name: _of_gemma(name, tensor, shape) for name, tensor in state.items()}

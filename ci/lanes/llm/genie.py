@@ -5,14 +5,11 @@ before."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +17,13 @@ import numpy as np
 
 from ci.diagnose.explain import nearest
 from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_object
-from ci.lanes.llm.orders import ForcedText
+from ci.lanes.llm.orders import GENIE_SAMPLER, ForcedText, GenieOrder, GenieReply, SpokenText
 from ci.models.arrays import Array
-from ci.plain import as_json
+from ci.plain import as_json, read
 from ci.trouble import how_it_ended
-from provisioning.base.commands import Fix
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
+from provisioning.base.units import size
 from provisioning.manifest import Soc
 
 CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
@@ -34,17 +31,12 @@ PROGRAM = "hybrid_llama_qnn.pte"
 """ExecuTorch's: upstream's name of a program with prefill and decode."""
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedText:
-    tokens: tuple[int, ...]
-    stopped: str
-    """`eos`, `length`, or `context` when that was full."""
-    seconds: float
-
-
+EMULATOR_BYTES = 3_200_000_000
+"""Of context binaries that the emulator loads in one process: 3.23 GB it did, at 3.36 GB it said 1002."""
 BLOCK, CONTEXT_BLOCK = 32, 128
 NONE = -1
 """As `bos-token`: Genie puts nothing before a text."""
+AGAIN = "compile it again, or correct it"
 
 
 def require_sizes(context: int, counts: Sequence[int]) -> None:
@@ -149,96 +141,93 @@ def _rope(shape: Architecture, prefix: str) -> dict[str, object]:
 
 def setting(config: Path, *keys: str) -> Any:
     """A value of Genie's configuration, which users edit."""
-    value: Any = read_object(config, fix="compile it again, or correct it")
+    value: Any = read_object(config, fix=AGAIN)
     for key in ("dialog", *keys):
         if not isinstance(value, dict) or key not in value:
             name = ".".join(("dialog", *keys))
-            raise UsageError(f"{config}: {name} is missing", fix="compile it again")
+            raise UsageError(f"{config}: {name} is missing", fix=AGAIN)
         value = value[key]
     return value
 
 
-DECISIVE = (
-    "context.",
-    "engine.model.positional-encoding",
-    "engine.backend.QnnHtp.kv-dim",
-    # Other samplers choose at random, so that nothing could be compared.
-    "sampler.top-k",
-    f"{EXTENSION}.devices[0].soc_id",
-    f"{EXTENSION}.devices[0].dsp_arch",
-)
-"""How the names of settings begin with which Genie speaks nonsense if they are not the model's."""
+def sizes_of(config: Path) -> dict[str, int]:
+    """By kind, the bytes of its context binaries."""
+    sizes: dict[str, int] = {}
+    for name in setting(config, "engine", "model", "binary", "ctx-bins"):
+        file = config.with_name(name)
+        if not file.is_file():
+            raise UsageError(f"{file} is missing", fix="compile it again")
+        kind = _kind(name)
+        sizes[kind] = sizes.get(kind, 0) + file.stat().st_size
+    return sizes
 
 
-def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) -> list[str]:
-    """Decisive settings that are not those that `compile` writes. Genie does not report most of them."""
-    extension = read_object(config.with_name(EXTENSION), fix="compile it again")
-    written = config_of(shape, [], soc, context, 0)
-    expected, found = (
-        {name: value for name, value in _settings(document) if name.startswith(DECISIVE)}
-        for document in (
-            {**written[CONFIG]["dialog"], EXTENSION: written[EXTENSION]},
-            {**setting(config), EXTENSION: extension},
-        )
-    )
-    return [
-        f"{name}: expected {expected.get(name)}, found {found.get(name)}"
-        for name in {**expected, **found}
-        if expected.get(name) != found.get(name)
-    ]
+def _kind(binary: str) -> str:
+    return binary.rpartition("_")[0]
 
 
-def _settings(document: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """By dotted names."""
-    if isinstance(document, dict):
-        for key, value in document.items():
-            yield from _settings(value, f"{name}.{key}" if name else key)
-    elif isinstance(document, list) and any(isinstance(value, dict) for value in document):
-        for index, value in enumerate(document):
-            yield from _settings(value, f"{name}[{index}]")
-    else:
-        yield name, document
+def require_loadable(sizes: Mapping[str, int], *kinds: str) -> None:
+    """Refuse binaries of which the emulator cannot load even those of one kind."""
+    for kind in kinds:
+        if sizes.get(kind, 0) > EMULATOR_BYTES:
+            raise UsageError(
+                f"the binaries of {kind} have {size(sizes[kind])}, and the emulator loads only some"
+                f" {size(EMULATOR_BYTES)} in one process",
+                fix="check --on parts judges each part by itself; --precision 16a8w about halves the"
+                " binaries",
+            )
 
 
-def generate(
-    config: Path,
-    prompts: Sequence[Sequence[int]],
-    *,
-    timeout: float,
-    on_token: Callable[[int], None] = lambda token: None,
-) -> list[GeneratedText]:
-    """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
-    have none. The process starts in the configuration's folder, where relative paths lead. `on_token` gets
-    each token as it comes."""
-    replies = _replies(config, timeout, on_token, prompts=[list(prompt) for prompt in prompts])
-    most = setting(config, "max-num-tokens")
-    generated = []
-    for reply in replies:
-        tokens, stopped = tuple(reply["tokens"]), reply["stopped"]
-        if stopped != "context":
-            stopped = "length" if len(tokens) >= most else "eos"
-        generated.append(GeneratedText(tokens, stopped, reply["seconds"]))
-    return generated
+def kinds_for_genie(sizes: Mapping[str, int]) -> list[str]:
+    """All, or decode alone if the emulator cannot load all binaries in one process."""
+    if sum(sizes.values()) <= EMULATOR_BYTES:
+        return list(sizes)
+    require_loadable(sizes, "decode")
+    return ["decode"]
+
+
+def loadable(config: Path) -> dict[str, Any]:
+    """The configuration; of binaries that are too large for the emulator together, those of decode alone."""
+    settings, sizes = read_object(config, fix=AGAIN), sizes_of(config)
+    kinds = kinds_for_genie(sizes)
+    if len(kinds) < len(sizes):
+        total = size(sum(sizes.values()))
+        sys.stderr.write(f"decode reads the prompt too: the emulator does not load {total} at once\n")
+    binary = settings["dialog"]["engine"]["model"]["binary"]
+    binary["ctx-bins"] = [name for name in binary["ctx-bins"] if _kind(name) in kinds]
+    return settings
+
+
+def generate(config: Path, prompt: Sequence[int], most: int, *, timeout: float) -> SpokenText:
+    """Genie's answer to a prompt of tokens, of at most so many. It puts the token that begins a text first
+    itself, so the prompt has none."""
+    settings = loadable(config)
+    settings["dialog"]["max-num-tokens"] = most
+    order = GenieOrder(folder=str(config.parent), settings=settings, prompts=[list(prompt)])
+    [text] = _reply(order, timeout).spoken
+    return text
 
 
 def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
     """Texts as Genie's own tokenizer has them; the token that Genie puts first is not in them."""
-    return [reply["encoded"] for reply in _replies(config, timeout, texts=list(texts))]
+    order = GenieOrder(folder=str(config.parent), settings=loadable(config), texts=list(texts))
+    return _reply(order, timeout).encoded
 
 
 def forced_logits(config: Path, texts: Sequence[ForcedText], words: int, *, timeout: float) -> list[Array]:
     """Of each text the logits from which Genie would have chosen each token: the first row is prefill's, the
     others are decode's. One that fills the context must be the last."""
+    settings = loadable(config)
+    dialog = settings["dialog"]
+    # The model's own end may stand in a text, and Genie would stop there.
+    said = {token for text in texts for token in text.tokens}
+    dialog["context"]["eos-token"] = next(token for token in range(words) if token not in said)
+    dialog["sampler"] = {"version": 1, "type": "custom", "callback-name": GENIE_SAMPLER}
+    dialog["max-num-tokens"] = dialog["context"]["size"]
     with tempfile.TemporaryDirectory(prefix="qnn-ci-logits-") as scratch:
-        files = [Path(scratch, str(index)) for index in range(len(texts))]
-        forced = [{**as_json(text), "logits": str(file)} for text, file in zip(texts, files, strict=True)]
-        replies = _replies(config, timeout, forced=forced)
-        if replies[0]["logits"] is None:
-            raise EnvironmentLacking(
-                "this build's libGenie.so gives no logits",
-                fix=Fix("take the locked onnxruntime-qnn: {}", ("test_llm",)),
-            )
-        found = [np.fromfile(file, np.float32) for file in files]
+        order = GenieOrder(folder=str(config.parent), settings=settings, forced=list(texts), logits=scratch)
+        _reply(order, timeout)
+        found = [np.fromfile(Path(scratch, str(number)), np.float32) for number in range(len(texts))]
     for text, rows in zip(texts, found, strict=True):
         if rows.size != len(text.tokens) * words:
             raise CheckFailed(
@@ -248,78 +237,25 @@ def forced_logits(config: Path, texts: Sequence[ForcedText], words: int, *, time
     return [rows.reshape(-1, words) for rows in found]
 
 
-def _replies(
-    config: Path,
-    timeout: float,
-    on_token: Callable[[int], None] = lambda token: None,
-    *,
-    texts: Sequence[str] = (),
-    prompts: Sequence[Sequence[int]] = (),
-    forced: Sequence[Mapping[str, object]] = (),
-) -> list[dict[str, Any]]:
-    """One reply to each; of all that are forced one, if this Genie cannot be forced."""
-    _require_head_size(config)
-    request = json.dumps({"config": config.name, "texts": texts, "prompts": prompts, "forced": forced})
-    printed, answers = list[str](), list[str]()
-    late = threading.Event()
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "ci.lanes.llm.genie_process", str(config.parent)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
+def _reply(order: GenieOrder, timeout: float) -> GenieReply:
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "ci.lanes.llm.genie_process"],
+            input=json.dumps(as_json(order)),
+            capture_output=True,
             cwd=ROOT,
-            text=True,
+            encoding="utf-8",
             errors="replace",
-        ) as process,
-    ):
-
-        def stop() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(timeout, stop)
-        timer.start()
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            # A process that has ended already takes nothing; its exit code says so.
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(request)
-                process.stdin.close()
-            for line in process.stdout:
-                if line.startswith('{"token":'):
-                    on_token(json.loads(line)["token"])
-                elif line.startswith(('{"tokens"', '{"encoded"', '{"logits"')):
-                    answers.append(line)
-                else:
-                    printed.append(line)
-            code = process.wait()
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            timer.cancel()
-        errors.seek(0)
-        output = "".join(printed) + errors.read()
-    if late.is_set():
-        raise CheckFailed(f"Genie gave no answer in {timeout:g} s", fix="give it longer with --timeout")
-    replies: list[dict[str, Any]] = [json.loads(answer) for answer in answers]
-    wanted = 1 if replies == [{"logits": None}] else len(texts) + len(prompts) + len(forced)
-    if code or len(replies) != wanted:
-        raise refusal(output, how_it_ended(code))
-    return replies
-
-
-def _require_head_size(config: Path) -> None:
-    """Without it Genie reads unrelated memory: mostly an error of JSON, and a wrong size where it finds a
-    number."""
-    backend = setting(config, "engine", "backend", "QnnHtp")
-    if not isinstance(backend, dict) or not isinstance(backend.get("kv-dim"), int):
-        raise CheckFailed(
-            f"{config} has no number engine.backend.QnnHtp.kv-dim",
-            fix="set engine.backend.QnnHtp.kv-dim to a head's size (head_dim in config.json)",
+            timeout=timeout,
+            check=False,
         )
+    except subprocess.TimeoutExpired:
+        raise CheckFailed(
+            f"Genie gave no answer in {timeout:g} s", fix="give it longer with --timeout"
+        ) from None
+    if ended.returncode:
+        raise refusal(f"{ended.stdout}{ended.stderr}", how_it_ended(ended.returncode))
+    return read(GenieReply, json.loads(ended.stdout.splitlines()[-1]))
 
 
 def refusal(output: str, how: str) -> CheckFailed:

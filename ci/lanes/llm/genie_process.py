@@ -1,11 +1,5 @@
-"""`python -m ci.lanes.llm.genie_process FOLDER`: the process in which Genie works, and sometimes crashes.
-
-Reads {"config": file, "texts": [text, …], "prompts": [[token, …], …]} and writes lines of JSON: for each text
-its tokens by Genie's tokenizer, then one for each token, and one for each prompt. A prompt that fills the
-context must be the last: Genie answers no other after it, not even after a reset.
-
-With "forced": [{"prompt": [token, …], "tokens": [token, …], "logits": file}, …] Genie says these tokens after
-each prompt, and the logits from which it would have chosen each go to the file."""
+"""`python -m ci.lanes.llm.genie_process`: the process in which Genie works, and sometimes crashes. It reads a
+GenieOrder as JSON and writes a GenieReply as its last line: Genie prints lines of its own."""
 
 from __future__ import annotations
 
@@ -15,8 +9,12 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ci.lanes.llm.orders import GENIE_SAMPLER, GenieOrder, GenieReply, SpokenText
+from ci.plain import as_json, read
 
 COMPLETE = 0
 CONTEXT_EXCEEDED = 4
@@ -26,7 +24,6 @@ TOKENS = ctypes.CFUNCTYPE(
 SAMPLE = ctypes.CFUNCTYPE(
     None, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p
 )
-REGISTER, SAMPLER = "GenieSampler_registerUserDataCallback", "qnn-ci"
 ALLOCATE = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
 
 
@@ -51,10 +48,10 @@ class ForcedChoice:
 
 
 class Dialog:
-    def __init__(self, config: dict[str, object]) -> None:
-        self._genie = load_genie()
+    def __init__(self, genie: Any, settings: dict[str, Any]) -> None:
+        self._genie, self._most = genie, settings["dialog"]["max-num-tokens"]
         handle, self._dialog = ctypes.c_void_p(), ctypes.c_void_p()
-        text = json.dumps(config).encode()
+        text = json.dumps(settings).encode()
         self._call("GenieDialogConfig_createFromJson", text, ctypes.byref(handle))
         self._call("GenieDialog_create", handle, ctypes.byref(self._dialog))
 
@@ -71,26 +68,22 @@ class Dialog:
         self._call("GenieTokenizer_encode", tokenizer, text.encode(), ALLOCATE(allocate), *into)
         return [int(numbers[index]) for index in range(count.value)]
 
-    def answer(self, prompt: list[int]) -> dict[str, object]:
+    def answer(self, prompt: Sequence[int]) -> SpokenText:
         tokens: list[int] = []
 
         def take(values: Any, count: int, _code: int, _: Any) -> None:
-            for index in range(count):
-                tokens.append(int(values[index]))
-                print(json.dumps({"token": tokens[-1]}), flush=True)
+            tokens.extend(int(values[index]) for index in range(count))
 
         began = time.monotonic()
         array = (ctypes.c_uint32 * len(prompt))(*prompt)
         arguments = self._dialog, array, len(prompt), COMPLETE, TOKENS(take), None
         status = self._call("GenieDialog_tokenQuery", *arguments, allowed=CONTEXT_EXCEEDED)
         seconds = time.monotonic() - began
-        if not status:
-            self._call("GenieDialog_reset", self._dialog)
-        return {
-            "tokens": tokens,
-            "stopped": "context" if status else "end",
-            "seconds": seconds,
-        }
+        if status:
+            # Genie answers no other prompt after it, not even after a reset.
+            return SpokenText(tokens, "context", seconds)
+        self._call("GenieDialog_reset", self._dialog)
+        return SpokenText(tokens, "length" if len(tokens) >= self._most else "eos", seconds)
 
     def _call(self, function: str, *arguments: Any, allowed: int = 0) -> int:
         """The status of a function of Genie's; ends the process unless it is 0 or `allowed`."""
@@ -103,46 +96,36 @@ class Dialog:
         return status
 
 
-def load_genie() -> Any:
-    return ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
-
-
-def force(config: dict[str, Any], forced: list[dict[str, Any]]) -> None:
-    register = getattr(load_genie(), REGISTER, None)
-    if register is None:
-        print(json.dumps({"logits": None}), flush=True)
-        return
-    context = config["dialog"]["context"]
-    # The model's own end may stand in a text, and Genie would stop there.
-    said = {token for row in forced for token in row["tokens"]}
-    end = context["eos-token"] = next(token for token in range(context["n-vocab"]) if token not in said)
-    choice = ForcedChoice(end)
-    if status := register(SAMPLER.encode(), choice.callback, None):
-        sys.exit(f"{REGISTER}: status {status}")
-    config["dialog"]["sampler"] = {"version": 1, "type": "custom", "callback-name": SAMPLER}
-    config["dialog"]["max-num-tokens"] = context["size"]
-    dialog = Dialog(config)
-    for row in forced:
-        choice.left, choice.logits = list(row["tokens"]), []
-        dialog.answer(row["prompt"])
+def force(genie: Any, order: GenieOrder) -> None:
+    """Write the logits from which Genie would have chosen each token of the forced texts."""
+    choice = ForcedChoice(order.settings["dialog"]["context"]["eos-token"])
+    register = "GenieSampler_registerUserDataCallback"
+    if status := getattr(genie, register)(GENIE_SAMPLER.encode(), choice.callback, None):
+        sys.exit(f"{register}: status {status}")
+    dialog = Dialog(genie, order.settings)
+    for number, text in enumerate(order.forced):
+        choice.left, choice.logits = list(text.tokens), []
+        dialog.answer(text.prompt)
         # The last row is of the end, which follows no token of the text.
-        rows = choice.logits[: len(row["tokens"])]
-        Path(row["logits"]).write_bytes(b"".join(rows))
-        print(json.dumps({"logits": len(rows)}), flush=True)
+        Path(order.logits, str(number)).write_bytes(b"".join(choice.logits[: len(text.tokens)]))
+
+
+def reply_to(order: GenieOrder) -> GenieReply:
+    genie = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+    if order.forced:
+        force(genie, order)
+        return GenieReply([], [])
+    dialog = Dialog(genie, order.settings)
+    return GenieReply(
+        [dialog.encode(text) for text in order.texts], [dialog.answer(prompt) for prompt in order.prompts]
+    )
 
 
 def main() -> None:
-    os.chdir(sys.argv[1])
-    request = json.load(sys.stdin)
-    config = json.loads(Path(request["config"]).read_text(encoding="utf-8"))
-    if request["forced"]:
-        force(config, request["forced"])
-        os._exit(0)
-    dialog = Dialog(config)
-    for text in request["texts"]:
-        print(json.dumps({"encoded": dialog.encode(text)}), flush=True)
-    for prompt in request["prompts"]:
-        print(json.dumps(dialog.answer(prompt)), flush=True)
+    order = read(GenieOrder, json.load(sys.stdin))
+    # Where the paths of the configuration lead.
+    os.chdir(order.folder)
+    print(f"\n{json.dumps(as_json(reply_to(order)))}", flush=True)
     os._exit(0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +16,8 @@ from ci.child import quiet
 from ci.lanes.llm.architecture import HIDDEN, Architecture
 from ci.models.arrays import Array, Sample
 
+Step = Callable[[Sample], Sample]
+"""One call of a graph: floats by the names of its inputs and of its outputs, as Genie has them."""
 OPSET = 18
 FAR = -1000.0
 """What Genie adds to the scores of hidden places, in a mask of floats."""

@@ -8,7 +8,7 @@ import gc
 import importlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,22 @@ import numpy as np
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import CONFIG, forced_logits
-from ci.lanes.llm.graphs import blocks, compared_places, outputs_of, place_axis
+from ci.lanes.llm.graphs import (
+    Step,
+    blocks,
+    call,
+    compared_places,
+    empty_caches,
+    outputs_of,
+    place_axis,
+)
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
     KINDS,
     AnswerOrder,
     CompileOrder,
-    Distance,
+    Decibels,
     ForcedText,
     MeasuredProgram,
     MeasureOrder,
@@ -34,107 +42,90 @@ from ci.lanes.llm.orders import (
     Rounded,
     SpokenText,
     SuiteOrder,
+    Window,
     Windows,
 )
-from ci.lanes.llm.prompts import judged_text, windows
-from ci.lanes.llm.readers import Step, readers, steps
 from ci.lanes.llm.rounding import (
     SCHEMES,
-    greedy_text,
     load_reference,
     logits_of,
-    require_ends,
     require_rope,
     rounded_model,
 )
-from ci.lanes.llm.verdicts import tie_of, window_of
+from ci.lanes.llm.text import judged_text, windows
+from ci.lanes.llm.verdicts import WINDOWS, window_of
 from ci.models.arrays import Array, Sample
-from ci.suite.accuracy import Pair, Unusable, compare
 from provisioning.base.units import EXACT_DB
 
 TINY = 1e-30
-COMPILERS = {
-    GENIE: ("ci.lanes.llm.checkpoint_compile", "order_compile"),
-    EXECUTORCH: ("ci.lanes.llm.programs", "order_program"),
-}
-"""Imported when needed, as each loads another QNN."""
+RUNTIMES = {GENIE: "ci.lanes.llm.contexts", EXECUTORCH: "ci.lanes.llm.programs"}
+"""Modules with `compile_checkpoint`, `htp_step` and `cpu_step`, imported when needed: both load a QNN."""
 SUITE_TOKENS, SUITE_PREFIXES = 1016, 100
 """Of a suite's text: eight windows that fill the context, and texts that Genie is made to say."""
 
 
-def _shape_of(order: CompileOrder) -> Architecture:
-    return read_architecture(Path(order.model), order.adapter)
+def _runtime_of(order: CompileOrder) -> Any:
+    return importlib.import_module(RUNTIMES[order.through])
 
 
 def order_suite(order: SuiteOrder) -> MeasuredProgram:
     """A program of a suite, as `compile` makes it and `check` reads it."""
     compiling, folder = replace(order.compiled, into=order.into), Path(order.compiled.model)
-    shape = _shape_of(compiling)
+    shape = read_architecture(folder)
     if compiling.quantized:
         rows = windows(folder, shape, Path(order.calibrate), compiling.context)
         compiling = replace(compiling, calibration=rows)
-    module, name = COMPILERS[compiling.through]
-    written = getattr(importlib.import_module(module), name)(compiling)
+    written = _runtime_of(compiling).compile_checkpoint(compiling)
     text = judged_text(compiling, shape, Path(order.judged), SUITE_TOKENS, SUITE_PREFIXES)
-    config = str(Path(order.into, CONFIG))
-    measure = MeasureOrder(compiled=compiling, text=text, config=config, timeout=order.timeout)
+    measure = MeasureOrder(compiled=compiling, text=text, timeout=order.timeout)
     of_kinds = [replace(measure, kind=kind) for kind in KINDS]
-    readings = [order_figures(of_kind) for of_kind in of_kinds]
+    readings = [order_figures(of_kind).read for of_kind in of_kinds]
     if text.texts:
-        readings.append(order_genie(measure))
+        readings.append(order_genie(measure).read)
     return MeasuredProgram(
         written.size,
-        Readings.of(readings),
+        {name: found for read in readings for name, found in read.items()},
         order_rounding(measure),
         [part for of_kind in of_kinds for part in order_parts(of_kind).parts],
-        text.lengths,
     )
 
 
 def order_figures(order: MeasureOrder) -> Readings:
-    """What each reader makes of rows of text beside float, and those on HTP beside the same on the CPU."""
-    compiled, shape = order.compiled, _shape_of(order.compiled)
-    rows = [row[: order.text.lengths[order.kind]] for row in order.text.rows]
-    # Float's weights are released before the readers load theirs: of 1B both were 9 GB.
-    reference = load_reference(Path(compiled.model), shape.adapter)
+    """What a kind of graph makes of rows of text beside float."""
+    compiled, rows = order.compiled, order.text.rows
+    shape = read_architecture(Path(compiled.model))
+    # Float's weights are released before the reader loads its own: of 1B both were 9 GB.
+    reference = load_reference(Path(compiled.model))
     require_rope(reference, shape, compiled.context)
-    require_ends(reference, shape)
     exact = [logits_of(reference, row) for row in rows]
     del reference
     gc.collect()
-    of_kind = readers(compiled, shape, order.kind, cpu=order.cpu)
-    found: Windows = {}
-    times = dict.fromkeys(of_kind, 0.0)
+    reader, found = reader_of(compiled, shape, order.kind), list[Window]()
     for row, expected in zip(rows, exact, strict=True):
-        logits: dict[str, Array] = {}
-        for name, reader in of_kind.items():
-            began = time.monotonic()
-            reader.restart()
-            logits[name] = reader.read(row[:-1])
-            times[name] += time.monotonic() - began
-        for name, ours in logits.items():
-            found.setdefault(name, []).append(window_of(ours, expected[: len(ours)], row[1:]))
-            on_cpu = name.replace("_htp", "_cpu")
-            if on_cpu != name and on_cpu in logits:
-                found.setdefault(f"{name}_cpu", []).append(window_of(ours, logits[on_cpu], row[1:]))
-    count = sum(len(row) - 1 for row in rows)
-    return Readings(found, {name: round(count / max(seconds, 1e-9), 2) for name, seconds in times.items()})
+        reader.restart()
+        found.append(window_of(reader.read(row[:-1]), expected[:-1], row[1:]))
+    return Readings({f"{order.kind}_htp": found})
 
 
 def order_answer(order: AnswerOrder) -> SpokenText:
-    """What the compiled model says after a prompt, by decode."""
-    shape = _shape_of(order.compiled)
-    reader = readers(order.compiled, shape, "decode")["decode_htp"]
-    reader.restart()
-    began = time.monotonic()
-    tokens, stopped = greedy_text(
-        lambda some: reader.read(some)[-1],
-        [*shape.beginning, *order.prompt],
-        order.most,
-        shape.eos,
-        order.compiled.context,
-    )
-    return SpokenText(tokens, stopped, time.monotonic() - began)
+    """What the compiled model says after a prompt, by decode: its first choice each time."""
+    compiled = order.compiled
+    shape = read_architecture(Path(compiled.model))
+    reader, began, tokens = reader_of(compiled, shape, "decode"), time.monotonic(), list[int]()
+
+    def spoken(stopped: str) -> SpokenText:
+        return SpokenText(tokens, stopped, time.monotonic() - began)
+
+    row = reader.read([*shape.beginning, *order.prompt])[-1]
+    while (token := int(row.argmax())) not in shape.eos:
+        tokens.append(token)
+        if len(tokens) == order.most:
+            return spoken("length")
+        # With this token, which nobody has read.
+        if reader.position + 1 == compiled.context:
+            return spoken("context")
+        row = reader.read([token])[-1]
+    return spoken("eos")
 
 
 def _whole(shape: Architecture, text: ForcedText) -> list[int]:
@@ -148,10 +139,10 @@ def _needed(text: ForcedText) -> int:
 
 def order_genie(order: MeasureOrder) -> Readings:
     """Of Genie's own logits."""
-    shape, texts = _shape_of(order.compiled), order.text.texts
-    logits = forced_logits(Path(order.config), texts, shape.vocab_size, timeout=order.timeout)
-    reference = load_reference(Path(order.compiled.model), shape.adapter)
-    return Readings(genie_windows(shape, reference, texts, logits), {})
+    compiled, texts = order.compiled, order.text.texts
+    shape, config = read_architecture(Path(compiled.model)), Path(compiled.into, CONFIG)
+    logits = forced_logits(config, texts, shape.vocab_size, timeout=order.timeout)
+    return Readings(genie_windows(shape, load_reference(Path(compiled.model)), texts, logits))
 
 
 def genie_windows(
@@ -178,9 +169,9 @@ def order_rounding(order: MeasureOrder) -> Rounded:
     what each part of the layers keeps of a row."""
     compiled, text = order.compiled, order.text
     folder, texts, rows = Path(compiled.model), text.texts, text.rows
-    shape, scheme = _shape_of(compiled), SCHEMES[compiled.through, compiled.precision]
+    shape, scheme = read_architecture(folder), SCHEMES[compiled.through, compiled.precision]
     model = rounded_model(
-        load_reference(folder, shape.adapter),
+        load_reference(folder),
         [*rows, *(_whole(shape, text) for text in texts)],
         text.few,
         scheme,
@@ -190,92 +181,109 @@ def order_rounding(order: MeasureOrder) -> Rounded:
     count = len(rows)
     exact, rounded = ([logits[:-1] for logits in every] for every in (model.exact, model.rounded))
     read = _windows_of_texts(texts, exact[count:], rounded[count:]) if texts else {}
-    read["windows"] = [
+    read[WINDOWS] = [
         window_of(some, every, row[1:]) for some, every, row in zip(rounded, exact, rows, strict=False)
     ]
     layers = [shape.part(number, compiled.parts) for number in range(compiled.parts)]
     kept = model.kept_from([first for first, _ in layers])
-    return Rounded(
-        read,
-        tie_of(model.exact[:count], model.rounded[:count]),
-        [_distances(shape, part, compiled.prefill, model.kept, kept) for part in layers],
-    )
+    return Rounded(read, [_decibels_of(shape, part, model.kept, kept) for part in layers])
 
 
-def _distances(
-    shape: Architecture,
-    part: tuple[int, int],
-    prefill: int,
-    exact: Mapping[str, Array],
-    rounded: Mapping[str, Array],
-) -> dict[str, Distance]:
-    """By the kind of graph: each reads other places, and a token that quantizing never saw is a whole block
-    of decode."""
+def _decibels_of(
+    shape: Architecture, part: tuple[int, int], exact: Mapping[str, Array], rounded: Mapping[str, Array]
+) -> Decibels:
+    """What is left of the outputs of some layers."""
     first, last = part
     caches = (f"past_{kind}_{layer}_out" for layer in range(first, last) for kind in ("key", "value"))
     names = ["logits" if last == shape.num_layers else f"hidden_{last}", *caches]
-
-    def of_kind(count: int) -> Distance:
-        held = _Held()
-        for name in names:
-            for start in compared_places(exact[name].shape[-2], count):
-                block = np.s_[..., start : start + count, :]
-                held.add(name, exact[name][block], rounded[name][block], -2)
-        return held.distance
-
-    return {kind: of_kind(count) for kind, count in zip(KINDS, (prefill, 1), strict=True)}
+    return {name: _typical([_errors(exact[name], rounded[name], -2)]) for name in names}
 
 
-class _Held:
-    """The outputs of a part beside float's, block by block."""
+def _errors(expected: Array, found: Array, axis: int) -> Array:
+    """At each position, which `axis` has: the error for each unit of signal."""
+    others = tuple(index for index in range(expected.ndim) if index != axis % expected.ndim)
+    error, signal = (np.square(x, dtype=np.float64).sum(others) for x in (found - expected, expected))
+    ratios: Array = error / np.maximum(signal, TINY)
+    return ratios
 
-    def __init__(self) -> None:
-        self.pairs: dict[str, list[Pair]] = {}
-        self.ratios: dict[str, list[Array]] = {}
 
-    def add(self, name: str, expected: Array, found: Array, axis: int) -> None:
-        """`axis` has the places."""
-        others = tuple(index for index in range(expected.ndim) if index != axis % expected.ndim)
-        error, signal = (np.square(x, dtype=np.float64).sum(others) for x in (found - expected, expected))
-        self.pairs.setdefault(name, []).append(Pair(name, expected, found))
-        self.ratios.setdefault(name, []).append(error / np.maximum(signal, TINY))
-
-    @property
-    def distance(self) -> Distance:
-        try:
-            worst = {name: compare(pairs)["sqnr_db"] for name, pairs in self.pairs.items()}
-        except Unusable as error:
-            return Distance(-EXACT_DB, str(error), dict.fromkeys(self.pairs, -EXACT_DB))
-        output = min(worst, key=lambda name: worst[name])
-        # The median: values beyond what calibration saw are cut off at few places, and a mistake is at all.
-        medians = {name: float(np.median(np.concatenate(ratios))) for name, ratios in self.ratios.items()}
-        typical = {name: float(-10 * np.log10(max(median, TINY))) for name, median in medians.items()}
-        return Distance(worst[output], output, typical)
+def _typical(errors: Sequence[Array]) -> float:
+    """At the median position, in dB; the lowest if any value is no number."""
+    every = np.concatenate(errors)
+    if not np.isfinite(every).all():
+        return -EXACT_DB
+    return float(-10 * np.log10(max(np.median(every), TINY)))
 
 
 def order_parts(order: MeasureOrder) -> Parts:
     """How far each part's outputs are from float's, where its inputs are float's."""
-    compiled, shape, found = order.compiled, _shape_of(order.compiled), list[PartDistances]()
+    compiled, found = order.compiled, list[PartDistances]()
+    shape, runtime = read_architecture(Path(compiled.model)), _runtime_of(compiled)
     x: Any = order.text.few
+    count = compiled.count(order.kind)
     for number in range(compiled.parts):
         first, last = shape.part(number, compiled.parts)
         decoder = load_decoder(Path(compiled.model), shape, len(x), len(x), first, last)
         outputs = outputs_of(decoder, x)
         # One part's binary at a time: that of the part before is released.
-        held = {
-            where: _distance(step, compiled.context, compiled.count(order.kind), decoder, x, outputs)
-            for where, step in steps(compiled, shape, order.kind, [number]).items()
-        }
-        found.append(PartDistances(number, order.kind, (first, last - 1), held["htp"], held.get("cpu")))
+        of_part = compiled, shape, order.kind, [number]
+        held = [_distance(runtime.htp_step(*of_part), compiled.context, count, decoder, x, outputs)]
+        if compiled.quantized:
+            held.append(_distance(runtime.cpu_step(*of_part), compiled.context, count, decoder, x, outputs))
+        found.append(PartDistances(number, order.kind, (first, last - 1), *held))
         x = outputs[decoder.outputs[0]][0]
     return Parts(found)
 
 
-def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, outputs: Sample) -> Distance:
-    held = _Held()
+def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, outputs: Sample) -> Decibels:
+    errors: dict[str, list[Array]] = {}
     for start, inputs in blocks(decoder, x, outputs, context, count, compared_places(len(x), count)):
         for name, values in step(inputs).items():
             axis = place_axis(name) if name.startswith("past_") else 1
             expected = outputs[name].take(range(start, start + count), axis)
-            held.add(name, expected, values.reshape(expected.shape), axis)
-    return held.distance
+            errors.setdefault(name, []).append(_errors(expected, values.reshape(expected.shape), axis))
+    return {name: _typical(some) for name, some in errors.items()}
+
+
+# What reads tokens with graphs of static shapes.
+
+
+def reader_of(order: CompileOrder, shape: Architecture, kind: str) -> GraphReader:
+    """All parts of a kind of graph on HTP."""
+    step = _runtime_of(order).htp_step(order, shape, kind, range(order.parts))
+    return GraphReader(shape, order.context, order.count(kind), step)
+
+
+@dataclass
+class GraphReader:
+    """Reads tokens block by block, and keeps their cache."""
+
+    shape: Architecture
+    context: int
+    count: int
+    step: Step
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        layers = range(self.shape.num_layers)
+        self.position, self._caches = 0, empty_caches(self.shape, layers, self.context - self.count)
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        rows = []
+        for start in range(0, len(tokens), self.count):
+            some = tokens[start : start + self.count]
+            outputs = self.step(call(self.shape, self.context, self.count, some, self.position, self._caches))
+            for name in (name for name in outputs if name.startswith("past_")):
+                self._keep(name.replace("_out", "_in"), outputs[name], len(some))
+            self.position += len(some)
+            rows.append(outputs["logits"].reshape(self.count, -1)[: len(some)])
+        return np.concatenate(rows).astype(np.float32)
+
+    def _keep(self, name: str, new: Array, count: int) -> None:
+        """Put the first values behind those that are there. What does not fit is read in this call only."""
+        cache, axis = self._caches[name], place_axis(name)
+        there = (slice(None),) * axis + (slice(self.position, self.position + count),)
+        here = (slice(None),) * axis + (slice(0, cache[there].shape[axis]),)
+        cache[there] = new[here]

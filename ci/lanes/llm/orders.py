@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import Any
 
 from ci.plain import as_json, read
 from provisioning.base.errors import UsageError
@@ -22,13 +21,11 @@ README_OF_RECORD = f"""
 No device reads {RECORD}. It holds the tokens of the text that this was calibrated by, and tokenizer.json
 turns them back into words: leave it out of what you publish if that text is secret.
 """
-ANOTHER_FOLDER = "compile to another folder, or remove this one first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOrder:
     model: str
-    adapter: str = ""
     through: str
     soc: str
     precision: str
@@ -72,21 +69,12 @@ class JudgedText:
 
     rows: list[list[int]]
     """Windows of one length."""
-    decode: int
-    """How many places of each window decode reads: of a large model it takes seconds for each."""
     few: list[int]
     """The row that parts are judged by."""
     texts: list[ForcedText]
     """What Genie is made to say: after prefixes what follows in the text, and one to the context's end."""
     sample: str
     """Its first words, by which tokenizers are compared."""
-    count: int
-    """Of its tokens."""
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        """Of each window, by the kind of graph that reads it."""
-        return dict(zip(KINDS, (len(self.rows[0]), self.decode), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +86,8 @@ class Window:
     theirs: Sequence[float]
     divergence: Sequence[float]
     """Kullback-Leibler, from float's probabilities."""
-    lost: Sequence[float]
-    """How much less float gives our first choice than its own, in logits."""
-
-    def first(self, count: int) -> Window:
-        """The same of its first tokens alone."""
-        return Window(self.ours[:count], self.theirs[:count], self.divergence[:count], self.lost[:count])
+    same: Sequence[bool]
+    """Whether our first choice is one of float's."""
 
 
 Windows = dict[str, list[Window]]
@@ -113,28 +97,11 @@ Windows = dict[str, list[Window]]
 @dataclass(frozen=True, slots=True)
 class Readings:
     read: Windows
-    rates: dict[str, float]
-    """Tokens that each reader read in a second."""
-
-    @classmethod
-    def of(cls, every: Iterable[Readings]) -> Readings:
-        """All of these, of which each has readers of its own."""
-        read, rates = Windows(), dict[str, float]()
-        for readings in every:
-            read |= readings.read
-            rates |= readings.rates
-        return cls(read, rates)
 
 
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """How far the outputs of a part are from float's, in dB."""
-
-    db: float
-    """Of the worst block of the worst output."""
-    output: str
-    typical: dict[str, float]
-    """Of each output at most places."""
+Decibels = dict[str, float]
+"""By output of a part: its SQNR against float at the median position. Values beyond what calibration saw are
+cut off at few positions, and a mistake is at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +110,9 @@ class PartDistances:
     kind: str
     layers: tuple[int, int]
     """The first and the last."""
-    htp: Distance
-    cpu: Distance | None
+    htp: Decibels
+    cpu: Decibels | None = None
+    """Of a quantized part alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +120,8 @@ class Rounded:
     """What rounding alone costs a checkpoint."""
 
     read: Windows
-    tie: float
-    """How near two of float's logits must be to change places."""
-    parts: list[dict[str, Distance]]
-    """What it leaves of each part's outputs, by the kind of graph."""
+    parts: list[Decibels]
+    """What it leaves of each part's outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +133,6 @@ class MeasureOrder:
     text: JudgedText
     kind: str = ""
     """Of the graphs: the emulator cannot load all binaries of a large model at once."""
-    cpu: bool = False
-    """Whether the quantized graphs are run on the CPU, and the emulator not."""
-    config: str = ""
-    """Genie's."""
     timeout: float = 0.0
     """Of Genie."""
 
@@ -191,7 +153,35 @@ class AnswerOrder:
 class SpokenText:
     tokens: list[int]
     stopped: str
+    """`eos`, `length`, or `context` when that was full."""
     seconds: float
+
+
+GENIE_SAMPLER = "qnn-ci"
+"""The name of the sampler that says forced texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenieOrder:
+    """What the process with Genie does; one that fills the context must be the last."""
+
+    folder: str
+    """Where the paths of the settings lead."""
+    settings: dict[str, Any]
+    """Genie's configuration."""
+    texts: list[str] = field(default_factory=list)
+    """To be encoded by Genie's tokenizer."""
+    prompts: list[list[int]] = field(default_factory=list)
+    """To be answered."""
+    forced: list[ForcedText] = field(default_factory=list)
+    logits: str = ""
+    """The folder for the logits of forced texts, a file each by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenieReply:
+    encoded: list[list[int]]
+    spoken: list[SpokenText]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,11 +200,9 @@ class SuiteOrder:
 @dataclass(frozen=True, slots=True)
 class MeasuredProgram:
     size: int
-    readings: Readings
+    read: Windows
     rounded: Rounded
     parts: list[PartDistances]
-    lengths: dict[str, int]
-    """Of the windows that each kind of graph read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +224,8 @@ class Record:
 
     order: CompileOrder
     size: int
-    cpu_seconds: float
-    peak: int
     source: dict[str, str]
-    """Digests of the checkpoint's files, and of its adapter's."""
+    """Digests of the checkpoint's files."""
     files: dict[str, str]
     """Digests of what was written."""
 
@@ -254,14 +240,14 @@ def record_in(folder: Path) -> Record | None:
         return None
     try:
         return read(Record, json.loads(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        place = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UsageError(f"{path} is not of this release: {place}", fix=ANOTHER_FOLDER) from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}", fix=ANOTHER_FOLDER) from None
+    except ValueError:
+        raise UsageError(
+            f"{path} is not a record of this release",
+            fix="compile to another folder, or remove this one first",
+        ) from None
 
 
 def record_of(folder: Path) -> Record:
     if record := record_in(folder):
         return record
-    raise UsageError(f"{folder} has no {RECORD}", fix="compile it again")
+    raise UsageError(f"{folder} has no {RECORD}", fix="name a folder that compile wrote")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from shutil import disk_usage
-
-import numpy as np
 
 from ci.cached_steps import require_done
-from ci.jobs import available_memory
-from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.commands import EMULATOR_BYTES, calibrate_of, compile_order, sizes_of
-from ci.lanes.llm.genie import CONFIG
+from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.genie import CONFIG, EMULATOR_BYTES, require_sizes, sizes_of
 from ci.lanes.llm.orders import (
+    EXECUTORCH,
     GENIE,
     RECORD,
     CompileOrder,
@@ -24,90 +18,135 @@ from ci.lanes.llm.orders import (
     Written,
     record_in,
 )
-from ci.lanes.llm.prompts import require_tokenizer, windows
-from ci.lanes.llm.suite import LlmProgram
-from ci.lanes.llm.work import (
+from ci.lanes.llm.stage import (
+    Checkpoint,
     LlmPlan,
+    checkpoint_of,
     compiling,
     digests_of,
-    program_of,
     require_installed,
     source_of,
 )
-from ci.one_model.model import LANGUAGE_TIMEOUT, OneModel, not_taken
+from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
+from ci.lanes.llm.text import windows
+from ci.lanes.llm.tokenizer import require_tokenizer
+from ci.lanes.llm.weights import require_tensors
+from ci.one_model.model import LANGUAGE_TIMEOUT, Language, OneModel, not_taken
 from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
 from ci.outcome import Result
 from ci.plain import read
+from ci.suite.precision import precision_named, scheme_named
 from ci.suite.stage import run_cached_step
 from provisioning.base.command_line import TIMEOUT, Parser
-from provisioning.base.commands import session
+from provisioning.base.commands import add_flags, leave_out, session
 from provisioning.base.errors import ToolkitError, UsageError
-from provisioning.base.rendering import plural
 from provisioning.base.units import seconds, size
+from provisioning.manifest import soc_named
 
-PART_SECONDS = 5.0
-"""What exporting and compiling a part takes, however small it is."""
-SORTED, SORTED_SECONDS = 1 << 20, 0.0566
-"""So long it took to sort so many numbers where the figures of CompileNeeds were measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompileNeeds:
-    """What compiling for Genie takes on this machine, from what 1B's true shape took: seconds and bytes for
-    each weight, by two layers at 16a8w and a context of 1024, and by all 16 layers at 128."""
-
-    seconds: float
-    """Of one core."""
-    memory: float
-    disk: float
-
-    @classmethod
-    def of(cls, shape: Architecture, order: CompileOrder, pace: float) -> CompileNeeds:
-        """On a machine that takes `pace` times as long."""
-        parts = shape.weights(order.parts)
-        weights, largest = sum(parts), max(parts)
-        # The files are in the store and in the output.
-        if not order.quantized:
-            files, memory, per_weight = 4 * weights, 16.0 * largest, 1.5e-7
-        else:
-            # A word of the embedding has 16 bits.
-            files, memory = 4 * (weights + shape.weights_of_words), 28 * largest + 8e8
-            per_weight = 5e-7 + 2.6e-11 * sum(map(len, order.calibration))
-        seconds_ = (PART_SECONDS * order.parts + per_weight * weights) * pace
-        return cls(seconds_, memory, 2 * files + 10 * largest)
-
-    def lines(self, output: Path) -> Iterator[str]:
-        folder = next(path for path in (output.absolute(), *output.absolute().parents) if path.is_dir())
-        free = {"memory": available_memory(), "disk": disk_usage(folder).free}
-        needed = {"memory": self.memory, "disk": self.disk}
-        amounts = [
-            f"{size(bytes_)} of {name}" + (f" ({size(free[name] or 0)} free)" if free[name] else "")
-            for name, bytes_ in needed.items()
-        ]
-        yield f"about {seconds(self.seconds)} of one core, {', '.join(amounts)}"
-        for name, bytes_ in needed.items():
-            if (there := free[name]) is not None and bytes_ > there:
-                help_ = "; more --parts take less" if name == "memory" else ""
-                yield f"warning: {size(bytes_)} of {name} is more than the {size(there)} that are free{help_}"
+PART = 1 << 30
+"""Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
 
 
-def _pace() -> float:
-    """How often longer this machine takes than the measured one."""
-    numbers, times = np.random.default_rng(1).standard_normal(SORTED), []
-    for _ in range(3):
-        began = time.thread_time()
-        np.exp(np.sort(numbers))
-        times.append(time.thread_time() - began)
-    return min(times) / SORTED_SECONDS
+def is_wrong_in_genie(precision: str, parts: int) -> bool:
+    """Genie's logits of 3 and 5 parts in fp16 are others than float's, though each part is right. Those of 1,
+    2 and 4, and of 3 that are quantized, are right."""
+    return precision == "fp16" and parts > 1 and parts % 2 == 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(LlmProgram):
-    """A checkpoint of a command line as a program."""
+def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, CompileOrder]:
+    """Checks everything before anything heavy is imported; what it is quantized by comes later."""
+    selection, through = model.selection, language.through
+    context, prefill = language.context, language.prefill
+    if len(selection.socs) > 1:
+        chips = ", ".join(selection.socs)
+        raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
+    soc_named(selection.soc)
+    text = calibrate_of(model)
+    precision = _precision(model.precision or "fp16", through)
+    shape = read_architecture(folder)
+    if through == GENIE:
+        require_sizes(context, [prefill])
+    elif language.shared_weights:
+        raise UsageError(
+            "--shared-weights is for Genie; a program of ExecuTorch's has its weights once",
+            fix=leave_out("--shared-weights"),
+        )
+    if prefill >= context:
+        raise UsageError(f"prefill by {prefill} fills a context of {context}", fix="take a longer context")
+    if context > shape.context:
+        raise UsageError(
+            f"a context of {context} tokens: the model was made for {shape.context}",
+            fix=add_flags("--context", str(shape.context)),
+        )
+    require_tensors(folder, shape)
+    if not (folder / "tokenizer.json").is_file():
+        tokenizer = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
+        raise UsageError(
+            f"{folder}: expected tokenizer.json, which the device reads; found {tokenizer}",
+            fix="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
+        )
+    if not shape.eos:
+        raise UsageError(
+            f"{folder}/config.json names no eos_token_id, and the device wants it",
+            fix="add it: generation_config.json of the same model may have it",
+        )
+    if precision != "fp16" and text is None:
+        raise UsageError(f"{precision} needs text to calibrate by", fix="--calibrate text.txt")
+    if text is not None and not text.is_file():
+        raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
+    executorch = through == EXECUTORCH
+    parts = language.parts or (1 if executorch else parts_of(shape, precision))
+    _require_parts(parts, 1 if executorch else shape.num_layers, precision, through)
+    return shape, CompileOrder(
+        model=str(folder),
+        through=through,
+        soc=selection.soc,
+        precision=precision,
+        context=context,
+        prefill=prefill,
+        parts=parts,
+        shared=language.shared_weights,
+        calibration=[],
+    )
 
-    shape: Architecture
-    compiled: CompileOrder
+
+def calibrate_of(model: OneModel) -> Path | None:
+    """The text to calibrate by."""
+    return Parser.user_folder() / model.calibrate if model.calibrate else None
+
+
+def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
+    right = [count for count in range(1, most + 1) if not is_wrong_in_genie(precision, count)]
+    if parts in right:
+        return
+    expected = f"at most {most} through {through}"
+    if parts <= most:
+        expected = f"1 or an even number, as Genie computes others in {precision} wrong"
+    nearest = min(right, key=lambda count: (abs(count - parts), -count))
+    raise UsageError(f"--parts {parts}: expected {expected}", fix=add_flags("--parts", str(nearest)))
+
+
+def _precision(name: str, through: str) -> str:
+    known, precision = PRECISIONS[through], scheme_named(name)
+    if through == GENIE and precision != FOUR_BITS:
+        precision = precision_named(name).written
+    if precision not in known:
+        raise UsageError(
+            f"precision {name}: language models are compiled in {', '.join(known)} through {through}",
+            fix="take 16a8w",
+        )
+    return precision
+
+
+def parts_of(shape: Architecture, precision: str) -> int:
+    """The fewest of which none is larger than PART, or than a layer with all words."""
+    # Quantizing holds a part as floats.
+    weight = 2 if precision == "fp16" else 4
+    most = max(PART, max(shape.weights(shape.num_layers)) * weight)
+    counts = (count for count in range(1, shape.num_layers + 1) if not is_wrong_in_genie(precision, count))
+    fitting = (count for count in counts if max(shape.weights(count)) * weight <= most)
+    return next(fitting, shape.num_layers - 1)
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
@@ -116,7 +155,7 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
     folder, output = Parser.user_folder() / model.typed, model.output
     shape, order = compile_order(model, model.language, folder)
     require_installed()
-    require_tokenizer(folder, shape)
+    require_tokenizer(folder, shape.vocab_size)
     if order.quantized and (text := calibrate_of(model)):
         # Before anything starts: a text that is too short is refused.
         order = replace(order, calibration=windows(folder, shape, text, order.context))
@@ -129,19 +168,9 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
     if RECORD not in names and any(not name.startswith(SCRATCH) for name in names):
         # No compile of ours wrote what is there.
         raise UsageError(f"{output} is not empty", fix="name another folder with -o, or remove it")
-    program = program_of(order)
+    program = checkpoint_of(order)
     require_fp16([program])
-    return [
-        Checkpoint(
-            program.suite,
-            program.case_name,
-            program.case,
-            program.run,
-            program.soc,
-            shape=shape,
-            compiled=order,
-        )
-    ]
+    return [program]
 
 
 def products_of(model: OneModel, programs: Sequence[Checkpoint]) -> list[Product | ToolkitError]:
@@ -149,14 +178,7 @@ def products_of(model: OneModel, programs: Sequence[Checkpoint]) -> list[Product
     work = replace(work, timeout=LANGUAGE_TIMEOUT if work.timeout == TIMEOUT else work.timeout, jobs=1)
     plan = LlmPlan.of(programs, model.selection, work)
     (program,) = programs
-    order, shape = program.compiled, program.shape
-    layers = plural(shape.num_layers, "layer")
-    layers += f" in {order.parts} parts" if order.parts > 1 else ""
-    sys.stderr.write(f"{layers} for {order.soc}, {order.precision}\n")
-    if order.through == GENIE:
-        for line in CompileNeeds.of(shape, order, _pace()).lines(model.output):
-            sys.stderr.write(f"{line}\n")
-    results = run_cached_step(compiling(plan, order), plan.programs)
+    results = run_cached_step(compiling(plan, program.compiled), plan.programs)
     return [_product(model, program, require_done(results[program.name]))]
 
 
@@ -168,8 +190,6 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     record = Record(
         order=order,
         size=written.size,
-        cpu_seconds=result.facts["cpu_seconds"],
-        peak=result.facts["peak"],
         source=source_of(order, store),
         files={**digests_of(store, files), RECORD: ""},
     )
@@ -179,7 +199,7 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     stale = [path for path in there if earlier and path.is_file() and path.name in earlier.files]
     genie = order.through == GENIE
     what = f"{written.binaries} binaries" if genie else "a program"
-    costs = f"{seconds(record.cpu_seconds)} of a core and {size(record.peak)} of memory"
+    costs = f"{seconds(result.facts['cpu_seconds'])} of a core and {size(result.facts['peak'])} of memory"
     words = [f"{output}: {what}, {size(written.size)}, {costs}; see its README.md"]
     if genie and not order.shared and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
         words.append(f"try it: {session('run', output, 'The answer is')}")

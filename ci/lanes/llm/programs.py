@@ -32,13 +32,12 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ci.lanes.llm.architecture import Architecture, read_architecture, runner_version
+from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM
-from ci.lanes.llm.graphs import Encoding, call, outputs_of_rows, samples
+from ci.lanes.llm.graphs import Encoding, Step, call, outputs_of_rows, samples
 from ci.lanes.llm.orders import README_OF_RECORD, CompileOrder, Written
-from ci.lanes.llm.prompts import TEMPLATE
-from ci.lanes.llm.readers import Step
+from ci.lanes.llm.tokenizer import SETTINGS, TEMPLATE
 from ci.models.arrays import Array, Sample
 from provisioning.base.errors import CheckFailed
 
@@ -261,11 +260,6 @@ def method_of(path: Path, name: str) -> Method:
     return run
 
 
-def in_pytorch(module: Any) -> Method:
-    """The same on the CPU."""
-    return lambda inputs: list(module(*inputs))
-
-
 def step_of(layout: RunnerLayout, method: Method, encodings: Mapping[str, Encoding]) -> Step:
     """A call by Genie's names of inputs and outputs."""
 
@@ -295,9 +289,7 @@ def step_of(layout: RunnerLayout, method: Method, encodings: Mapping[str, Encodi
 
 METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
 """By what `check` calls a kind of graph."""
-SHIPPED = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE,
-)  # fmt: skip
+SHIPPED = ("config.json", "generation_config.json", "tokenizer.json", SETTINGS, TEMPLATE)
 README = """\
 # {name} through ExecuTorch
 
@@ -307,17 +299,19 @@ executorch's own language models. Upstream's qnn_llama_runner reads it, which `b
 this folder to the device with the runner and QNN's libraries, and run in it:
 
     ./qnn_llama_runner --model_path {program} --tokenizer_path tokenizer.json --eval_mode 1 \\
-        {version}--prompt "The answer is"
+        --prompt "The answer is"
+
+With `--decoder_model_version NAME` it puts the prompt into the chat template of a family.
 
 The .pt2 files are for `check` alone.
 """
 
 
-def order_program(order: CompileOrder) -> Written:
+def compile_checkpoint(order: CompileOrder) -> Written:
     """A checkpoint as a program, with what the device and `check` read beside it."""
     torch.set_grad_enabled(False)
     folder, out = Path(order.model), Path(order.into)
-    shape = read_architecture(folder, order.adapter)
+    shape = read_architecture(folder)
     counts = {METHODS[kind]: order.count(kind) for kind in METHODS}
     whole = load_decoder(folder, shape, order.context, order.context)
     layouts = {name: RunnerLayout(resized(whole, count)) for name, count in counts.items()}
@@ -342,11 +336,9 @@ def order_program(order: CompileOrder) -> Written:
     for name in SHIPPED:
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
-    name = runner_version(folder, shape.model_type)
     readme = README.format(
         name=folder.name,
         program=PROGRAM,
-        version=f"--decoder_model_version {name} " if name else "",
         soc=order.soc,
         precision=order.precision,
         context=order.context,
@@ -362,20 +354,24 @@ def on_cpu_file(out: Path, method: str) -> Path:
     return out / f"{method}_cpu.pt2"
 
 
-def steps(
-    order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int], *, cpu: bool = False
-) -> dict[str, Step]:
-    """Of a method, which has all layers, and of the quantized one on the CPU."""
-    out, method = Path(order.into), METHODS[kind]
+def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
+    """Of a method, which has all layers."""
+    encodings = edge_encodings(_on_cpu(order, kind)) if order.quantized else {}
+    return step_of(
+        _layout(order, shape, kind), method_of(Path(order.into, PROGRAM), METHODS[kind]), encodings
+    )
+
+
+def cpu_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
+    """Of the quantized method."""
+    module = _on_cpu(order, kind)
+    return step_of(_layout(order, shape, kind), lambda inputs: list(module(*inputs)), {})
+
+
+def _on_cpu(order: CompileOrder, kind: str) -> Any:
+    return torch.export.load(on_cpu_file(Path(order.into), METHODS[kind])).module()
+
+
+def _layout(order: CompileOrder, shape: Architecture, kind: str) -> RunnerLayout:
     with torch.device("meta"):
-        decoder = Decoder(shape, order.count(kind), order.context)
-    layout = RunnerLayout(decoder)
-    encodings: Mapping[str, Encoding] = {}
-    found: dict[str, Step] = {}
-    if order.quantized:
-        module = torch.export.load(on_cpu_file(out, method)).module()
-        encodings = edge_encodings(module)
-        found["cpu"] = step_of(layout, in_pytorch(module), {})
-    if not cpu:
-        found["htp"] = step_of(layout, method_of(out / PROGRAM, method), encodings)
-    return found
+        return RunnerLayout(Decoder(shape, order.count(kind), order.context))

@@ -1,24 +1,260 @@
-"""`test_llm`: every chosen program compiled, run and judged, unless it is cached."""
+"""`test_llm`: every chosen program compiled, run and judged. Workers train models, compile and run programs;
+results are cached by all that decides them."""
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Mapping
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from ci.jobs import Job
-from ci.lanes.llm.orders import EXECUTORCH, GENIE, Trained
-from ci.lanes.llm.suite import SUITES, LlmProgram
+from ci.cached_steps import Step
+from ci.child import closed
+from ci.digests import Digests
+from ci.jobs import Job, WorkOptions
+from ci.lanes.llm.orders import (
+    EXECUTORCH,
+    GENIE,
+    RECORD,
+    CompileOrder,
+    Record,
+    SuiteOrder,
+    Trained,
+)
+from ci.lanes.llm.suite import SUITES, LlmCase, LlmProgram, LlmRun
+from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
+from ci.lanes.llm.tiny import JUDGED, QUANTIZED_BY
+from ci.lanes.llm.tokenizer import TEMPLATE
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
-from ci.lanes.llm.work import LlmPlan, reading, reading_by_executorch, require_installed, training
 from ci.outcome import Result
-from ci.plain import read
+from ci.plain import as_json, read
+from ci.results import Key
+from ci.suite.findings import verdict
+from ci.suite.installed import host_libraries, ready_environment, require_packages
 from ci.suite.options import Choice, StageOptions
-from ci.suite.stage import Verdict, chosen, finish, report, run_cached_step, show_list
+from ci.suite.programs import NO_SUITE
+from ci.suite.stage import Plan, Verdict, chosen, finish, report, run_cached_step, show_list
+from ci.work import Home
+from provisioning.base.commands import Fix, session
+from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
+from provisioning.components import QNN_SDK
+from provisioning.environment import Environment
 
-PACKAGES = ("executorch", "onnx", "onnxruntime", "onnxruntime-qnn", "torch", "tokenizers", "transformers")
 STAGE, MODELS, VERDICTS = "test_llm", "models", "verdicts"
+WORKER = "ci.lanes.llm.worker"
+NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
+MEMORY = 1500 << 20
+CONTEXT, PREFILL = int(TINY_CONFIG["max_position_embeddings"]), 32
+"""Of a suite's programs."""
+READ = (".json", ".safetensors")
+UNREAD = (RECORD, "README.md")
+"""Files that `compile` writes and nothing reads but people, and its record."""
+PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+"""For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
+
+
+def require_installed() -> None:
+    require_packages(NEEDED, Fix("{} makes .nox/llm, whose bin/python has it", ("test_llm",)))
+
+
+def environment(qnn_environment: Environment | None = None) -> dict[str, str]:
+    """The workers' environment; those that lower and run ExecuTorch's programs have the profile's QNN."""
+    variables = {
+        **closed(os.environ),
+        "HF_HUB_OFFLINE": "1",
+        # More threads would add in another order, and so train another model.
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    # The provider and Genie bring their own QNN libraries, and no other SDK's may be found first.
+    variables.pop("LD_LIBRARY_PATH", None)
+    return {**variables, **qnn_environment.variables} if qnn_environment else variables
+
+
+def home_of(work: str, logs: Path, variables: Mapping[str, str] | None = None) -> Home:
+    """`work` is a function of worker.py."""
+    return Home(
+        {**(variables or environment()), **(PORTABLE if work == "train" else {})},
+        logs,
+        f"{WORKER}:{work}",
+        "executorch and transformers" if work == "lower" else "onnxruntime-qnn and transformers",
+        session("test_llm"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LlmPlan(Plan):
+    programs: tuple[LlmProgram, ...]
+    qnn_environment: Environment | None
+    """Of ExecuTorch's programs; Genie needs nothing that is provisioned."""
+
+    @classmethod
+    def of(cls, programs: Sequence[LlmProgram], selection: Selection, work: WorkOptions) -> LlmPlan:
+        lowered = any(program.run.through == EXECUTORCH for program in programs)
+        qnn_environment = ready_environment(selection, os.environ) if lowered else None
+        logs = selection.reports.absolute() / "llm"
+        return cls(tuple(programs), selection, work, logs, {}, qnn_environment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(LlmProgram):
+    """A checkpoint of a command line, which no suite has, as a program."""
+
+    compiled: CompileOrder
+
+
+def checkpoint_of(order: CompileOrder) -> Checkpoint:
+    folder = Path(order.model)
+    words: dict[str, Any] = {"through": order.through, "precision": order.precision}
+    run = LlmRun.model_construct(**words, socs=(order.soc,))
+    case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
+    return Checkpoint(folder / NO_SUITE, folder.name, case, run, order.soc, compiled=order)
+
+
+def language_step(
+    plan: LlmPlan,
+    kind: str,
+    title: str,
+    *,
+    request: Callable[[LlmProgram], Mapping[str, object]],
+    key: Callable[[LlmProgram, Key], Key],
+    by_executorch: bool = False,
+    work: str = "",
+    **more: Any,
+) -> Step:
+    """`work` is the function of worker.py that prepares its processes; `key` gets the QNN that ExecuTorch's
+    programs are lowered with."""
+    environment_ = plan.qnn_environment if by_executorch else None
+    qnn: Key = {}
+    if environment_:
+        root = environment_.root(QNN_SDK).path
+        qnn = {"QNN": dict(host_libraries(root, plan.selection.store))}
+    home = home_of(work or ("lower" if environment_ else "generate"), plan.logs, environment(environment_))
+    return Step(
+        plan=plan,
+        kind=kind,
+        title=title,
+        function=f"{WORKER}:answer",
+        home=lambda own: home,
+        request=request,
+        key=lambda program, results: key(program, qnn),
+        own_packages=False,
+        **more,
+    )
+
+
+def _asked(what: str, order: CompileOrder | SuiteOrder) -> dict[str, object]:
+    """The request of an order; the task itself says which folder is the result's."""
+    request = {"do": what, **as_json(order)}
+    request.pop("into", None)
+    return request
+
+
+def training(plan: LlmPlan) -> Step:
+    """The float model of a case, from nothing: the same for all cases."""
+    return language_step(
+        plan,
+        "llm-training",
+        "models",
+        work="train",
+        request=lambda program: {"do": "train"},
+        key=lambda program, qnn: {"what": "train", **qnn},
+        cost=lambda program: Job(program.name, 90.0, MEMORY),
+        accepts=lambda program, result: (
+            not list(model_findings(program.case_name, program.case.perplexity, result))
+        ),
+        keeps_files=True,
+    )
+
+
+def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -> Step:
+    """What programs of a suite make of text. `models` are theirs by program."""
+
+    def key(program: LlmProgram, qnn: Key) -> Key:
+        weights = read(Trained, models[program.name].facts).weights
+        order = program.order
+        return {"what": "judge", "run": {**order.run}, "soc": order.soc, "weights": weights, **qnn}
+
+    def request(program: LlmProgram) -> Mapping[str, object]:
+        model, run = models[program.name].folder, program.run
+        assert model is not None
+        order = SuiteOrder(
+            compiled=CompileOrder(
+                model=str(model),
+                through=run.through,
+                soc=program.soc,
+                precision=run.precision,
+                context=CONTEXT,
+                prefill=PREFILL,
+                parts=run.parts,
+                calibration=[],
+            ),
+            calibrate=str(model / QUANTIZED_BY),
+            judged=str(model / JUDGED),
+            timeout=plan.work.timeout,
+        )
+        return _asked("suite", order)
+
+    return language_step(
+        plan,
+        "llm" if through == GENIE else "llm-executorch",
+        f"programs through {through}",
+        request=request,
+        key=key,
+        by_executorch=through == EXECUTORCH,
+        cost=lambda program: Job(program.name, 60.0 if program.run.precision == "fp16" else 90.0, MEMORY),
+        accepts=lambda program, result: verdict(list(findings_of(program, result))) == "pass",
+    )
+
+
+def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
+    """Digests of all that a compile may read of a checkpoint, by name."""
+    files = sorted(Path(order.model).iterdir())
+    read = {path.name: path for path in files if path.suffix in READ or path.name == TEMPLATE}
+    return digests_of(store, read)
+
+
+def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
+    """What is not as `compile` wrote it, by its record."""
+    written = {name: digest for name, digest in record.files.items() if not name.endswith(UNREAD)}
+    there = {name: folder / name for name in written if (folder / name).is_file()}
+    found = digests_of(store, there)
+    return [name for name, digest in written.items() if found.get(name) != digest]
+
+
+def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
+    digests = Digests(store)
+    found = {name: digests.of(path) for name, path in paths.items()}
+    digests.save()
+    return found
+
+
+def compiling(plan: LlmPlan, order: CompileOrder) -> Step:
+    """Known by what is in the order's files, wherever they are."""
+
+    def key(program: LlmProgram, qnn: Key) -> Key:
+        calibration = hashlib.sha256(json.dumps(order.calibration).encode()).hexdigest()
+        rest = as_json(replace(order, model="", calibration=[], into=""))
+        read = source_of(order, plan.selection.store)
+        files: dict[str, Metric] = {**read, "the text to calibrate by": calibration}
+        return {"what": "compile", "name": program.case_name, "order": rest, "files": files, **qnn}
+
+    return language_step(
+        plan,
+        "llm-compile",
+        "language models",
+        request=lambda program: _asked("compile" if order.through == GENIE else "lower", order),
+        key=key,
+        by_executorch=True,
+        cost=lambda program: Job(program.name, 60.0, MEMORY),
+        keeps_files=True,
+    )
 
 
 def run(options: StageOptions) -> int:
@@ -44,15 +280,10 @@ def run(options: StageOptions) -> int:
         of_case = {program.case_name: program for program in plan.programs}
         for name, program in of_case.items():
             stage.findings += model_findings(name, program.case.perplexity, models[program.name])
-        trained = {
-            name: read(Trained, models[program.name].facts)
+        stage.metrics["perplexity"] = {
+            name: round(read(Trained, model.facts).perplexity, 2)
             for name, program in of_case.items()
-            if not models[program.name].failure
-        }
-        stage.metrics |= {
-            "not_run": len(plan.programs) - len(measured),
-            "perplexity": {name: round(model.perplexity, 2) for name, model in trained.items()},
-            "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+            if not (model := models[program.name]).failure
         }
     return finish(stage, selection)
 
@@ -63,12 +294,12 @@ def _chosen_programs(choice: Choice, selection: Selection) -> list[LlmProgram]:
 
 def _measured(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
     measured = dict[str, Result]()
-    for through, step in {GENIE: reading, EXECUTORCH: reading_by_executorch}.items():
+    for through in (GENIE, EXECUTORCH):
         trained = [
             program
             for program in plan.programs
             if program.run.through == through and (model := models[program.name]).folder and not model.failure
         ]
         if trained:
-            measured |= run_cached_step(step(plan, models), trained)
+            measured |= run_cached_step(reading(plan, models, through), trained)
     return measured

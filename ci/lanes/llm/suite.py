@@ -1,33 +1,19 @@
-"""The suite: which language models run, through which runtime and precision, and the limits they must
-keep."""
+"""The suite: which language models run, through which runtime and precision."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from ci.lanes.llm.orders import EXECUTORCH, GENIE
 from ci.suite.precision import written_name
-from ci.suite.programs import NO_SUITE, NotNegative, Program, Share, SuiteCase, SuiteRun, Suites
+from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
 from ci.suite.suite_file import LaneForm
-from provisioning.base.documents import Model
 from provisioning.base.settings import MANIFESTS
 
 SHIPPED = MANIFESTS / "suites" / "llm.toml"
-
-
-class Limits(Model):
-    """Of a suite's author, in place of those of the precision and of what rounding alone costs."""
-
-    first_choice: Share | None = None
-    """The share of tokens at which both choose the same; equally good ones are not."""
-    perplexity_ratio: Annotated[float, Field(ge=1)] | None = None
-    divergence: NotNegative | None = None
-    """Kullback-Leibler, the mean, in nats."""
-    divergence_99: NotNegative | None = None
-    """Not exceeded by 99 % of the tokens."""
 
 
 FOUR_BITS = "16a4w"
@@ -40,13 +26,10 @@ def _written(value: object) -> object:
 
 
 class LlmRun(SuiteRun):
-    judged_later: ClassVar = SuiteRun.judged_later | {"limits"}
-
     precision: Annotated[Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(_written)]
     through: Literal["genie", "executorch"] = "genie"
     parts: Annotated[int, Field(ge=1)] = 1
     """Into how many binaries Genie's layers are split."""
-    limits: Limits | None = None
 
     @property
     def kind(self) -> str:
@@ -58,10 +41,6 @@ class LlmRun(SuiteRun):
     @property
     def is_measured(self) -> bool:
         return False
-
-    @property
-    def own_limits(self) -> dict[str, float]:
-        return self.limits.model_dump(exclude_none=True) if self.limits else {}
 
     @model_validator(mode="after")
     def _is_offered(self) -> LlmRun:

@@ -1,7 +1,7 @@
 """A tiny Llama, trained here: the model of the `tiny` case, as a folder in the Hugging Face format.
 
 Two processes of one thread, one seed, a text from the locked torch, and arithmetic that all processors share
-(ci.lanes.llm.work.PORTABLE): the same versions give the same weights everywhere, on one core too."""
+(ci.lanes.llm.stage.PORTABLE): the same versions give the same weights everywhere, on one core too."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ci.lanes.llm.orders import Distance, MeasuredProgram, PartDistances, Trained, Window
+from ci.lanes.llm.orders import Decibels, MeasuredProgram, PartDistances, Trained, Window
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.models.arrays import Array
 from ci.outcome import Result
@@ -20,8 +20,6 @@ from provisioning.base.units import in_decibels
 
 STANDARD_ERRORS = 3
 BOOTSTRAPS = 200
-POINTS = 64
-"""Of a line over the context, for the page."""
 DIGITS = 5
 """Of each number of a token that is kept."""
 
@@ -29,13 +27,13 @@ DIGITS = 5
 def window_of(logits: Array, reference: Array, following: Sequence[int]) -> Window:
     ours, theirs = (_log_softmax(rows.astype(np.float64)) for rows in (logits, reference))
     places = np.arange(len(following))
-    lost = reference.max(-1) - reference[places, logits.argmax(-1)]
+    same = reference[places, logits.argmax(-1)] >= reference.max(-1)
     return Window(
         ours=_shortened(-ours[places, following]),
         theirs=_shortened(-theirs[places, following]),
         divergence=_shortened((np.exp(theirs) * (theirs - ours)).sum(-1)),
         # NaN is no first choice.
-        lost=_shortened(np.where(np.isfinite(logits).all(-1), lost, np.inf)),
+        same=(same & np.isfinite(logits).all(-1)).tolist(),
     )
 
 
@@ -49,49 +47,31 @@ def _log_softmax(rows: Array) -> Array:
     return result
 
 
-def tie_of(exact: Sequence[Array], rounded: Sequence[Array]) -> float:
-    """By how much rounding alone moves float's two best logits apart or together, at 99 of 100 places."""
-    moved = []
-    for rows, others in zip(exact, rounded, strict=True):
-        places, two = np.arange(len(rows))[:, None], np.argpartition(rows, -2, -1)[:, -2:]
-        change = (others - rows)[places, two]
-        moved.append(np.abs(change[:, 0] - change[:, 1]))
-    return float(np.quantile(np.concatenate(moved), 0.99))
-
-
 Places = Mapping[str, Array]
 """The fields of windows, end to end."""
-FIGURES: Mapping[str, Callable[[Places, float], float]] = {
-    "first_choice": lambda read, tie: float((read["lost"] <= 0).mean()),
-    "tied_choice": lambda read, tie: float((read["lost"] <= tie).mean()),
-    "perplexity_ratio": lambda read, tie: float(np.exp((read["ours"] - read["theirs"]).mean())),
-    "divergence": lambda read, tie: float(read["divergence"].mean()),
-    "divergence_50": lambda read, tie: float(np.quantile(read["divergence"], 0.5)),
-    "divergence_99": lambda read, tie: float(np.quantile(read["divergence"], 0.99)),
+FIGURES: Mapping[str, Callable[[Places], float]] = {
+    "first_choice": lambda read: float(read["same"].mean()),
+    "perplexity_ratio": lambda read: float(np.exp((read["ours"] - read["theirs"]).mean())),
+    "divergence": lambda read: float(read["divergence"].mean()),
+    "divergence_99": lambda read: float(np.quantile(read["divergence"], 0.99)),
 }
 WORDS = {
     "first_choice": "top-1 agreement",
-    "tied_choice": "top-1 agreement within a tie",
     "perplexity_ratio": "perplexity ratio",
     "divergence": "mean KL divergence",
-    "divergence_50": "median KL divergence",
     "divergence_99": "99 % quantile of KL divergence",
 }
-HIGHER_IS_BETTER = frozenset(("first_choice", "tied_choice"))
-DIVERGENCES = ("divergence", "divergence_50", "divergence_99")
+HIGHER_IS_BETTER = frozenset(("first_choice",))
+DIVERGENCES = ("divergence", "divergence_99")
 READER_NAMES = {
     "prefill_htp": "prefill on HTP",
     "decode_htp": "decode on HTP",
-    "prefill_cpu": "prefill on the CPU",
-    "decode_cpu": "decode on the CPU",
-    "prefill_htp_cpu": "prefill on HTP against the CPU",
-    "decode_htp_cpu": "decode on HTP against the CPU",
     "prefill_genie": "Genie's prefill",
     "decode_genie": "Genie's decode",
 }
-"""Whose logits are compared with float's, or with those that `_cpu` names."""
-
-
+"""Whose logits are compared with float's."""
+WINDOWS = "windows"
+"""What rounding alone costs of the places that prefill and decode read is named so."""
 SINGLE = "prefill_genie"
 """The reader of which each text has one place: the end of the prompt."""
 
@@ -110,13 +90,12 @@ class Figure:
 Figures = Mapping[str, Figure]
 
 
-def figures_of(windows: Sequence[Window], tie: float = 0.0) -> dict[str, Figure]:
-    """First choices by which float loses at most `tie` logits agree within a tie."""
+def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
     every = [{name: np.array(values) for name, values in asdict(window).items()} for window in windows]
 
     def measured(some: Sequence[Places]) -> dict[str, float]:
         joined = {name: np.concatenate([window[name] for window in some]) for name in every[0]}
-        return {name: figure(joined, tie) for name, figure in FIGURES.items()}
+        return {name: figure(joined) for name, figure in FIGURES.items()}
 
     draws = np.random.default_rng(1).integers(0, len(every), (BOOTSTRAPS, len(every)))
     drawn = [measured([every[index] for index in draw]) for draw in draws]
@@ -124,12 +103,6 @@ def figures_of(windows: Sequence[Window], tie: float = 0.0) -> dict[str, Figure]
         name: Figure(value, float(np.std([sample[name] for sample in drawn], ddof=1)))
         for name, value in measured(every).items()
     }
-
-
-def along(windows: Sequence[Window]) -> list[float]:
-    """The mean divergence by place in the context, in at most so many runs of places."""
-    rows = np.mean([window.divergence for window in windows], axis=0)
-    return [float(run.mean()) for run in np.array_split(rows, min(POINTS, len(rows)))]
 
 
 def in_words(figures: Figures, limits: Mapping[str, float] | None = None) -> str:
@@ -148,7 +121,7 @@ def _side(name: str) -> str:
 def misses(figures: Figures, limits: Mapping[str, float], *, single: bool = False) -> list[str]:
     """Each figure that is beyond its limit by more than three standard errors, as text. A divergence is never
     allowed more than twice its limit: a fault that few windows have makes the error large. Where each window
-    is a `single` place, so does one place whose values are cut off, and the median decides."""
+    is a `single` place, so does one place whose values are cut off."""
     problems = []
     for name, limit in limits.items():
         figure = figures[name]
@@ -168,13 +141,13 @@ def misses(figures: Figures, limits: Mapping[str, float], *, single: bool = Fals
 LIMITS: dict[str, dict[str, float]] = {
     name: dict(zip(FIGURES, limits, strict=True))
     for names, limits in {
-        ("fp16",): (0.98, 0.99, 1.005, 0.0001, 0.0001, 0.001),
-        ("16a8w",): (0.9, 0.97, 1.05, 0.05, 0.05, 0.5),
-        ("8a8w", "16a4w"): (0.75, 0.95, 1.2, 0.15, 0.15, 1.5),
+        ("fp16",): (0.98, 1.005, 0.0001, 0.001),
+        ("16a8w",): (0.9, 1.05, 0.05, 0.5),
+        ("8a8w", "16a4w"): (0.75, 1.2, 0.15, 1.5),
     }.items()
     for name in names
 }
-"""By precision, where nobody names another. Right models had at least .996 within a tie."""
+"""By precision, where nobody names another."""
 FLOORS = {"divergence": 0.001, "divergence_99": 0.005}
 """What a right quantized model may lose whatever rounding costs, twice what any by which they were chosen
 needed: the few tokens whose values quantizing never saw are cut off otherwise in each graph."""
@@ -184,15 +157,11 @@ HALVES, HALVES_DB = 16, 12.0
 """What HTP may lose in fp16, which also adds in halves, for each nat and below each dB that rounding every
 operator's output alone costs: right models had 5 to 8 times the divergence, and 8 to 13 dB less."""
 HALVES_ENOUGH_DB = 45.0
-"""At most places of a part in fp16, whatever rounding costs: half of what the worst right model had. Faults
-left 23 dB at most."""
-FP16_LEAST_DB, QUANTIZED_LEAST_DB, CHIP_DB, LOSS_DB = 30.0, 10.0, 6.0, 4.0
-"""A part is wrong below the least of its precision (where rounding alone leaves little more, LOSS_DB below
-that), and a quantized one also if it is CHIP_DB worse than on the CPU, or at most places LOSS_DB worse than
-rounding alone makes it: right ones: at most 2.2 dB worse."""
-APART_DB = 1.5
-"""By how much one part must come nearer to its limit than all others to be named: those of right models
-differ by as much as 1.4."""
+"""Of a part in fp16, whatever rounding costs: half of what the worst right model had. Faults left 23 dB at
+most."""
+LOSS_DB, CHIP_DB = 4.0, 6.0
+"""How much less than rounding alone, and than the CPU, a quantized part may have: right ones had at
+most 2.2 dB less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,26 +170,16 @@ class Bounds:
 
     precision: str
     rounding: Mapping[str, Figures]
-    """What rounding alone costs on the places that prefill, decode and Genie's two read."""
-    parts: Sequence[Mapping[str, Distance]]
-    """What rounding alone leaves of each part's outputs, by kind of graph."""
+    """What rounding alone costs on the windows that prefill and decode read, and on Genie's texts."""
+    parts: Sequence[Decibels]
+    """What rounding alone leaves of each part's outputs."""
     own: Mapping[str, float]
     """The user's own limits."""
-    tie: float = 0.0
-    """How much less float may give a choice that is as good as its own, in logits."""
 
     @classmethod
     def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Bounds:
-        """Each kind of graph reads a first part of the same windows."""
-        rounded = measured.rounded
-        # The chip rounds besides.
-        tie = rounded.tie * math.sqrt(HALVES if precision == "fp16" else 2)
-        windows, read = rounded.read["windows"], dict(rounded.read)
-        del read["windows"]
-        for kind, length in measured.lengths.items():
-            read[kind] = [window.first(length - 1) for window in windows]
-        costs = {name: figures_of(some, tie) for name, some in read.items()}
-        return cls(precision, costs, rounded.parts, own, tie)
+        costs = {name: figures_of(windows) for name, windows in measured.rounded.read.items()}
+        return cls(precision, costs, measured.rounded.parts, own)
 
     @property
     def halves(self) -> bool:
@@ -228,25 +187,18 @@ class Bounds:
 
     def of_reader(self, reader: str) -> dict[str, float]:
         narrow = dict(LIMITS[self.precision])
-        explained = self._explained(reader)
-        for name in DIVERGENCES:
-            narrow[name] = min(narrow[name], explained[name])
-        # Of words that float finds nearly equal rounding alone swaps many.
-        narrow["first_choice"] = min(narrow["first_choice"], explained["first_choice"])
+        for name, explained in self._explained(reader).items():
+            # Of words that float finds nearly equal rounding alone swaps many.
+            narrow[name] = min(narrow[name], explained)
         return narrow | dict(self.own)
 
     def missed(self, reader: str, figures: Figures) -> list[str]:
         """Its figures beyond their limits, as text."""
         return misses(figures, self.of_reader(reader), single=reader == SINGLE)
 
-    def explain(self, reader: str, figures: Figures) -> bool:
-        """Whether rounding alone costs as much, be it more than the limits allow."""
-        explained = self._explained(reader)
-        divergences = {name: explained[name] for name in DIVERGENCES}
-        return not misses(figures, divergences, single=reader == SINGLE)
-
     def _explained(self, reader: str) -> dict[str, float]:
-        costs = self.rounding[reader if is_genies(reader) else reader.partition("_")[0]]
+        """By rounding alone."""
+        costs = self.rounding[reader if is_genies(reader) else WINDOWS]
         swapped = costs["first_choice"]
         times = math.sqrt(HALVES) if self.halves else CHIP
         explained = {"first_choice": 1 - times * (1 - swapped.value) - STANDARD_ERRORS * swapped.error}
@@ -255,15 +207,20 @@ class Bounds:
             explained[name] = (
                 HALVES * cost.value
                 if self.halves
-                else max(FLOORS.get(name, 0.0), CHIP * cost.value + STANDARD_ERRORS * cost.error)
+                else max(FLOORS[name], CHIP * cost.value + STANDARD_ERRORS * cost.error)
             )
         return explained
+
+    def of_part(self, number: int) -> Decibels:
+        """What its outputs must have at least."""
+        loss, enough = (HALVES_DB, HALVES_ENOUGH_DB) if self.halves else (LOSS_DB, math.inf)
+        return {output: min(db - loss, enough) for output, db in self.parts[number].items()}
 
     @property
     def warning(self) -> str:
         """What rounding alone costs of the first choices, where that is more than the precision should; or
         nothing."""
-        least, swapped = LIMITS[self.precision]["first_choice"], self.rounding["prefill"]["first_choice"]
+        least, swapped = LIMITS[self.precision]["first_choice"], self.rounding[WINDOWS]["first_choice"]
         if swapped.value >= least:
             return ""
         return (
@@ -280,41 +237,26 @@ def figure_problems(figures: Mapping[str, Figures], bounds: Bounds) -> Iterator[
             yield f"logits of {words}: {missed[0]}{more}"
 
 
-def unexplained(figures: Mapping[str, Figures], bounds: Bounds) -> list[str]:
-    """The readers that miss a limit by more than rounding alone costs."""
-    return [
-        name for name, read in figures.items() if bounds.missed(name, read) and not bounds.explain(name, read)
-    ]
-
-
 # Where it goes wrong.
 
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """A part beside its limits, and what is `wrong` with it."""
+    """The output of a part that is nearest to its limit."""
 
     name: str
     output: str
     db: float
     least_db: float
-    typical_db: float
-    typical_least_db: float
     cpu_db: float | None
-    wrong: str
     cause: str
-    """Of what is wrong."""
-
-    @property
-    def spare(self) -> float:
-        """How far it is from its limit, in dB."""
-        return self.typical_db - self.typical_least_db
+    """Of what is wrong, or nothing."""
 
     def as_text(self) -> str:
         on_cpu = "" if self.cpu_db is None else f", {in_decibels(self.cpu_db)} on the CPU"
         return (
-            f"{self.name}: SQNR of {self.output} against float: {in_decibels(self.db)} in the worst block,"
-            f" {in_decibels(self.typical_db)} at the median position{on_cpu}"
+            f"{self.name}: SQNR of {self.output} against float: {in_decibels(self.db)}"
+            f" (at least {in_decibels(self.least_db)}){on_cpu}"
         )
 
     def as_metric(self) -> dict[str, Metric]:
@@ -326,36 +268,24 @@ def part_rows(parts: Sequence[PartDistances], bounds: Bounds) -> list[PartRow]:
 
 
 def _part_row(part: PartDistances, bounds: Bounds) -> PartRow:
-    htp, cpu, rounding = part.htp, part.cpu, bounds.parts[part.number][part.kind]
+    of_rounding, cpu = bounds.of_part(part.number), part.cpu
+    least = {name: max(db, cpu[name] - CHIP_DB) if cpu else db for name, db in of_rounding.items()}
+    spare = {name: db - least[name] for name, db in part.htp.items()}
+    output = min(spare, key=lambda name: spare[name])
+    cause = ""
+    if spare[output] < 0:
+        cause = "halves"
+        if cpu:
+            right_on_cpu = all(db >= of_rounding[name] for name, db in cpu.items())
+            cause = "lowering" if right_on_cpu else "graph"
     first, last = part.layers
-    loss, enough = (HALVES_DB, HALVES_ENOUGH_DB) if bounds.halves else (LOSS_DB, math.inf)
-    at_least = {name: min(db - loss, enough) for name, db in rounding.typical.items()}
-    least, on_cpu, cause = FP16_LEAST_DB, "", "halves"
-    if cpu:
-        worst = min(QUANTIZED_LEAST_DB, rounding.db - loss)
-        least, on_cpu = max(worst, cpu.db - CHIP_DB), f", {in_decibels(cpu.db)} on the CPU"
-        right = cpu.db >= worst and all(db >= at_least[name] for name, db in cpu.typical.items())
-        cause = "lowering" if right else "graph"
-    # The one of which rounding explains the least. NaN comes first.
-    spare = {name: db - at_least[name] for name, db in htp.typical.items()}
-    output = min(spare, key=lambda name: -math.inf if math.isnan(spare[name]) else spare[name])
-    typical, typical_least = htp.typical[output], at_least[output]
-    wrong = ""
-    if not htp.db >= least:
-        wrong = f"{htp.output} has an SQNR of {in_decibels(htp.db)}, expected {least:.1f}{on_cpu}"
-    elif not typical >= typical_least:
-        found = f"{output} has an SQNR of {in_decibels(typical)} at the median position"
-        wrong = f"{found}, expected {typical_least:.1f}"
     return PartRow(
         f"{part.kind}_{part.number}, layers {first} to {last}",
-        htp.output,
-        htp.db,
-        least,
-        typical,
-        typical_least,
-        cpu.db if cpu else None,
-        wrong,
-        cause if wrong else "",
+        output,
+        part.htp[output],
+        least[output],
+        cpu[output] if cpu else None,
+        cause,
     )
 
 
@@ -368,42 +298,34 @@ FIXES = {
     " otherwise. Compile it with --precision fp16 or by another QNN, and report it",
     "genie": "no other calibration helps, as these binaries give the right logits without Genie. Compile it"
     " again for their configuration; if that stays, report it",
-    "hidden": "compile it with --precision fp16 and check that: rounding costs less than this, and hides the"
-    " layer that is wrong",
-    "rounding": "rounding alone costs as much: calibrate by more or other text, or take a higher precision",
+    "rounding": "compile it with --precision fp16 and check that. If it is right, rounding costs this much:"
+    " calibrate by more or other text, or take a higher precision",
 }
 """What to do, by what makes a model inaccurate."""
 
 
+def wrong_part(rows: Sequence[PartRow]) -> PartRow | None:
+    """The first one: all after it may be wrong because of it."""
+    return next((row for row in rows if row.cause), None)
+
+
 def cause_of(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bounds) -> str:
-    """Of what is wrong. Without rows the CPU alone was asked, which computes the graph as it is."""
-    if wrong := next((row for row in rows if row.wrong), None):
+    """Of what is wrong."""
+    if wrong := wrong_part(rows):
         return wrong.cause
-    readers = unexplained(figures, bounds)
-    if rows and readers and all(map(is_genies, readers)):
+    if all(is_genies(name) for name, read in figures.items() if bounds.missed(name, read)):
         return "genie"
-    if bounds.halves:
-        return "halves"
-    if not readers:
-        return "rounding"
-    return "hidden" if rows else "graph"
+    return "halves" if bounds.halves else "rounding"
 
 
-def culprit(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bounds) -> str:
-    """The first part that is worse than its precision explains; where only the whole is, the one that comes
-    nearest to its limit, unless another one comes about as near."""
-    if wrong := next((row for row in rows if row.wrong), None):
-        return f"it goes wrong in {wrong.name}: {wrong.wrong}"
-    if not rows or all(map(is_genies, unexplained(figures, bounds))):
+def culprit(rows: Sequence[PartRow]) -> str:
+    """The first part that is worse than its precision explains."""
+    if not (wrong := wrong_part(rows)):
         return ""
-    nearest = min(rows, key=lambda row: row.spare)
-    layers = nearest.name.partition(",")[2]
-    where = "none stands out: rounding hides the fault, or the checkpoint has changed"
-    others = [row.spare for row in rows if not row.name.endswith(layers)]
-    if min(others, default=math.inf) - nearest.spare >= APART_DB:
-        found, least = in_decibels(nearest.typical_db), in_decibels(nearest.typical_least_db)
-        where = f"nearest comes {nearest.name}: SQNR of {found}, at least {least}"
-    return f"no layer misses its limit; {where}"
+    return (
+        f"it goes wrong in {wrong.name}: {wrong.output} has an SQNR of {in_decibels(wrong.db)}, expected"
+        f" {wrong.least_db:.1f}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,52 +340,37 @@ class Judgement:
     @classmethod
     def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Judgement:
         bounds = Bounds.of(precision, measured, own)
-        figures = {name: figures_of(some, bounds.tie) for name, some in measured.readings.read.items()}
+        figures = {name: figures_of(windows) for name, windows in measured.read.items()}
         return cls(measured, bounds, figures, part_rows(measured.parts, bounds))
 
     @property
     def problems(self) -> list[str]:
         """What to look at first, and then what follows from it."""
-        found = culprit(self.rows, self.figures, self.bounds)
+        found = culprit(self.rows)
         return [*([found] if found else []), *figure_problems(self.figures, self.bounds)]
 
     @property
     def fix(self) -> str:
         return FIXES[cause_of(self.rows, self.figures, self.bounds)]
 
-    @property
-    def comparisons(self) -> int:
-        return 2 * len(self.rows) + sum(len(self.bounds.of_reader(name)) for name in self.figures)
-
     def lines(self, *, parts: bool) -> Iterator[str]:
         """Its figures beside their limits. Parts are shown if they say what is wrong, or were asked for."""
-        bounds = self.bounds
-        for name, figures in bounds.rounding.items():
-            if not is_genies(name) or name in self.figures:
-                yield f"rounding alone, {READER_NAMES.get(name, name)}: {in_words(figures)}"
-        yield f"a tie: float's logit of the choice is within {bounds.tie:.2g} of its best"
+        for name, figures in self.bounds.rounding.items():
+            whose = f", {READER_NAMES[name]}" if is_genies(name) else ""
+            yield f"rounding alone{whose}: {in_words(figures)}"
         for name, figures in self.figures.items():
-            yield f"{READER_NAMES[name]}: {in_words(figures, bounds.of_reader(name))}"
-        if parts or culprit(self.rows, self.figures, bounds):
+            yield f"{READER_NAMES[name]}: {in_words(figures, self.bounds.of_reader(name))}"
+        if parts or culprit(self.rows):
             yield from (row.as_text() for row in self.rows)
-        yield f"{self.comparisons} comparisons with a limit"
 
     @property
     def row(self) -> dict[str, Metric]:
         """Of a report."""
-        rates, read = self.measured.readings.rates, self.measured.readings.read
-        speeds = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
         return {
             "bytes": self.measured.size,
-            # For the page, which says that it is the emulator's.
-            "speed": {name: rates[reader] for name, reader in speeds.items() if reader in rates},
             "figures": _figures_row(self.figures),
-            # Of those whose windows begin at the context's start.
-            "positions": {name: list(along(read[name])) for name in read if not is_genies(name)},
             "rounding": _figures_row(self.bounds.rounding),
             "parts": [row.as_metric() for row in self.rows],
-            "tie": self.bounds.tie,
-            "comparisons": self.comparisons,
         }
 
 
@@ -489,9 +396,7 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
 
 
 def judgement_of(program: LlmProgram, result: Result) -> Judgement:
-    """By what rounding alone costs, and the limits of its suite."""
-    measured = read(MeasuredProgram, result.facts)
-    return Judgement.of(program.run.precision, measured, program.run.own_limits)
+    return Judgement.of(program.run.precision, read(MeasuredProgram, result.facts), {})
 
 
 def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:

@@ -22,8 +22,8 @@ ORDERS = {
     "genie": ("ci.lanes.llm.measure", "order_genie"),
     "figures": ("ci.lanes.llm.measure", "order_figures"),
     "parts": ("ci.lanes.llm.measure", "order_parts"),
-    "compile": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
-    "lower": ("ci.lanes.llm.programs", "order_program"),
+    "compile": ("ci.lanes.llm.contexts", "compile_checkpoint"),
+    "lower": ("ci.lanes.llm.programs", "compile_checkpoint"),
 }
 """By what an order is to do: a function from its dataclass to the reply's."""
 
@@ -47,17 +47,8 @@ def _prepare(libraries: Iterable[str], orders: Iterable[str]) -> None:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    _import_less()
     for name in (*libraries, *sorted({ORDERS[order][0] for order in orders})):
         importlib.import_module(name)
-
-
-def _import_less() -> None:
-    """transformers imports scikit-learn, with scipy and pandas, for a way of generating that nothing here
-    uses: a quarter of what starting this process takes."""
-    from transformers.utils import import_utils
-
-    import_utils._sklearn_available = False
 
 
 def facts_of(order: Mapping[str, object]) -> dict[str, object]:

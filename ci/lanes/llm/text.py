@@ -1,0 +1,154 @@
+"""A text as tokens to quantize and to judge by: windows, of which some are chats, prefixes that Genie
+continues, and what two texts have in common."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.genie import NONE
+from ci.lanes.llm.orders import GENIE, CompileOrder, ForcedText, JudgedText
+from ci.lanes.llm.tokenizer import (
+    has_template,
+    load_tokenizer,
+    read_text,
+    rendered,
+    tokens_of,
+    without_beginning,
+)
+from provisioning.base.commands import quoted
+from provisioning.base.errors import CheckFailed, UsageError
+
+PREFIX = 20
+TURN = 25
+"""Tokens of a turn in the chats that a model is quantized and judged by."""
+CHAT_SHARE, CHAT_PLACE = 4, 1
+"""Of four windows the second one: there may be two."""
+CONTINUED = 2
+"""Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
+CALIBRATION_WINDOWS, CALIBRATION_TOKENS = 12, 8192
+"""Enough to quantize by: longer contexts have fewer windows, but two."""
+WINDOWS = 4
+"""At least so many are judged, because figures' errors come from windows."""
+MIN_TOKENS = 256
+"""Tokens to find the part by."""
+SAMPLE_CHARS = 4000
+MAX_OVERLAP = 0.05
+"""At most this share of the text that judges may be known from quantizing."""
+RUN = 16
+"""Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
+
+
+def chat_row(folder: Path, tokenizer: Any, shape: Architecture, tokens: Sequence[int]) -> list[int]:
+    """A row, which begins as a text does, as a chat of short turns, and as long as it is in tokens: by the
+    checkpoint's template, or else as texts that begin and end."""
+    plain = tokens[len(shape.beginning) :]
+    turns = [list(plain[at : at + TURN]) for at in range(0, len(plain), TURN)]
+    if has_template(folder):
+        roles = itertools.cycle(("user", "assistant"))
+        messages = [
+            {"role": role, "content": tokenizer.decode(turn)}
+            for role, turn in zip(roles, turns, strict=False)
+        ]
+        chat = tokens_of(tokenizer, rendered(folder, messages, answered=True))
+        row = [*shape.beginning, *without_beginning(chat, NONE if shape.bos is None else shape.bos)]
+    else:
+        row = [token for turn in turns for token in (*shape.beginning, *turn, shape.eos[0])]
+    return [*row, *plain][: len(tokens)]
+
+
+def windows(folder: Path, shape: Architecture, text: Path, context: int, most: int = 0) -> list[list[int]]:
+    """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
+    otherwise the first tokens' values would be cut off; and a share are chats, for the same reason."""
+    most = most or max(2, min(CALIBRATION_WINDOWS, CALIBRATION_TOKENS // context))
+    tokenizer = load_tokenizer(folder)
+    tokens = tokens_of(tokenizer, read_text(text))
+    length = context - len(shape.beginning)
+    starts = range(0, len(tokens) - length + 1, length)[:most]
+    rows = [[*shape.beginning, *tokens[at : at + length]] for at in starts]
+    if len(rows) < most:
+        needed = quoted("wc", "-w", str(text))
+        raise CheckFailed(
+            f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
+            fix=f"give a longer text ({needed} counts its words), or a shorter --context",
+        )
+    for row in rows[CHAT_PLACE::CHAT_SHARE]:
+        row[:] = chat_row(folder, tokenizer, shape, row)
+    return rows
+
+
+def prefix_lengths(count: int, prefill: int, context: int) -> list[int]:
+    """Every third prefix takes more than one block of prefill, if the context has room for it."""
+    longer = prefill + 8
+    lengths = (longer, PREFIX, PREFIX) if 1 + longer + CONTINUED < context else (PREFIX,)
+    return [lengths[index % len(lengths)] for index in range(count)]
+
+
+def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[ForcedText]:
+    """Their ends are equally far apart, so that each is judged at a place of its own. With the tokens that
+    follow in the text."""
+    first = max(lengths)
+    ends = [first + index * PREFIX for index in range(len(lengths))]
+    return [
+        ForcedText(list(tokens[end - length : end]), list(tokens[end : end + CONTINUED]))
+        for end, length in zip(ends, lengths, strict=True)
+    ]
+
+
+def judged_text(
+    order: CompileOrder,
+    shape: Architecture,
+    path: Path,
+    tokens: int,
+    prefixes: int,
+    *,
+    whole: bool = True,
+) -> JudgedText:
+    """What of a text is read: known before any worker starts. Unless `whole`, Genie's text ends where the
+    windows do: where decode reads the prompt, too, all of the context would take too long."""
+    folder, context = Path(order.model), order.context
+    words = read_text(path)
+    stream = tokens_of(load_tokenizer(folder), words)
+    length = min(context, max(2, tokens // WINDOWS + 1))
+    count = -(-tokens // (length - 1))
+    lengths = prefix_lengths(prefixes, order.prefill, context)
+    own = length - len(shape.beginning)
+    for_prefixes = max(lengths) + (len(lengths) - 1) * PREFIX + CONTINUED
+    few = min(context, max(MIN_TOKENS, order.prefill + 1))
+    wanted = max(for_prefixes, count * own, few - len(shape.beginning))
+    if len(stream) < wanted:
+        raise UsageError(
+            f"{path} has {len(stream)} tokens: {prefixes} prefixes and {count} windows of {own} need"
+            f" {wanted}",
+            fix=f"name a text of {wanted} tokens, --text FILE, or give fewer --tokens",
+        )
+    if (seen := share_of_runs(stream[:wanted], order.calibration)) > MAX_OVERLAP:
+        raise UsageError(
+            f"{seen:.0%} of what would be read of {path} is in the text that it was quantized by, too",
+            fix="give another text",
+        )
+    texts: list[ForcedText] = []
+    if order.through == GENIE:
+        most = context - order.prefill
+        texts = prefixes_of(stream, lengths)
+        said = max(own, PREFIX + CONTINUED)
+        end = context - len(shape.beginning) if whole else said
+        # A shorter text is read again: the places are what counts.
+        long = list(itertools.islice(itertools.cycle(stream), end))
+        prompt = max(PREFIX, min(end - said + PREFIX, most))
+        texts.append(ForcedText(long[:prompt], long[prompt:]))
+    rows, [row] = (windows(folder, shape, path, *size) for size in ((length, count), (few, 1)))
+    return JudgedText(rows, row, texts, words[:SAMPLE_CHARS])
+
+
+def share_of_runs(tokens: Sequence[int], rows: Iterable[Sequence[int]]) -> float:
+    """The share of tokens that are in runs of these rows, wherever the runs begin."""
+    known = {tuple(row[at : at + RUN]) for row in rows for at in range(0, len(row) - RUN + 1, RUN)}
+    inside = set[int]()
+    for at in range(len(tokens) - RUN + 1):
+        if tuple(tokens[at : at + RUN]) in known:
+            inside.update(range(at, at + RUN))
+    return len(inside) / len(tokens)

@@ -1,0 +1,208 @@
+"""The checkpoint's tokenizer: text as tokens and back, its chat template, and what it puts before a text,
+which transformers says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from provisioning.base.commands import leave_out, quoted
+from provisioning.base.errors import CheckFailed, UsageError
+
+TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+
+
+def in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def tokenizer_decides(folder: Path) -> bool:
+    """Without tokenizer_config.json transformers would invent the special tokens of the family; then
+    tokenizer.json decides if it says what to put around a text."""
+    path = folder / "tokenizer.json"
+    if not path.is_file() or (folder / SETTINGS).is_file():
+        return path.is_file()
+    return '"post_processor": null' not in path.read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def _without_models() -> Iterator[None]:
+    """Let a process that has no torch import transformers without it: with torch it takes five times as long.
+    Workers, which need its models, have imported torch before."""
+    wanted = {} if "torch" in sys.modules else {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def _is_of_transformers_5(settings: Mapping[str, object]) -> bool:
+    """transformers 4 knows neither its class of tokenizers nor its list of extra tokens; tokenizer.json has
+    them all."""
+    named = (settings.get("tokenizer_class"), settings.get("backend"))
+    return (
+        "TokenizersBackend" in named
+        or "tokenizers" in named
+        or isinstance(settings.get("extra_special_tokens"), list)
+    )
+
+
+def _word(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def transformers_tokenizer(folder: Path) -> Any:
+    try:
+        with _without_models():
+            importlib.import_module("transformers")
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+        path = folder / SETTINGS
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not path.is_file() or _is_of_transformers_5(settings):
+            words = {name: _word(settings[name]) for name in SPECIAL if settings.get(name)}
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **words)
+            template = folder / TEMPLATE
+            tokenizer.chat_template = (
+                template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
+            )
+            return tokenizer
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # Files of the user's: anything can come out of them.
+    except Exception as error:
+        raise CheckFailed(
+            f"{folder}: transformers cannot read its tokenizer: {in_a_line(error)}",
+            fix="take the tokenizer's files from the checkpoint, or write them:"
+            " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
+        ) from None
+
+
+def encoded_by_transformers(folder: Path, text: str, special: bool = True) -> tuple[list[int], list[int]]:
+    """The tokens of a text, with `special` ones around it or without, and a 1 for each that was put there."""
+    tokenizer = transformers_tokenizer(folder)
+    whole = tokenizer(text, add_special_tokens=special, return_special_tokens_mask=True)
+    return whole["input_ids"], whole["special_tokens_mask"]
+
+
+def load_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    # The library raises nothing narrower.
+    except Exception as error:
+        raise CheckFailed(
+            f"{path} cannot be read: {in_a_line(error)}", fix="take it from the checkpoint"
+        ) from None
+
+
+def first_token(folder: Path) -> int | None:
+    """Raises UsageError for what Genie cannot say: it puts one token first and none at the end."""
+    tokens, added = encoded_by_transformers(folder, "a")
+    count = added.index(0) if 0 in added else len(added)
+    before, after = tokens[:count], [token for token, new in zip(tokens, added, strict=True) if new][count:]
+    for place, some, most in (("first", before, 1), ("at the end", after, 0)):
+        if len(some) > most:
+            raise UsageError(
+                f"{folder}: its tokenizer puts {some} {place} of a text; Genie puts at most one token first"
+                " and none at the end",
+                fix="take a checkpoint whose tokenizer does so: its post_processor in tokenizer.json, or"
+                " add_bos_token and add_eos_token in tokenizer_config.json",
+            )
+    return before[0] if before else None
+
+
+def require_tokenizer(folder: Path, words: int) -> None:
+    """Refuse one with tokens that a model of so many words lacks."""
+    highest = max(load_tokenizer(folder).get_vocab(with_added_tokens=True).values(), default=-1)
+    if not 0 <= highest < words:
+        raise UsageError(
+            f"{folder}/tokenizer.json has tokens up to {highest}, and the model has {words} words",
+            fix="take tokenizer.json and weights of one model",
+        )
+
+
+def chat_text(folder: Path, message: str, system: str) -> str:
+    """By the template of tokenizer_config.json, or of the file that newer checkpoints have."""
+    if not has_template(folder):
+        raise UsageError(
+            f"{folder} has no chat template in {SETTINGS}, nor {TEMPLATE} beside it",
+            fix=leave_out("--chat", ": a base model continues text"),
+        )
+    messages = [{"role": "system", "content": system}] if system else []
+    return rendered(folder, [*messages, {"role": "user", "content": message}], answered=False)
+
+
+def rendered(folder: Path, messages: Sequence[Mapping[str, str]], *, answered: bool) -> str:
+    try:
+        tokenizer = transformers_tokenizer(folder)
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=not answered
+        )
+    # Templates are programs: any error can come out of them.
+    except Exception as error:
+        raise UsageError(
+            f"{folder}: its chat template gives no text: {in_a_line(error)}",
+            fix="correct the template, or leave out what it refuses",
+        ) from error
+    return text
+
+
+def has_template(folder: Path) -> bool:
+    """Without the settings nobody knows the tokens that a template writes."""
+    settings = folder / SETTINGS
+    return settings.is_file() and ((folder / TEMPLATE).is_file() or '"chat_template"' in read_text(settings))
+
+
+def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
+    """Templates write the token that begins a text, and Genie puts it first itself. Some begin each message
+    by the same token."""
+    rest = list(tokens[1:] if tokens[:1] == [bos] else tokens)
+    if rest[:1] == [bos]:
+        raise UsageError(
+            f"token {bos}, which begins a text, stands there twice", fix="leave it out: Genie puts it first"
+        )
+    if not rest:
+        raise UsageError("the prompt is empty", fix="give it a word")
+    return rest
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        converted = quoted("iconv", "-f", "LATIN1", "-t", "UTF-8", path)
+        raise UsageError(
+            f"{path} is not UTF-8 text at byte {error.start}", fix=f"if it is Latin-1: {converted} > OUT"
+        ) from None
+
+
+def tokens_of(tokenizer: Any, text: str) -> list[int]:
+    """Special tokens are what stands in the text: none is added."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def words_after(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """What tokens add to a prompt's text. Decoded without it they lose the space that they begin with
+    (sentencepiece)."""
+    before = list(prompt[-1:])
+    text, longer = (tokenizer.decode(some) for some in (before, [*before, *tokens]))
+    added: str = longer[len(text) :]
+    return added
