@@ -1,24 +1,39 @@
-"""Why the outputs of a program that `compile` made are not healthy: measured on this program, within a time.
+"""Why the outputs of a program that `compile` made are not healthy, and which fixes help: measured on this
+program, within a time.
 
-What quantizing loses is found on the CPU, what the chip computes otherwise by programs that end at a node."""
+What quantizing loses is found on the CPU, what the chip computes otherwise by programs that end at a node.
+Each fix was compiled, run and compared, and has its figure."""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ci.explain.divergence import DIFFERS_DB, MANY_ROUND, STANDS_OUT, DivergenceResult, named, verdict_of
-from ci.explain.lane import explainer
+from ci.explain.lane import explainer, measured
 from ci.explain.losses import Scores
+from ci.explain.repair import fewest_of
+from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
-from ci.one_model.product import Outcome
-from provisioning.base.errors import ToolkitError
+from ci.one_model.product import History, Outcome, Product
+from ci.suite.accuracy import CLEARLY_DB
+from ci.suite.precision import MORE_EXACT, written_name
+from ci.suite.programs import Program
+from provisioning.base.commands import Fix, joined, session
+from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.files import repository_of
+from provisioning.base.findings import Edit, Place
+from provisioning.base.rendering import readable
 from provisioning.base.units import in_decibels
-from provisioning.known_faults import SuspectedFault
+from provisioning.known_faults import NO_FIX, SuspectedFault, fix_at
 
 SECONDS = 90.0
 """Of the search and the trials of fixes for all programs of a command, by the clock on the wall."""
@@ -113,3 +128,296 @@ def of_scores(scores: Scores) -> Cause:
 
 def _decibels(noise: float) -> str:
     return in_decibels(-10 * math.log10(noise))
+
+
+MOST = 3
+"""Candidates."""
+TIMES = 3
+"""As long as the program itself took to compile: what is rewritten is exported twice more."""
+LONGEST = 300.0
+"""Seconds for all of a search where its trials need more than is left of its time."""
+EXACT = {**MORE_EXACT, "fp16": "16a8w"}
+"""By precision, the one that is tried in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    words: str
+    """What to type, as it is tried."""
+    outcome: Callable[[], Outcome | None]
+    """None where it does not apply."""
+    edit: Edit | None = None
+    """Where that is what is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    helping: Sequence[str]
+    """Each with its figure, those that make it green first."""
+    others: Sequence[str]
+    """What was tried, and does not help."""
+    late: Sequence[str] = ()
+    """What may help: its trial did not end in time."""
+    edit: Edit | None = None
+    """Of the first that helps."""
+
+    @property
+    def fix(self) -> str:
+        if self.helping:
+            return joined(self.helping, "; or ")
+        if self.late:
+            return joined(self.late, "; or ")
+        # What does not help is words: nobody should type it.
+        return f"{NO_FIX}; tried: {'; '.join(self.others)}" if self.others else NO_FIX
+
+
+def proofs_of(
+    model: OneModel,
+    soc: str,
+    before: Outcome,
+    cause: Cause | None,
+    seconds: float = SECONDS,
+    longest: float = LONGEST,
+) -> Proofs:
+    """Trials begin within these seconds, or those that a program of this size needs. What is at work then may
+    take as long again, since the machine may have other work; all end within the `longest`, if it is more."""
+    needed = TIMES * before.costs.get("cpu_seconds", 0.0)
+    began = time.monotonic()
+    last_begin = began + max(seconds, min(needed, longest))
+    until = began + max(seconds, min(2 * needed, longest))
+    limited = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False, program=None)
+    repairing, nearer, others, late = list[str](), list[str](), list[str](), list[str]()
+    edits: dict[str, Edit | None] = {}
+    for candidate in islice(_candidates(limited, cause, before), MOST):
+        if time.monotonic() > last_begin:
+            break
+        sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
+        if (after := candidate.outcome()) is not None:
+            is_late = bool(after.error) and time.monotonic() > until
+            figure = "it did not end within the time of the search" if is_late else _in_words(after)
+            words = Fix("{}: {}", candidate.words, figure)
+            edits[words] = candidate.edit
+            helped = helps(after, before)
+            if is_late:
+                late.append(words)
+            elif not helped:
+                others.append(words)
+            elif not after.green:
+                nearer.append(words)
+            else:
+                repairing.append(words)
+                if candidate.edit:
+                    break
+    # What changes one line changes least.
+    helping = sorted([*repairing, *nearer], key=lambda words: edits[words] is None)
+    return Proofs(helping, others, late, edits[helping[0]] if helping else None)
+
+
+def outcome_with_cause(
+    model: OneModel, program: Any, outcome: Outcome, suspects: Sequence[SuspectedFault], until: float
+) -> tuple[Outcome, Cause | None]:
+    """The outcome, whose first error then says the cause, as far as it is found by this time of
+    time.monotonic(), and the fixes that were tried. The time is that of all programs of a command."""
+    left = until - time.monotonic()
+    # The rest is for fixes.
+    search_seconds = left * 2 / 3 if outcome.wrong else left
+    cause = cause_of(model, program, outcome, search_seconds, suspects) if left > 0 else None
+    if not (outcome.wrong or outcome.error):
+        return outcome, cause
+    left = until - time.monotonic()
+    proofs = proofs_of(model, program.soc, outcome, cause, left, left + LONGEST - SECONDS)
+    if outcome.error:
+        return (
+            replace(outcome, fix=proofs.fix) if proofs.helping or outcome.fix == NO_FIX else outcome
+        ), None
+    first, *others = outcome.wrong
+    fixes, words, place = [proofs.fix], [first.message], first.place
+    if cause:
+        words += [cause.in_words()]
+        place = Place.read(cause.line) or place
+        if cause.goes_on:
+            untried = list(dict.fromkeys(fault.command for fault in cause.suspected))
+            fixes = fixes if proofs.helping or not untried else untried
+            fixes = [*fixes, Fix("{} goes on", cause.goes_on)]
+    else:
+        # A part of an output, or whole numbers: what the model returns is its author's to change.
+        fixes += [first.fix]
+    fix = joined(fixes, "; or ")
+    first = replace(first, message="; ".join(words), fix=fix, place=place, edit=proofs.edit)
+    return replace(outcome, wrong=[first, *others]), cause
+
+
+def _candidates(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
+    """Those that there are, as far as none of them needs what this machine lacks."""
+    try:
+        yield from candidates_of(model, cause, before)
+    except ToolkitError as error:
+        sys.stderr.write(readable(f"no more fixes are tried: {error.message}\n", sys.stderr))
+
+
+def _tried(work: Callable[[], Outcome | None]) -> Callable[[], Outcome | None]:
+    """A trial that fails for whatever reason says nothing of the program before it."""
+
+    def outcome() -> Outcome | None:
+        try:
+            return work()
+        except ToolkitError as error:
+            return Outcome(error.message.splitlines()[0], error.fix)
+
+    return outcome
+
+
+def helps(after: Outcome, before: Outcome) -> bool:
+    """Whether it repairs what is wrong, or is clearly nearer to float. What still dies does not."""
+    if after.error or not after.improves_on(before):
+        return False
+    return after.green or bool(before.error) or after.sqnr_db > before.sqnr_db + CLEARLY_DB
+
+
+def _in_words(outcome: Outcome) -> str:
+    """Against float, as what is typed will say it."""
+    figures = {name: figure for name, figure in outcome.figures.items() if not name.startswith("reference_")}
+    words = replace(outcome, figures=figures).in_words()
+    return f"{words}, which is still red" if outcome.wrong else words
+
+
+def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
+    """Rewrites at the place of the cause, or of the whole model; then flags. None of a model that does not
+    export."""
+    try:
+        rewritten = explainer(model).rewritten(model, RewriteChoice())
+    except ToolkitError as error:
+        if error.exit_code != CheckFailed.exit_code:
+            raise
+        return
+    if rules := _rules_at(rewritten.withheld, cause):
+        words = ", ".join(
+            dict.fromkeys(change.words for change in rewritten.withheld if _is_at(change, cause))
+        )
+        yield _repaired(model, RewriteChoice(rules, interface=True), before, words)
+    yield from _rewrites(model, rewritten.made, cause, before)
+    precision = written_name(model.precision or "fp16")
+    other = None if model.precision_file else EXACT.get(precision)
+    if "per_channel" in model.lane.flags and not model.per_channel and precision != "fp16":
+        yield _of_model(replace(model, per_channel=True))
+    if other:
+        yield _of_model(replace(model, precision=other))
+
+
+def _of_model(other: OneModel) -> Candidate:
+    command = other.command("compile", other.selection.soc, "-o", "out")
+    return Candidate(command, _tried(lambda: measured(other)))
+
+
+def _rewrites(
+    model: OneModel, every: Sequence[RewrittenPlace], cause: Cause | None, before: Outcome
+) -> Iterator[Candidate]:
+    if rules := _rules_at(every, cause):
+        edits = {
+            fix_at(change.rules[0], change.code, change.source).edit
+            for change in every
+            if _is_at(change, cause)
+        }
+        # One edit alone is the whole rewrite.
+        if len(edits) == 1 and (edit := edits.pop()):
+            yield Candidate(str(edit), _tried(lambda: _of_edit(model, edit)), edit)
+        yield _repaired(model, RewriteChoice(rules), before)
+
+
+def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[str, ...]:
+    here = (change for change in changes if _is_at(change, cause))
+    return tuple(dict.fromkeys(rule for change in here for rule in change.rules))
+
+
+def _repaired(model: OneModel, choice: RewriteChoice, before: Outcome, words: str = "") -> Candidate:
+    """As the command does it: by the fewest rewrites that help. `words` say what the user changes for it."""
+
+    def outcome() -> Outcome | None:
+        repair = fewest_of(model, choice, before)
+        return repair.after or repair.together
+
+    flags = [word for rule in choice.rules or () for word in ("--only", rule)]
+    flags += ["--may-change-interface"] if choice.interface else []
+    command = session("repair", *model.words(model.selection.soc), *flags, "-o", "repaired")
+    typed = Fix("{}, as {} does", words, command) if words else command
+    return Candidate(typed, _tried(outcome))
+
+
+def _of_edit(model: OneModel, edit: Edit) -> Outcome | None:
+    """Of the source with that line changed: of a folder that links to all else that the model's has."""
+    source = model.file
+    folder = source.search_path
+    changed = repository_of(folder / "file") / edit.file
+    if not source.file or source.file.suffix != ".py" or not changed.is_relative_to(folder):
+        return None
+    lines = changed.read_text(encoding="utf-8").splitlines(keepends=True)
+    if lines[edit.line - 1].count(edit.old) != 1:
+        return None
+    lines[edit.line - 1] = lines[edit.line - 1].replace(edit.old, edit.new)
+    with TemporaryDirectory(prefix="edited-") as name:
+        copy, inside = Path(name), changed.relative_to(folder)
+        for depth, part in enumerate(inside.parts):
+            here = Path(*inside.parts[:depth])
+            for path in (folder / here).iterdir():
+                if path.name not in (part, ".git"):
+                    (copy / here / path.name).symlink_to(path)
+            if depth < len(inside.parts) - 1:
+                (copy / here / part).mkdir()
+        (copy / inside).write_text("".join(lines), encoding="utf-8")
+        typed = f"{copy / source.file.name}:{model.typed.rpartition(':')[2]}"
+        return measured(replace(model, typed=typed))
+
+
+def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:
+    """What answers a fault that is suspected there may begin at another node. Where no place was found, all
+    may help."""
+    if cause is None or not (cause.place or cause.suspected):
+        return True
+    if any(fault.fault in change.rules for fault in cause.suspected):
+        return True
+    if change.source:
+        return change.source == cause.line
+    return change.node in cause.nodes
+
+
+def _searches(model: OneModel, history: History) -> bool:
+    return model.search and not history.searched and not model.lane.only_compiles
+
+
+def explained(
+    model: OneModel,
+    programs: Sequence[Program],
+    compiled: Sequence[Product | ToolkitError],
+    history: History,
+) -> list[Product]:
+    """The products with causes and fixes in their errors. A cause of what is no error is only said. Raises
+    the error of the first program that there is not, with the fix that was tried."""
+    search_ends = time.monotonic() + SECONDS
+    products = [product for product in compiled if isinstance(product, Product)]
+    for program, error in zip(programs, compiled, strict=True):
+        if isinstance(error, ToolkitError):
+            if error.exit_code == CheckFailed.exit_code and len(programs) == 1:
+                error.fix = _fix_of_death(model, program, error, history, search_ends)
+            raise error
+    if not _searches(model, history):
+        return products
+    found: list[Product] = []
+    for program, product in zip(programs, products, strict=True):
+        outcome, cause = outcome_with_cause(model, program, product.outcome, product.suspects, search_ends)
+        history.searched |= bool(outcome.wrong or cause)
+        found.append(replace(product, outcome=outcome))
+        if cause and not outcome.wrong:
+            sys.stdout.write(f"{cause.in_words()}\n")
+    return found
+
+
+def _fix_of_death(
+    model: OneModel, program: Program, error: ToolkitError, history: History, search_ends: float
+) -> str:
+    if model.verify and _searches(model, history):
+        history.searched = True
+        died = Outcome(error.message, error.fix)
+        return outcome_with_cause(model, program, died, (), search_ends)[0].fix
+    if error.fix == NO_FIX and not model.lane.only_compiles:
+        return Fix("{} tries fixes", model.command("compile", program.soc, "-o", "out"))
+    return error.fix

@@ -9,7 +9,7 @@ from ci.explain.audit import AuditRows
 from ci.explain.divergence import DivergenceResult
 from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.one_model.model import OneModel, of_lane
+from ci.one_model.model import OneModel, not_taken
 from ci.one_model.product import Compiles, Outcome, Product
 from ci.suite.options import Choice
 from provisioning.base.errors import ToolkitError, UsageError
@@ -48,7 +48,9 @@ class Explains(Protocol):
 
 
 def explainer(model: OneModel) -> Explains:
-    lane: Explains = of_lane(model, "explain")
+    if model.lane.only_compiles:
+        raise not_taken(model)
+    lane: Explains = model.lane.module("explain")
     return lane
 
 

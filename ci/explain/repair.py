@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.explain.cause import cause_of
-from ci.explain.lane import explainer, measured, programs_of
+from ci.explain.lane import explainer, measured
 from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.output import keep_origins, require_own, writing_into
@@ -182,8 +181,6 @@ def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) ->
     repair = repair_of(model, choice)
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
-    if not (after or repair.refused) and (cause := cause_of(model, programs_of(model)[0], now)):
-        print(cause.in_words())
     files = _write(repair, report) if after else []
     answer.add(
         model=model.name,

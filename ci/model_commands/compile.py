@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 def compile_model(model: OneModel, suite: Path | None, report: ModelReport, history: History) -> int:
     """Write a program for each chip; with `suite`, add the model to that suite too. What is in `history` is
     not said again."""
-    from ci.explain.proofs import explained
+    from ci.explain.cause import explained
     from ci.one_model.into_suite import addition_of
     from ci.one_model.output import writing_into
     from ci.one_model.product import ELSEWHERE, Compiles, Product, judged, write_products

@@ -44,10 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.explain.cause import of_divergence
+    from ci.explain.cause import of_divergence, proofs_of
     from ci.explain.divergence import DIFFERS_DB, DivergenceResult, as_text, fix_of
     from ci.explain.lane import explainer, measured
-    from ci.explain.proofs import proofs_of
     from ci.one_model.report import ModelReport, reported
     from ci.plain import as_json
     from provisioning.base.commands import Fix, session

@@ -187,11 +187,11 @@ def not_taken(model: OneModel) -> UsageError:
     )
 
 
-def of_lane(model: OneModel, module: str = "product") -> Any:
+def of_lane(model: OneModel) -> Any:
     """What the commands ask of the model's lane, beside `compile`. Refuses a lane that only compiles."""
     if model.lane.only_compiles:
         raise not_taken(model)
-    return model.lane.module(module)
+    return model.lane.product
 
 
 def lane_of(model: str | None, folder: Path) -> ModelLane:

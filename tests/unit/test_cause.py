@@ -11,11 +11,21 @@ from typing import Any
 
 import pytest
 
-from ci.explain.cause import Cause, cause_of, of_divergence, of_scores, with_suspects
+from ci.explain.cause import (
+    MOST,
+    Cause,
+    Proofs,
+    cause_of,
+    helps,
+    of_divergence,
+    of_scores,
+    outcome_with_cause,
+    proofs_of,
+    with_suspects,
+)
 from ci.explain.divergence import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Loss, Scores
-from ci.explain.proofs import MOST, Proofs, helps, outcome_with_cause, proofs_of
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
@@ -200,7 +210,7 @@ def test_all_programs_of_a_command_together_have_the_longest_time(
         return RED
 
     lane = StandInLane(tmp_path, gives=gives)
-    monkeypatch.setattr("ci.explain.proofs.cause_of", lambda *_: CAUSE)
+    monkeypatch.setattr("ci.explain.cause.cause_of", lambda *_: CAUSE)
     large = replace(RED, costs={"cpu_seconds": 9000.0})
     outcome_with_cause(lane.model, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
     assert bool(ends) is tries and all(end <= 210 - late for end in ends)
