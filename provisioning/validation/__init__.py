@@ -22,7 +22,7 @@ from provisioning.base.documents import Model, load, read
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
-from provisioning.validation.context import Context, Need
+from provisioning.validation.context import Context
 
 CHAPTERS = {
     "versions": "Versions",
@@ -122,9 +122,9 @@ class Rule:
     id: str
     severity: Severity
     text: RuleText
-    needs: frozenset[Need]
     check: Check
     module: str
+    asks_compiler: bool
 
 
 class State(str, enum.Enum):
@@ -153,7 +153,7 @@ class Result:
 _RULES: dict[str, Rule] = {}
 
 
-def rule(id_: str, *needs: Need) -> Callable[[Check], Check]:
+def rule(id_: str, *, asks_compiler: bool = False) -> Callable[[Check], Check]:
     """Enter a function in the catalogue. Severity and texts are in manifests/checks.toml."""
 
     def register(check: Check) -> Check:
@@ -161,7 +161,7 @@ def rule(id_: str, *needs: Need) -> Callable[[Check], Check]:
             raise ValueError(f"two rules are called {id_}")
         module = check.__module__.rpartition(".")[2]
         text = rule_texts()[id_]
-        _RULES[id_] = Rule(id_, Severity(text.severity), text, frozenset(needs), check, module)
+        _RULES[id_] = Rule(id_, Severity(text.severity), text, check, module, asks_compiler)
         return check
 
     return register

@@ -8,7 +8,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Severity
 from provisioning.components import QNN_SDK
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
-from provisioning.validation.context import Context, Need
+from provisioning.validation.context import Context
 from provisioning.validation.probe import Answer
 from provisioning.validation.variables import hiding_packages
 from provisioning.validation.versions import holders_of_build_ids, tree_of
@@ -16,12 +16,12 @@ from provisioning.validation.versions import holders_of_build_ids, tree_of
 _NO_DEVICE = 14001
 
 
-@rule("qnn-compat", Need.LIBRARIES, Need.HOST)
+@rule("qnn-compat")
 def qnn_compat(context: Context) -> Iterator[Problem]:
     held = sorted({id_ for library in holders_of_build_ids(context) for id_ in library.build_ids})
     if "executorch" not in context.profile.packages:
         raise NotApplicable(f"profile {context.profile.name} pins no executorch")
-    installed = context.host.packages.get("executorch") if context.host else None
+    installed = context.host.packages.get("executorch")
     executorch = (installed or context.profile.packages["executorch"]).partition("+")[0]
     measured = [pair for pair in context.measured if pair.executorch == executorch]
     working = sorted({pair.qnn for pair in measured if pair.works})
@@ -44,7 +44,7 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
                 )
 
 
-@rule("compiler-answers", Need.COMPILER, Need.HOST)
+@rule("compiler-answers", asks_compiler=True)
 def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     if not context.answers:
@@ -55,7 +55,7 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
         if answer.step == "absent":
             raise CouldNotRun(
                 f"{answer.detail} in {answer.interpreter}",
-                context.host.installing if context.host else "",
+                context.host.installing,
             )
         if answer.step == "probe":
             raise CouldNotRun(

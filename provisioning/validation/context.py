@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import importlib.metadata
 import os
 import platform
@@ -12,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -89,17 +87,6 @@ def load_measured(file: Path = MEASURED) -> tuple[Pair, ...]:
     return tuple(sorted(pairs, key=lambda row: (Ordered(row.executorch), Ordered(row.qnn))))
 
 
-class Need(enum.Enum):
-    """What rules look at beside variables and names. Only what the chosen rules need is gathered."""
-
-    LIBRARIES = "libraries"
-    HOST = "host"
-    """The system, this Python and its packages."""
-    TOOLS = "tools"
-    """Programs on PATH, and their versions."""
-    COMPILER = "compiler"
-
-
 @dataclass(frozen=True, slots=True)
 class ComponentTree:
     """A component's place, and what its own files say about it."""
@@ -163,8 +150,8 @@ class Context:
     """The user's own variables, as they are in the shell."""
     variables: Mapping[str, str]
     """The variables that stages run with: the user's, corrected by `provisioning.environment`."""
+    host: Host
     libraries: tuple[Library, ...] = ()
-    host: Host | None = None
     loading: Mapping[Path, Loading] = field(default_factory=dict)
     """What the loader says of the host's libraries, of those that it was asked to open."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
@@ -224,50 +211,40 @@ Resolve = Callable[[Selection, Mapping[str, str]], Environment]
 def gather(
     selection: Selection,
     environ: Mapping[str, str],
-    needs: Collection[Need],
     *,
+    asks_compiler: bool = True,
     resolve: Resolve = resolve,
     seconds: float = _SECONDS,
 ) -> list[Context]:
-    """Resolve the environments and read what the chosen rules need.
+    """Resolve the environments and read what rules need.
 
     Every target is judged against its own trees: there is a context for each set of trees. A program gets
-    `seconds` to say its version.
+    `seconds` to say its version. The compiler takes longer than all else.
     """
     profile = load_profile(selection.profile)
     socs = {name: soc_named(name) for name in selection.socs}
     resolved = _resolved(selection, environ, resolve)
+    host, measured = _host(resolved[0].variables, profile.packages, seconds), load_measured()
     contexts = []
-    with ThreadPoolExecutor(8) as pool:
-        # The compiler and the tools are other processes: they run while this one reads libraries.
-        tools = _TOOLS if Need.TOOLS in needs else ()
-        variables = resolved[0].variables
-        host = pool.submit(_host, variables, profile.packages, tools, seconds) if Need.HOST in needs else None
-        asking = Need.COMPILER in needs
-        answers = [
-            {soc: pool.submit(ask, soc, group.variables) for soc in socs if asking and _lowers(group)}
-            for group in resolved
-        ]
-        for group, answer in zip(resolved, answers, strict=True):
-            sdk_libraries: list[Library] = []
-            if Need.LIBRARIES in needs and QNN_SDK in group.trees:
-                sdk_libraries = libraries_in(group.trees[QNN_SDK].path)
-            contexts.append(
-                Context(
-                    profile=profile,
-                    targets=group.targets,
-                    socs=socs,
-                    trees=group.trees,
-                    environ=environ,
-                    variables=group.variables,
-                    libraries=tuple(sdk_libraries),
-                    host=host.result() if host is not None else None,
-                    loading=loading_of(sdk_libraries, group.variables),
-                    answers={soc: future.result() for soc, future in answer.items()},
-                    every_target=set(TARGETS) <= set(selection.targets),
-                    measured=load_measured(),
-                )
+    for group in resolved:
+        libraries = libraries_in(group.trees[QNN_SDK].path) if QNN_SDK in group.trees else []
+        asked = socs if asks_compiler and _lowers(group) else {}
+        contexts.append(
+            Context(
+                profile=profile,
+                targets=group.targets,
+                socs=socs,
+                trees=group.trees,
+                environ=environ,
+                variables=group.variables,
+                libraries=tuple(libraries),
+                host=host,
+                loading=loading_of(libraries, group.variables),
+                answers={soc: ask(soc, group.variables) for soc in asked},
+                every_target=set(TARGETS) <= set(selection.targets),
+                measured=measured,
             )
+        )
     return contexts
 
 
@@ -354,9 +331,7 @@ def loading_of(libraries: Iterable[Library], variables: Mapping[str, str]) -> di
     return load_all(host, variables.get("LD_LIBRARY_PATH", ""))
 
 
-def _host(
-    variables: Mapping[str, str], packages: Collection[str], names: Collection[str], seconds: float
-) -> Host:
+def _host(variables: Mapping[str, str], packages: Collection[str], seconds: float) -> Host:
     libc, glibc = platform.libc_ver()
     if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
         libc, _, glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
@@ -367,7 +342,7 @@ def _host(
         distribution=f"{release.get('ID', '')} {release.get('VERSION_ID', '')}".strip(),
         python=platform.python_version(),
         glibc=glibc if libc == "glibc" else "",
-        tools={name: tool for name in names if (tool := _tool(name, variables, seconds)) is not None},
+        tools={name: tool for name in _TOOLS if (tool := _tool(name, variables, seconds)) is not None},
         packages=_packages(packages, variables.get("PYTHONPATH", "")),
         environment=sys.prefix if Path(sys.prefix, STAMP).is_file() else "",
     )

@@ -13,7 +13,7 @@ from provisioning.components import ANDROID_NDK, ndk_name
 from provisioning.elf import HEXAGON, LOADER, Demands, Elf, Loading, Wrong, complaints
 from provisioning.qnn_libraries import Library, System
 from provisioning.validation import Check, CouldNotRun, NotApplicable, Problem, rule, validation_table
-from provisioning.validation.context import Context, Need
+from provisioning.validation.context import Context
 
 
 def _libraries(context: Context) -> tuple[tuple[Library, Elf], ...]:
@@ -43,7 +43,7 @@ def _complaints(
             yield Problem(library.place, message, severity=severity)
 
 
-@rule("elf-readable", Need.LIBRARIES)
+@rule("elf-readable")
 def elf_readable(context: Context) -> Iterator[Problem]:
     if not context.libraries:
         raise NotApplicable("there is no library")
@@ -59,7 +59,7 @@ def elf_readable(context: Context) -> Iterator[Problem]:
             )
 
 
-@rule("elf-machine", Need.LIBRARIES)
+@rule("elf-machine")
 def elf_machine(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
         if elf.fixed:
@@ -93,7 +93,7 @@ def _of_another_system(context: Context) -> Iterator[Problem]:
         yield Problem(first, message, also=tuple(others))
 
 
-@rule("hexagon-arch", Need.LIBRARIES)
+@rule("hexagon-arch")
 def hexagon_arch(context: Context) -> Iterator[Problem]:
     hexagon = [(library, elf) for library, elf in _libraries(context) if elf.machine == HEXAGON]
     if not hexagon:
@@ -125,7 +125,7 @@ def _arches(library: Library, elf: Elf) -> dict[str, tuple[int, str]]:
     return arches
 
 
-@rule("library-name", Need.LIBRARIES)
+@rule("library-name")
 def library_name(context: Context) -> Iterator[Problem]:
     named = [library for library in context.libraries if library.own_name]
     if not named:
@@ -158,7 +158,7 @@ def _loading(context: Context) -> Mapping[Path, Loading]:
     return context.loading
 
 
-@rule("needed-resolved", Need.LIBRARIES)
+@rule("needed-resolved")
 def needed_resolved(context: Context) -> Iterator[Problem]:
     for system in ("aarch64-android", "aarch64-linux", "hexagon"):
         yield from _on_device(context, system)
@@ -204,7 +204,7 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
                 )
 
 
-@rule("symbol-versions", Need.LIBRARIES)
+@rule("symbol-versions")
 def symbol_versions(context: Context) -> Iterator[Problem]:
     lacking: dict[tuple[Path, Path], set[str]] = {}
     for loading in _loading(context).values():
@@ -219,7 +219,7 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
         )
 
 
-@rule("android-page-size", Need.LIBRARIES)
+@rule("android-page-size")
 def android_page_size(context: Context) -> Iterator[Problem]:
     android = list(context.of_system("aarch64-android"))
     if not android:
@@ -230,7 +230,7 @@ def android_page_size(context: Context) -> Iterator[Problem]:
         yield from _complaints(Wrong.PAGE_SIZE, library, elf, Demands(page_size=table.page_size), severity)
 
 
-@rule("android-api", Need.LIBRARIES)
+@rule("android-api")
 def android_api(context: Context) -> Iterator[Problem]:
     noted = [pair for pair in context.of_system("aarch64-android") if pair[1].android_api is not None]
     if not noted:
@@ -240,7 +240,7 @@ def android_api(context: Context) -> Iterator[Problem]:
         yield from _complaints(Wrong.ANDROID_API, library, elf, demands)
 
 
-@rule("android-ndk", Need.LIBRARIES)
+@rule("android-ndk")
 def android_ndk(context: Context) -> Iterator[Problem]:
     pin = context.profile.components.get(ANDROID_NDK)
     noted: dict[tuple[str, str], list[str]] = {}
@@ -274,4 +274,4 @@ def _needs_no_demand(wrong: Wrong) -> Check:
 
 
 for wrong in (Wrong.RELOCATIONS, Wrong.STACK, Wrong.SEARCH_PATH):
-    rule(RULES[wrong], Need.LIBRARIES)(_needs_no_demand(wrong))
+    rule(RULES[wrong])(_needs_no_demand(wrong))

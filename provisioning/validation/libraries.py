@@ -15,7 +15,7 @@ from provisioning.manifest import Profile, Soc, load_profile, load_socs
 from provisioning.pe import ARM64, Pe
 from provisioning.qnn_libraries import Library, TargetLibraries
 from provisioning.validation import NotApplicable, Problem, rule
-from provisioning.validation.context import ComponentTree, Context, Need
+from provisioning.validation.context import ComponentTree, Context
 from provisioning.validation.versions import holders_of_build_ids, of_another_build, tree_of
 
 
@@ -35,7 +35,7 @@ def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
     return Fix("unset {}; {}", tree.variable, command) if tree.origin == "directory" else command
 
 
-@rule("required-libraries", Need.LIBRARIES)
+@rule("required-libraries")
 def required_libraries(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     for target, wanted in _target_tables(context).items():
@@ -59,7 +59,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
                 yield Problem(f"lib/{directory}", f"lacks {' or '.join(names)}, which {target} needs", fix)
 
 
-@rule("soc-libraries", Need.LIBRARIES)
+@rule("soc-libraries")
 def soc_libraries(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     devices = {target: wanted for target, wanted in _target_tables(context).items() if wanted.skels}
@@ -89,7 +89,7 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
                     )
 
 
-@rule("lpai-libraries", Need.LIBRARIES)
+@rule("lpai-libraries")
 def lpai_libraries(context: Context) -> Iterator[Problem]:
     tree_of(context, QNN_SDK)
     devices = {
@@ -147,7 +147,7 @@ def _official(profile: Profile) -> bool:
     return all(part.source.type == "archive" for part in profile.components[QNN_SDK].parts)
 
 
-@rule("one-build-id", Need.LIBRARIES)
+@rule("one-build-id")
 def one_build_id(context: Context) -> Iterator[Problem]:
     holders = holders_of_build_ids(context)
     counted = Counter(build_id for library in holders for build_id in library.build_ids)
@@ -163,14 +163,14 @@ def _libraries(context: Context) -> list[tuple[Library, Pe]]:
     return libraries
 
 
-@rule("pe-machine", Need.LIBRARIES)
+@rule("pe-machine")
 def pe_machine(context: Context) -> Iterator[Problem]:
     for library, pe in _libraries(context):
         if pe.machine != ARM64:
             yield Problem(library.place, f"expected Arm64, found {pe.machine_name}")
 
 
-@rule("pe-version", Need.LIBRARIES)
+@rule("pe-version")
 def pe_version(context: Context) -> Iterator[Problem]:
     for library, pe in _libraries(context):
         for build in library.build_ids:

@@ -17,7 +17,7 @@ from provisioning.manifest import Requirement, refused_by
 from provisioning.qnn_libraries import Library
 from provisioning.store.trees import Trees
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, validation_table
-from provisioning.validation.context import ComponentTree, Context, Host, Need
+from provisioning.validation.context import ComponentTree, Context
 
 
 def tree_of(context: Context, component: str) -> ComponentTree:
@@ -40,12 +40,6 @@ def of_another_build(context: Context, build_id: str) -> dict[str, str]:
     """What libraries say of their build, by place, where it contradicts this id; that may lack its end."""
     said = {library.place: library.of_another_build(build_id) for library in context.libraries}
     return {place: ", ".join(ids) for place, ids in said.items() if ids}
-
-
-def host_of(context: Context) -> Host:
-    if context.host is None:
-        raise CouldNotRun("the host was not looked at")
-    return context.host
 
 
 @rule("qnn-version")
@@ -81,7 +75,7 @@ def _same_release(version: str, pinned: str) -> bool:
     return len(parts) >= 3 and all(one == other for one, other in parts)
 
 
-@rule("qnn-build-id", Need.LIBRARIES)
+@rule("qnn-build-id")
 def qnn_build_id(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     holders = holders_of_build_ids(context)
@@ -139,7 +133,7 @@ def quantization_constraints(context: Context) -> Iterator[Problem]:
         yield Problem(tree.named, "has no lib/python, so executorch's quantizer checks no constraints")
 
 
-@rule("soc-known", Need.LIBRARIES)
+@rule("soc-known")
 def soc_known(context: Context) -> Iterator[Problem]:
     builds = {
         held.removeprefix("v") for library in holders_of_build_ids(context) for held in library.build_ids
@@ -212,9 +206,9 @@ def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
         )
 
 
-@rule("python-packages", Need.HOST)
+@rule("python-packages")
 def python_packages(context: Context) -> Iterator[Problem]:
-    host = host_of(context)
+    host = context.host
     pins = context.profile.packages
     if not pins:
         raise NotApplicable(f"profile {context.profile.name} pins no Python packages")
@@ -262,9 +256,9 @@ def _numeric(version: str) -> str:
     return number[0] if number else "0"
 
 
-@rule("cmake-version", Need.HOST, Need.TOOLS)
+@rule("cmake-version")
 def cmake_version(context: Context) -> Iterator[Problem]:
-    host = host_of(context)
+    host = context.host
     wanted = context.profile.host.get("cmake")
     if wanted is None:
         raise NotApplicable(f"profile {context.profile.name} names no cmake")
@@ -280,9 +274,9 @@ def cmake_version(context: Context) -> Iterator[Problem]:
 _REINSTALL = "run it by hand, and reinstall it or put another one before it on PATH"
 
 
-@rule("compiler-version", Need.HOST, Need.TOOLS)
+@rule("compiler-version")
 def compiler_version(context: Context) -> Iterator[Problem]:
-    host = host_of(context)
+    host = context.host
     wanted = {name: context.profile.host[name] for name in ("gcc", "clang") if name in context.profile.host}
     if not wanted:
         raise NotApplicable(f"profile {context.profile.name} names no compiler")
@@ -306,16 +300,16 @@ def compiler_version(context: Context) -> Iterator[Problem]:
         yield from min(problems.values(), key=lambda group: [p.severity is not Severity.NOTE for p in group])
 
 
-@rule("python-version", Need.HOST)
+@rule("python-version")
 def python_version(context: Context) -> Iterator[Problem]:
     if "python" not in context.profile.host:
         raise NotApplicable(f"profile {context.profile.name} names no Python")
-    yield from _compared("python", host_of(context).python, context.profile.host["python"])
+    yield from _compared("python", context.host.python, context.profile.host["python"])
 
 
-@rule("glibc-version", Need.HOST)
+@rule("glibc-version")
 def glibc_version(context: Context) -> Iterator[Problem]:
-    host = host_of(context)
+    host = context.host
     if "glibc" not in context.profile.host:
         raise NotApplicable(f"profile {context.profile.name} names no glibc")
     if not host.glibc:
@@ -326,9 +320,9 @@ def glibc_version(context: Context) -> Iterator[Problem]:
     yield from _compared("glibc", host.glibc, context.profile.host["glibc"])
 
 
-@rule("host-os", Need.HOST)
+@rule("host-os")
 def host_os(context: Context) -> Iterator[Problem]:
-    host = host_of(context)
+    host = context.host
     table = validation_table().host
     if host.system not in table.systems or host.machine not in table.machines:
         yield Problem(

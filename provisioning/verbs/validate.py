@@ -65,7 +65,8 @@ def _validate(
 
     rules = chosen(only)
     ignores = [Ignore.parse(text) for text in ignored]
-    contexts = gather(selection, os.environ, {need for rule in rules for need in rule.needs})
+    asks_compiler = any(rule.asks_compiler for rule in rules)
+    contexts = gather(selection, os.environ, asks_compiler=asks_compiler)
     results = check(contexts, rules)
     kept, accepted = without_ignored((f for result in results for f in result.findings), ignores)
     stage.findings += kept

@@ -46,8 +46,8 @@ def findings(rules: Iterable[str], site: Site, environ: dict[str, str]) -> dict[
     """Of each rule alone what it finds."""
     selection = selection_of(parsed(validate, *site.flags), environ)
     chosen = {rule: catalogue()[rule] for rule in rules}
-    needs = {need for rule in chosen.values() for need in rule.needs}
-    contexts = gather(selection, environ, needs)
+    asks_compiler = any(rule.asks_compiler for rule in chosen.values())
+    contexts = gather(selection, environ, asks_compiler=asks_compiler)
     printed = {}
     for rule, row in chosen.items():
         stage = StageRun(

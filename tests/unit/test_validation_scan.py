@@ -19,7 +19,7 @@ from provisioning.environment import Environment, Root
 from provisioning.qnn_libraries import libraries_in
 from provisioning.validation import State, check, chosen
 from provisioning.validation import chosen as chosen_rules
-from provisioning.validation.context import Context, Need, gather
+from provisioning.validation.context import Context, gather
 from provisioning.validation.probe import ask, understand
 from tests.support.elves import Library, skel
 from tests.support.environments import ANDROID, LINUX, PROFILE, X86, context_of, write_sdk
@@ -151,9 +151,9 @@ def selection(tmp_path: Path) -> Selection:
     return Selection(PROFILE, "x86_64-linux", "SM8650", tmp_path / "store", tmp_path / "reports")
 
 
-def gathered(selection: Selection, base: Path, *needs: Need, **environ: str) -> Context:
+def gathered(selection: Selection, base: Path, **environ: str) -> Context:
     sdk = write_sdk(base / "sdk")
-    (context,) = gather(selection, {"QNN_SDK_ROOT": str(sdk), **environ}, needs)
+    (context,) = gather(selection, {"QNN_SDK_ROOT": str(sdk), **environ}, asks_compiler=False)
     return context
 
 
@@ -174,7 +174,7 @@ def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
     sdk = write_sdk(tmp_path / "device only")
     shutil.rmtree(sdk / "lib" / X86)
     chosen = replace(selection, target=targets[0], named_targets=targets)
-    (context,) = gather(chosen, {"QNN_SDK_ROOT": str(sdk)}, {Need.COMPILER})
+    (context,) = gather(chosen, {"QNN_SDK_ROOT": str(sdk)})
     assert list(context.answers) == questioned
 
 
@@ -192,11 +192,11 @@ def test_every_target_is_judged_against_its_own_trees(selection: Selection, tmp_
 
     rules = chosen_rules(["required-libraries"])
     for targets in (tuple(trees), tuple(reversed(trees))):
-        contexts = gather(replace(selection, named_targets=targets), {}, {Need.LIBRARIES}, resolve=resolve)
+        contexts = gather(replace(selection, named_targets=targets), {}, asks_compiler=False, resolve=resolve)
         assert [result.findings for result in check(contexts, rules)] == [()]
     (linux / "lib" / LINUX / "libQnnHtp.so").unlink()
     both = replace(selection, named_targets=tuple(trees))
-    (result,) = check(gather(both, {}, {Need.LIBRARIES}, resolve=resolve), rules)
+    (result,) = check(gather(both, {}, asks_compiler=False, resolve=resolve), rules)
     assert result.state is State.FAIL
     assert [f.message for f in result.findings] == [
         "lacks libQnnHtp.so, which aarch64-linux needs (for aarch64-linux)"
