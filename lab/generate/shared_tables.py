@@ -102,17 +102,20 @@ def _limits() -> str:
 
 def _limits_of_language_models() -> str:
     columns = [verdicts.LIMITS[name] for name in ("fp16", "16a8w", "8a8w")]
-    rows = {
-        "top-1 agreement, at least": [f"{row['first_choice'] * 100:g} %" for row in columns],
-        "perplexity ratio, at most": [f"{row['perplexity_ratio']:g}" for row in columns],
-        "mean KL divergence, at most": [f"{row['divergence']:g}" for row in columns],
-        "99 % quantile of KL divergence, at most": [f"{row['divergence_99']:g}" for row in columns],
-        "each KL divergence divided by that of rounding alone, at most": [
-            f"{times:g}" for times in (verdicts.HALVES, verdicts.CHIP, verdicts.CHIP)
-        ],
-    }
-    head = [("figure", "fp16", "16a8w", "8a8w and 16a4w"), ("---", "---", "---", "---")]
-    return _table([*head, *((name, *values) for name, values in rows.items())])
+    rows = [
+        ("figure", "fp16", "16a8w", "8a8w and 16a4w"),
+        ("---", "---", "---", "---"),
+        ("top-1 agreement, at least", *(f"{row['first_choice'] * 100:g} %" for row in columns)),
+        ("perplexity ratio, at most", *(f"{row['perplexity_ratio']:g}" for row in columns)),
+    ]
+    for name in verdicts.DIVERGENCES:
+        words = verdicts.WORDS[name]
+        quantized = f"{verdicts.CHIP:g} times; up to {verdicts.FLOORS[name]:g} always passes"
+        rows += [
+            (f"{words}, at most", *(f"{row[name]:g}" for row in columns)),
+            ("and, compared with rounding alone, at most", f"{verdicts.HALVES} times", quantized, quantized),
+        ]
+    return _table(rows)
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
