@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ci.jobs import Job, WorkOptions
+from ci.jobs import Job, Line, WorkOptions
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of, line_of
 from ci.plain import Facts, as_json, read
-from ci.progress import Line
 from ci.results import (
     CachedResults,
     ExportReply,

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from ci.artifacts.compiler_log import QnnEstimate
 from provisioning.accepted_file import SHIPPED, load_accepted
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
-from provisioning.base.errors import UnknownName, UsageError
+from provisioning.base.errors import UnknownName
 from provisioning.base.findings import Metric
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import version_in
@@ -95,8 +95,6 @@ def load_forecasts() -> Forecasts:
 
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
 ON_A_PHONE = Fix("measure it on a phone: {}", ("run_device", "--inputs", "FILES"))
-BY = "by."
-"""How names of errors begin that another phone's measurement leaves."""
 ONNX_ALONE, TO_ONNX = (
     "forecasts are fitted for ONNX models only",
     "export it with torch.onnx.export, and name the .onnx",
@@ -153,8 +151,6 @@ class PhoneFit:
     """What surrounds a network on the phone."""
     within: float
     """80 of 100 models that were left out took at most this part longer or shorter: 0.5 is 1.5 times."""
-    by_other: Mapping[str, float] = field(default_factory=dict)
-    """The same of forecasts that another phone's measurement corrects, by that phone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +189,7 @@ def load_fit() -> Fit:
         if kind == "phones":
             phone, precision = name.split("/")
             row: Any = values
-            others = {key.removeprefix(BY).replace("_", " "): row[key] for key in row if key.startswith(BY)}
-            phones[phone, precision] = PhoneFit(row["scale"], row["around_us"], row["p80"], others)
+            phones[phone, precision] = PhoneFit(row["scale"], row["around_us"], row["p80"])
     limits = FittedRange(common["least_us"], common["most_us"], frozenset(common["operators"].split()))
     return Fit(common["qnn"], limits, phones)
 
@@ -262,8 +257,7 @@ def of_language_model(typed: str) -> Forecasted:
     """Why a checkpoint, or what Genie is given of one, has no forecast."""
     return Forecasted(
         withheld=f"{typed} is a language model. AI Hub measured whole ones of 0.6 billion weights and more,"
-        " in tokens a second, and no part of one; so nothing is fitted to what QNN estimates of a part",
-        fix=Fix("{}, and there the model most like it", session("forecast", "text generation", "--measured")),
+        " in tokens a second, and no part of one; so nothing is fitted to what QNN estimates of a part"
     )
 
 
@@ -299,24 +293,3 @@ def basis_of(estimates: Mapping[str, float], chips: Collection[str]) -> float:
     """Half way between two chips."""
     older, newer = (estimates[chip] for chip in (*chips, *chips)[:2])
     return float((older * newer) ** 0.5)
-
-
-def by_measurement(text: str, precision: str, found: Forecasted, fit: Fit, table: Forecasts) -> Forecasted:
-    """`PHONE=1.42 ms`: the same model on the other phones, by what was measured on one."""
-    name, _, value = text.partition("=")
-    number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*ms\s*", value)
-    if not number or not float(number[1]):
-        raise UsageError(
-            f"--measured {text}: expected a phone and milliseconds", fix="--measured 'Galaxy S24=1.42 ms'"
-        )
-    phone = table.named(name.strip())
-    own = next((row for row in found.forecasts if row.phone == phone), None)
-    if own is None:
-        return found
-    factor, rows = float(number[1]) / own.ms, list[Forecast]()
-    for row in found.forecasts:
-        errors = fit.phones[row.phone, PRECISIONS[precision]].by_other
-        if row.phone != phone:
-            rows.append(Forecast(row.phone, row.soc, row.ms * factor, errors.get(phone, row.within)))
-    basis = f"measured on {phone}: {number[1]} ms, {factor:.2f} times its forecast"
-    return Forecasted(tuple(rows), found.reasons, basis)

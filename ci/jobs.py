@@ -1,5 +1,5 @@
-"""How work is done: its limits, what pieces of it cost, what the machine has for them, and an estimate of the
-time left."""
+"""Pieces of work: their limits, what they cost, what the machine has for them, and what a user sees while
+they run: bars on a terminal, one line a job elsewhere."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import itertools
 import math
 import os
 import re
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Generic, TextIO, TypeVar
 
 from provisioning.base.command_line import TIMEOUT
+from provisioning.base.progress import SILENT_FOR, Display, display_for, new_bar, ticking
+from provisioning.base.units import roughly
+
+R = TypeVar("R")
 
 RUN_TIMEOUT = 300.0
 """Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""
@@ -47,48 +56,6 @@ class Job:
 
 def longest_first(jobs: Iterable[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (-job.seconds, job.name))
-
-
-AT_ONCE = 0.5
-"""A job that took fewer seconds was looked up: it says nothing about those that work."""
-
-
-class Estimate:
-    """Estimates the time left from expected lengths and from how finished jobs compared with theirs."""
-
-    def __init__(self, jobs: Iterable[Job], slots: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._waiting = {job.name: job.seconds for job in jobs}
-        self._running: dict[str, tuple[float, float]] = {}
-        self._slots = max(1, slots)
-        # Starts at 1 with the weight of ten expected seconds, so that the first short jobs do not distort it.
-        self._expected = self._taken = 10.0
-        self._known = False
-
-    def started(self, job: Job) -> None:
-        self._running[job.name] = (self._waiting.pop(job.name, job.seconds), self._clock())
-
-    def ended(self, job: Job, seconds: float) -> None:
-        expected, _ = self._running.pop(job.name, (job.seconds, 0.0))
-        if seconds < AT_ONCE:
-            return
-        self._known = True
-        self._expected += expected
-        self._taken += seconds
-
-    @property
-    def pace(self) -> float:
-        """Above 1: slower than expected."""
-        return self._taken / self._expected
-
-    def seconds_left(self) -> float | None:
-        """None before a job has shown how long such work takes, and while one takes longer than expected."""
-        now = self._clock()
-        rest = [length * self.pace - (now - began) for length, began in self._running.values()]
-        if not self._known or any(seconds <= 0 for seconds in rest):
-            return None
-        waiting = [length * self.pace for length in self._waiting.values()]
-        return max([(sum(rest) + sum(waiting)) / self._slots, *rest, *waiting])
 
 
 def default_slots() -> int:
@@ -149,3 +116,141 @@ def _reclaimable(limit: Path) -> int:
         return 0
     inactive = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
     return int(inactive.group(1)) if inactive else 0
+
+
+AT_ONCE = 0.5
+"""A job that took fewer seconds was looked up: it says nothing about those that work."""
+
+TICK = 1.0
+"""Seconds between two looks at what jobs are at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The line printed for a job that ended. A line that needs attention stays on the screen."""
+
+    word: str
+    note: str = ""
+    look: bool = False
+    seconds: float | None = None
+    """Without time spent waiting; None: as long as the slot was taken."""
+
+
+def failed(note: str) -> Line:
+    return Line("FAILED!", note, look=True)
+
+
+class JobProgress(Generic[R]):
+    """Shows jobs as the scheduler starts and ends them. A context manager, so bars are always removed."""
+
+    def __init__(
+        self,
+        what: str,
+        jobs: Sequence[Job],
+        line: Callable[[str, R], Line],
+        out: TextIO,
+        display: Display | None,
+        doing: Callable[[str], str] = lambda name: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`doing` says what a job of this name is at."""
+        self._what, self._line, self._doing, self._clock = what, line, doing, clock
+        self._began: dict[str, float] = {}
+        self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
+        self._start, self._total = clock(), len(jobs)
+        self._waiting, self._worked, self._end = sum(job.seconds for job in jobs), 0.0, 0.0
+        self._done = self._looks = 0
+        self._out, self._display = out, display
+        self._whole, self._bars = new_bar(), dict[str, int]()
+
+    def __enter__(self) -> JobProgress[R]:
+        self._draw_whole()
+        self._open.enter_context(ticking(TICK, self.tick))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+        if self._display:
+            for bar in (*self._bars.values(), self._whole):
+                self._display.remove(bar)
+
+    def started(self, job: Job) -> None:
+        with self._lock:
+            self._began[job.name] = self._clock()
+            if self._display:
+                bar = self._bars[job.name] = new_bar()
+                self._display.bar(bar, f"  {job.name}", 0, None, "")
+
+    def tick(self) -> None:
+        """Say what the running jobs are at: beside their bars, else in a line after a silence."""
+        with self._lock:
+            running, now = dict(self._began), self._clock()
+            if self._display:
+                for name in running:
+                    self._display.bar(self._bars[name], f"  {name}", 0, None, self._doing(name))
+            elif running and now - self._spoke >= SILENT_FOR:
+                name, more = next(iter(running)), len(running) - 1
+                text = f"{self._place()} {'running':<9}{now - running[name]:7.1f} s  {name}"
+                text += f": {doing}" if (doing := self._doing(name)) else ""
+                text += f", and {more} more" if more else ""
+                self._print(text + self.time_left("  ({})"))
+
+    def ended(self, job: Job, result: R, taken: float) -> None:
+        with self._lock:
+            self._began.pop(job.name, None)
+            self._expect(job, taken)
+            self._done += 1
+            line = self._line(job.name, result)
+            self._looks += line.look
+            time_shown = taken if line.seconds is None else line.seconds
+            text = f"{self._place()} {line.word:<9}{time_shown:7.1f} s  {job.name}"
+            if line.note:
+                text += f": {line.note.splitlines()[0]}"
+            if self._display is None:
+                self._print(text + self.time_left("  ({})"))
+                return
+            self._display.remove(self._bars.pop(job.name))
+            self._draw_whole()
+            show = self._display.print if line.look else self._display.log
+            show(text)
+
+    def _place(self) -> str:
+        return f"[{self._done:>{len(str(self._total))}}/{self._total}]"
+
+    def _print(self, text: str) -> None:
+        self._spoke = self._clock()
+        self._out.write(f"{text}\n")
+        self._out.flush()
+
+    def _expect(self, job: Job, taken: float) -> None:
+        """As long for what is left as it took for what was worked on, by what both were to cost."""
+        self._waiting -= job.seconds
+        if taken >= AT_ONCE:
+            self._worked += job.seconds
+        if self._worked:
+            now = self._clock()
+            self._end = now + (now - self._start) * self._waiting / self._worked
+
+    def time_left(self, form: str) -> str:
+        """In this form; empty before a job has shown how long such work takes, and where more has passed."""
+        left = self._end - self._clock()
+        return form.format(f"about {roughly(left)} left") if left > 0 and self._done < self._total else ""
+
+    def _draw_whole(self) -> None:
+        if self._display:
+            looks = f", {self._looks} to look at" if self._looks else ""
+            note = f"{self._done}/{self._total}{self.time_left(', {}')}{looks}"
+            self._display.bar(self._whole, self._what, self._done, self._total, note)
+
+
+def progress(
+    what: str,
+    jobs: Sequence[Job],
+    line: Callable[[str, R], Line],
+    doing: Callable[[str], str] = lambda name: "",
+) -> JobProgress[R]:
+    """`what` names the jobs on the bar; `line` gives the line for a job of this name that ended, and `doing`
+    says what one that runs is at."""
+    return JobProgress(what, jobs, line, sys.stderr, display_for(sys.stderr), doing)

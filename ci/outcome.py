@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from ci.jobs import Line, failed
 from ci.plain import Facts
-from ci.progress import Line, failed
 from ci.trouble import MACHINE, Blame, Trouble, of_ending, of_error
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError

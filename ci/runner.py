@@ -17,7 +17,7 @@ from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.base.stage_run import require_stage
-from provisioning.dist import FOLDER, LIBRARIES, MANIFEST, description_of, require_current, runner_of
+from provisioning.dist import FOLDER, LIBRARIES, description_of, require_current, runner_of
 
 DIST = dist_path() / DEFAULT_TARGET
 VARIABLE = "QNN_EXECUTOR_RUNNER"
@@ -102,8 +102,6 @@ class OneRun:
 class Runner:
     path: Path
     dialect: Dialect = OURS
-    commit: str = ""
-    """That of the tree that ExecuTorch's was built from, where its build tells."""
 
     @classmethod
     def at(cls, path: Path) -> Runner:
@@ -116,17 +114,11 @@ class Runner:
                 f"{path} is no qnn_executor_runner that starts here: {words or 'it lists no flags'}",
                 fix=Fix("name another in {}, or build one: {}", VARIABLE, ("build_runner",)),
             )
-        try:
-            manifest = json.loads((path.parent.parent / MANIFEST).read_text(encoding="utf-8"))
-            commit = f"{manifest['commit'][:10]}{' with changes' if manifest['changed'] else ''}"
-        except (OSError, ValueError, KeyError, TypeError):
-            commit = ""
-        return cls(path, known[0], commit)
+        return cls(path, known[0])
 
     @property
     def described(self) -> str:
-        built = f", built from {self.commit}" if self.commit else ""
-        return f"{self.dialect.whose} {self.path}{built}"
+        return f"{self.dialect.whose} {self.path}"
 
     @property
     def order(self) -> dict[str, str]:

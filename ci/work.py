@@ -34,9 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from ci import child
-from ci.jobs import Job, core_shares, default_slots, longest_first, memory_budget
+from ci.jobs import Job, Line, core_shares, default_slots, longest_first, memory_budget, progress
 from ci.outcome import Refused, WorkerDied, opened_log, tail
-from ci.progress import Line, progress
 from ci.trouble import Trouble, how_it_ended, of_error, of_places, of_text, of_time
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -141,7 +140,7 @@ def run(
         raise ValueError("two tasks have the same name")
     with template_of(home) if isinstance(home, Home) else contextlib.nullcontext(home) as template:
         schedule = _Schedule(tasks, template, exports, jobs, memory or memory_budget())
-        with progress(title, list(schedule.waiting), schedule.slots, line, schedule.doing) as shown:
+        with progress(title, list(schedule.waiting), line, schedule.doing) as shown:
             schedule.run(shown)
         return schedule.outcomes
 

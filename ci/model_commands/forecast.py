@@ -8,12 +8,11 @@ from ci.models.user_model import MODEL_HELP
 from ci.one_model.model import PRECISION_HELP, add_model, add_option, of_lane, one_model_of
 from ci.suite.options import add_work
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, count, repeatable, valued
+from provisioning.base.command_line import Parser, count, repeatable
 
 EXAMPLES = """\
   qnn-ci forecast model.onnx --precision 8a8w
   qnn-ci forecast model.onnx --precision 16a8w --calibrate samples/ --phone 'Galaxy S25'
-  qnn-ci forecast model.onnx --measured 'Galaxy S24=1.42 ms'
 """
 
 OF_LANGUAGE_MODELS = ("config.json", "adapter_config.json", "genie_config.json")
@@ -23,12 +22,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_option(add_model(parser, MODEL_HELP))
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--phone", "NAME", "only this phone: 'Galaxy S25', 'X Elite' [all fitted ones]")
-    valued(
-        parser,
-        "--measured",
-        "PHONE=MS",
-        "correct the forecast with a measured time ('Galaxy S24=1.42 ms')",
-    )
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="models to compile in parallel [cores]")
     add_work(how, "a step")
@@ -44,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if speaks:
         forecasted = of_language_model(model.typed)
     else:
-        forecasted = of_lane(model).forecasted(model, phones, args.measured).of(phones)
+        forecasted = of_lane(model).forecasted(model, phones).of(phones)
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecasted.forecasts])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words()))

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ci.cached_steps import Step, WorkPlan, run_step
-from ci.jobs import Job
+from ci.jobs import Job, Line, failed
 from ci.models.own_packages import NO_PACKAGES, OwnPackages, installed
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
-from ci.progress import Line, failed
 from ci.results import folder_digest
 from ci.suite.accepted import Baseline, load_baseline, load_tolerances, low_figures, thresholds_of
 from ci.suite.accuracy import METRIC, MetricFigures, in_words

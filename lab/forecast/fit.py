@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.forecast import ACCEPTED, BY, MANIFEST, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
+from ci.forecast import ACCEPTED, MANIFEST, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
 from ci.jobs import WorkOptions
 from ci.lanes.onnx.product import answer_in, estimating
 from ci.lanes.onnx.stage import plan_of, require_installed
@@ -132,7 +132,6 @@ def accepted_of(
     }
     for found in judged:
         scale, around = found.constants
-        others = [row for row in judged if row.precision == found.precision and row is not found]
         values[f"phones/{found.phone}/{found.precision}"] = {
             "scale": float(f"{scale:.5g}"),
             "around_us": round(float(around), 1),
@@ -140,10 +139,6 @@ def accepted_of(
             "programs": len(found.errors()),
             "left_out": len(found.rows) - len(found.errors()),
             **errors_of(found),
-            **{
-                f"{BY}{other.phone.replace(' ', '_')}": round(quantile(found.by_other(other), 0.8), 3)
-                for other in others
-            },
         }
         for row in found.rows:
             guess = row.guesses.get("forecast")

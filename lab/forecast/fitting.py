@@ -111,17 +111,6 @@ class JudgedPhone:
     def errors(self, way: str = "forecast") -> list[float]:
         return [row.off(way) for row in self.rows if row.guesses]
 
-    def by_other(self, other: JudgedPhone) -> list[float]:
-        """Errors once another phone's measurement of the same program corrects the forecasts."""
-        known = {
-            row.program.model: row.guesses["forecast"] / row.measured for row in other.rows if row.guesses
-        }
-        return [
-            ratio(row.guesses["forecast"] / known[row.program.model], row.measured)
-            for row in self.rows
-            if row.guesses and row.program.model in known
-        ]
-
 
 def judge(
     programs: Sequence[FittedProgram], measured: Mapping[tuple[str, str, str], float], table: Forecasts

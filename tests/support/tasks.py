@@ -117,7 +117,7 @@ def in_parts(request: dict[str, Any]) -> dict[str, Any]:
 
 def run_hanging(file: str) -> None:
     """A command with a task that hangs: for a test that kills it."""
-    from ci.progress import Line
+    from ci.jobs import Line
     from ci.work import ChildTask, run
     from tests.unit.test_work import home_in
 

@@ -19,7 +19,7 @@ FLOORS = (
     {"diagnose"},
     {"artifacts"},
     {"trouble", "jobs", "digests"},
-    {"progress", "child", "plain", "bill_of_materials"},
+    {"child", "plain", "bill_of_materials"},
     {"outcome"},
     {"work", "runner", "forecast"},
     {"results"},

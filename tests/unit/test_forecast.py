@@ -16,10 +16,8 @@ from ci.forecast import (
     ModelSize,
     PhoneFit,
     QnnEstimates,
-    by_measurement,
     forecast,
 )
-from provisioning.base.errors import UsageError
 
 BUILD = "v2.51.0.260929181845"
 TABLE = Forecasts.model_validate_json(
@@ -33,9 +31,9 @@ FIT = Fit(
     BUILD,
     FittedRange(100, 10_000, frozenset({"Conv", "Relu", "Add"})),
     {
-        ("Galaxy S24", "float"): PhoneFit(0.8, 80, 0.1, {"Galaxy S26": 0.05}),
+        ("Galaxy S24", "float"): PhoneFit(0.8, 80, 0.1),
         ("Galaxy S24", "w8a8"): PhoneFit(0.9, 90, 0.25),
-        ("Galaxy S26", "float"): PhoneFit(0.5, 25, 0.2, {"Galaxy S24": 0.06}),
+        ("Galaxy S26", "float"): PhoneFit(0.5, 25, 0.2),
         ("Galaxy S26", "w8a8"): PhoneFit(0.6, 0, 0.25),
     },
 )
@@ -115,19 +113,6 @@ def test_what_is_not_like_the_fitted_models_has_no_forecast(
 def test_a_cut_graph_and_operators_without_a_cost_have_no_forecast(field: str) -> None:
     given = asked(estimates={"QCS9100": estimate(1000, **{field: 2}), "SA8797": estimate(500)})
     assert "2" in forecast("fp16", given, FIT, TABLE).withheld
-
-
-def test_one_phone_tells_the_others() -> None:
-    found = forecast("fp16", asked(), FIT, TABLE)
-    (other,) = by_measurement("galaxy s24 = 1.76 ms", "fp16", found, FIT, TABLE).forecasts
-    assert (other.phone, other.within) == ("Galaxy S26", 0.06)
-    assert other.ms == pytest.approx(2 * found.forecasts[1].ms)
-
-
-@pytest.mark.parametrize("text", ["Galaxy S24", "Galaxy S24=fast", "Galaxy S24=0 ms", "Pixel 9=1 ms"])
-def test_a_measurement_that_says_nothing_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        by_measurement(text, "fp16", forecast("fp16", asked(), FIT, TABLE), FIT, TABLE)
 
 
 PROFILE = """\

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.jobs import Estimate, Job
-from ci.progress import JobProgress, Line
+from ci.jobs import Job, JobProgress, Line
 from ci.suite.options import parse_shard, shard
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import at_work
@@ -52,7 +51,7 @@ class TestProgressOfJobs:
         def line(name: str, result: str) -> Line:
             return Line(result)
 
-        shown = JobProgress("models", [Job("net"), Job("other")], 2, line, out, None, str.upper, clock)
+        shown = JobProgress("models", [Job("net"), Job("other")], line, out, None, str.upper, clock)
         shown.started(Job("net"))
         shown.started(Job("other"))
         return shown
@@ -80,20 +79,19 @@ class TestProgressOfJobs:
 def test_a_time_left_is_known_once_work_has_shown_its_length_and_until_it_takes_longer() -> None:
     now = [0.0]
     jobs = [Job(name, 10.0) for name in ("looked up", "first", "second", "third")]
-    estimate = Estimate(jobs, 1, lambda: now[0])
-
-    def work(job: Job, until: float) -> float | None:
-        estimate.started(job)
-        began, now[0] = now[0], until
-        estimate.ended(job, now[0] - began)
-        return estimate.seconds_left()
-
-    assert estimate.seconds_left() is None
-    assert work(jobs[0], 0.01) is None
-    assert work(jobs[1], 20.0) == pytest.approx(30.0, abs=1.0)
-    estimate.started(jobs[2])
-    now[0] = 60.0
-    assert estimate.seconds_left() is None
+    shown = JobProgress[str](
+        "models", jobs, lambda *_: Line("done"), io.StringIO(), None, clock=lambda: now[0]
+    )
+    assert shown.time_left("{}") == ""
+    shown.ended(jobs[0], "", 0.01)
+    assert shown.time_left("{}") == ""
+    now[0] = 20.0
+    shown.ended(jobs[1], "", 20.0)
+    assert shown.time_left("{}") == "about 40 s left"
+    now[0] = 30.0
+    assert shown.time_left("{}") == "about 30 s left"
+    now[0] = 70.0
+    assert shown.time_left("{}") == ""
 
 
 def test_work_whose_progress_is_not_known_says_that_it_goes_on() -> None:

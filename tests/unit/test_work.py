@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from ci import child, trouble
-from ci.jobs import Job
+from ci.jobs import Job, Line
 from ci.outcome import WorkerDied
-from ci.progress import Line
 from ci.work import ChildTask, Exports, Home, Outcome, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT

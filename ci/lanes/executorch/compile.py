@@ -17,7 +17,7 @@ from ci.artifacts.compiler_log import CRASHES
 from ci.cached_steps import NotCached, Step
 from ci.child import closed
 from ci.explain.rewriting import Need
-from ci.jobs import Job, WorkOptions
+from ci.jobs import Job, Line, WorkOptions
 from ci.lanes.executorch.records import (
     ChipProgram,
     ExportedRuns,
@@ -29,7 +29,6 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
 from ci.plain import as_json, read
-from ci.progress import Line
 from ci.results import CachedResults, Key
 from ci.suite.installed import host_libraries, ready_environment
 from ci.suite.stage import (

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ci.cached_steps import Step
-from ci.jobs import Job
+from ci.jobs import Job, Line, failed
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import RAN, ExecutorchPlan
 from ci.lanes.executorch.findings import findings_of
@@ -27,7 +27,6 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, WorkerDied
 from ci.plain import as_json
-from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from ci.runner import Runner
 from ci.suite.accuracy import MetricFigures, in_words, with_samples

@@ -527,5 +527,5 @@ def _where(contents: CompiledProgram) -> str:
     return "; ".join([*delegated, f"on the CPU: {on_cpu}" if on_cpu else "nothing on the CPU"])
 
 
-def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> Forecasted:
+def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
     return Forecasted(withheld=ONNX_ALONE, fix=TO_ONNX)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.refusals import record_path
 from ci.cached_steps import Step, require_done
-from ci.forecast import Forecasted, QnnEstimates, by_measurement, forecast, load_fit, load_forecasts
+from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
+from ci.jobs import Line
 from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.graph import (
     Size,
@@ -65,7 +66,6 @@ from ci.one_model.output import Ran, require_program
 from ci.one_model.product import Outcome, Product, each_product, require_fp16
 from ci.outcome import Result, error_follows, line_of
 from ci.plain import as_json, read
-from ci.progress import Line
 from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
@@ -270,15 +270,14 @@ def forecast_of_chip(program: OnnxProgram, estimates: QnnEstimates | None) -> Fo
     return forecast(program.run.kind, estimates, load_fit(), table).of(phones)
 
 
-def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> Forecasted:
-    """Of an .onnx, on these phones, or by what was measured on one."""
+def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
+    """Of an .onnx, on these phones."""
     table, fit = load_forecasts(), load_fit()
     program = program_of(model)
     plan, kind = plan_of_model(model, program), program.run.kind
-    chips = table.chips(kind, phones if measured is None else table.phones)
+    chips = table.chips(kind, phones)
     asked = answered(estimating(replace(plan, programs=plan.programs[:1]), chips), QnnEstimates)
-    found = forecast(kind, asked.answer, fit, table)
-    return found if measured is None else by_measurement(measured, kind, found, fit, table)
+    return forecast(kind, asked.answer, fit, table)
 
 
 FIELDS = ("precision", "per_channel", "calibration", "options")

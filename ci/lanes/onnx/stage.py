@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ci.cached_steps import Step
 from ci.child import closed
-from ci.jobs import Job, WorkOptions
+from ci.jobs import Job, Line, WorkOptions, failed
 from ci.lanes.onnx.findings import (
     build_id_of,
     changed,
@@ -39,7 +39,6 @@ from ci.lanes.onnx.suite import SUITES, OnnxProgram, calibrating
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, line_of
 from ci.plain import as_json, read
-from ci.progress import Line, failed
 from ci.results import CachedResults, Key
 from ci.suite.accepted import COSTS, Baseline, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples

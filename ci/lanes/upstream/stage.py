@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ci.cached_steps import Step, WorkPlan, run_step
-from ci.jobs import Job, WorkOptions, default_slots
+from ci.jobs import Job, Line, WorkOptions, default_slots
 from ci.lanes.upstream.accepted import GONE, AcceptedTests, Judge, load_tests, rules_of
 from ci.lanes.upstream.suite import (
     Part,
@@ -24,7 +24,6 @@ from ci.lanes.upstream.suite import (
 )
 from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
-from ci.progress import Line
 from ci.results import CachedResults, surroundings
 from ci.runner import ready_runner
 from ci.suite.installed import find_as_workers
