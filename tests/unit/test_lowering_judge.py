@@ -10,13 +10,21 @@ import pytest
 
 from ci.artifacts.compiler_log import Traffic
 from ci.artifacts.program import CompiledProgram, Delegate, parse
-from ci.lanes.executorch.findings import artifact, cost, delegation, faults_of, findings_of
+from ci.lanes.executorch.findings import (
+    artifact,
+    cost,
+    delegation,
+    failure_in_words,
+    faults_of,
+    findings_of,
+)
 from ci.lanes.executorch.records import EmulatorRun
 from ci.operators.partition import CpuOperator
-from ci.outcome import Result
+from ci.outcome import Failure, Result
 from ci.suite.accepted import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Severity
-from tests.support.lowering import compiled_as, make_program
+from provisioning.known_faults import NO_FIX
+from tests.support.lowering import SUITE, compiled_as, make_program
 from tests.support.programs import BUILD_ID, context, options, program
 
 ERF = CpuOperator(
@@ -95,6 +103,19 @@ def test_a_program_that_ends_for_lack_of_a_kernel_names_the_operator_and_its_lin
     (finding,) = findings_of(make_program(tmp_path), ran, compiled_as(left=left))
     assert (finding.rule, finding.severity) == ("emulator-run", Severity.ERROR)
     assert all(word in finding.message for word in ("aten.cumprod", "net.py:12", "OperatorMissing"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "says"), [("16a8w", "give the second input a separate step"), ("8a8w", NO_FIX)]
+)
+def test_a_known_fault_for_which_an_operator_does_not_compile_gives_its_fix(
+    tmp_path: Path, precision: str, says: str
+) -> None:
+    message = "the compiler fails at aten.matmul.default (net.py:34 `return x @ x`): it was not delegated"
+    program = make_program(tmp_path, text=SUITE.replace('"8a8w"', f'"{precision}"'))
+    known, fix = failure_in_words(program, Failure("compile", message, NO_FIX))
+    assert says in fix and (NO_FIX in fix) is (says == NO_FIX)
+    assert ("matmul-shared-input" in known) is (says != NO_FIX)
 
 
 class TestArtifact:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
+from ci.artifacts.compiler_log import NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.explain.losses import BeyondHalf, beyond_in_words
@@ -85,17 +85,17 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
             message, fix = f"{message.rstrip('.')}. {known}", known.fix
     if fix == NO_FIX and log:
         message = f"{message.rstrip('.')}: {log} has the rest"
-    if CRASHES in message:
-        message, fix = _with_what_is_known(program, message, fix)
+    if failure.kind in ("compile", "crash"):
+        return _with_what_is_known(program, message, fix)
     return message, fix
 
 
 def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> tuple[str, str]:
-    """A message that names operators, with their known faults, and a precision at which the chip has them."""
+    """A message that names operators, with their known faults."""
     scheme, soc = program.run.precision, program.soc
     operators = dict.fromkeys(OPERATOR.findall(message))
     met = faults_in({name: Traits(name) for name in operators}, scheme, soc, versions_of(), dies=True)
-    fixes = [*(fault.fault.fix for fault in met), fix]
+    fixes = [*(fault.fault.fix for fault in met), *([] if met and fix == NO_FIX else [fix])]
     return "; ".join([message, *map(str, met)]), joined(dict.fromkeys(fixes), "; or ")
 
 
