@@ -29,7 +29,8 @@ def test_what_leaves_fp16_is_a_cause_only_where_the_outputs_change_without_it(
 ) -> None:
     from ci.lanes.executorch.lower import beyond_half
 
-    rows = beyond_half(Net(compute), [(torch.rand(4, 3) + 1,)])
+    sample = (torch.rand(4, 3) + 1,)
+    rows = beyond_half(torch.export.export(Net(compute), sample, strict=True).module(), [sample])
     assert bool(rows) is beyond
 
 

@@ -21,7 +21,6 @@ from executorch.backends.qualcomm.utils.utils import (
 from executorch.exir import ExecutorchBackendConfig
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
@@ -83,15 +82,6 @@ MASKS = ("aten.masked_fill", "aten.where")
 """Their numbers of any size are meant to be infinite."""
 
 
-class _Largest(TorchDispatchMode):
-    beyond = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.beyond = self.beyond or any(map(_beyond, torch.utils._pytree.tree_leaves(result)))
-        return result
-
-
 class _InHalf(Passing):
     """A float model of which what leaves fp16 is infinite."""
 
@@ -106,15 +96,16 @@ def _beyond(value: object) -> bool:
     return bool(((value.abs() > HALF_MOST) & value.isfinite()).any())
 
 
-def beyond_half(model: Any, samples: Sequence[Tensors]) -> tuple[BeyondHalf, ...]:
-    """The operators of a float model whose outputs leave fp16 first; none where the model's outputs are the
-    same without what leaves it."""
-    with torch.no_grad(), _Largest() as largest:
-        for sample in samples:
-            model(*copied(sample))
-    if not largest.beyond:
+def _beyond_half_of(chip_model: ChipModel) -> tuple[BeyondHalf, ...]:
+    if not chip_model.run.precision.startswith("fp16"):
         return ()
-    module: Any = torch.export.export(model, copied(samples[0]), strict=True).module()
+    module = chip_model.exported.program(chip_model.sample).module()
+    return beyond_half(module, chip_model.compared)
+
+
+def beyond_half(module: Any, samples: Sequence[Tensors]) -> tuple[BeyondHalf, ...]:
+    """The operators of an exported float model whose outputs leave fp16 first; none where the model's outputs
+    are the same without what leaves it."""
     if all(_same_in_half(module, sample) for sample in samples):
         return ()
     return beyond_of(TorchGraph(module, samples), MASKS)
@@ -288,7 +279,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
         expected=choices.expected,
         reference=choices.reference,
         choices=choices.places,
-        beyond=beyond_half(chip_model.model, samples) if run.precision.startswith("fp16") else (),
+        beyond=_beyond_half_of(chip_model),
         kept_on_cpu=KeptOnCpu(tuple(workaround.cpu_nodes), workaround.message) if workaround else None,
         left=tuple(cpu_operators),
         partition=tuple(parts),
