@@ -153,7 +153,6 @@ class _Export:
     lines: Lines = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     """The variables that its code names, that are set, and that it was not given."""
-    seconds: float = 0.0
     key: Key = field(default_factory=dict)
     """Of the program, as an earlier stage found it."""
 
@@ -240,7 +239,7 @@ class _StepRun:
 
     def _keep_for_this_run(self, program: Named) -> None:
         if self._step.export:
-            export = replace(self._exports[program.name], key=self._keys[program.name], seconds=0.0)
+            export = replace(self._exports[program.name], key=self._keys[program.name])
             self._this_run.keep(self._subject_of_run(program), as_json(export))
 
     def _subject_of_run(self, program: Named) -> Metric:
@@ -264,7 +263,7 @@ class _StepRun:
         asked = tuple(
             name for name in variables_named_in(map(Path, exported.modules), os.environ) if name not in passed
         )
-        self._exports[program.name] = _Export(exported.lines, asked, exported.export_seconds)
+        self._exports[program.name] = _Export(exported.lines, asked)
         try:
             return self._looked_up(program, self._step.export_key(program, reply))
         except NotCached as error:
@@ -301,7 +300,7 @@ class _StepRun:
     def _result(self, program: Named, facts: Facts) -> Result:
         export = self._exports.get(program.name, _Export())
         record = read(self._step.reply, facts) if self._step.reply else None
-        return Result(facts, record=record, asked=export.asked, export_seconds=export.seconds)
+        return Result(facts, record=record, asked=export.asked)
 
     def _begun(self, program: Named) -> ChildTask | Outcome:
         try:
@@ -392,7 +391,7 @@ class _StepRun:
         if step.export:
             reply = {**reply, "lines": dict(self._exports[name].lines)}
         reason = self._uncached.get(name, "")
-        result = replace(self._result(program, reply), folder=into, not_remembered=reason)
+        result = replace(self._result(program, reply), folder=into)
         if not step.leaves_files:
             self._final_log(program).unlink(missing_ok=True)
         if not step.accepts(program, result):
@@ -409,7 +408,8 @@ class _StepRun:
         try:
             kept = self._cached.keep(self._step.subject(program), self._keys[name], reply, folder)
         except OSError as error:
-            return replace(result, folder=folder, not_remembered=str(error.strerror or error))
+            sys.stderr.write(f"{name} is not cached: {error.strerror or error}\n")
+            return replace(result, folder=folder)
         self._keep_for_this_run(program)
         return replace(result, facts=kept.facts, folder=kept.folder)
 

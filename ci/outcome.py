@@ -158,10 +158,6 @@ class Result:
     """Files of the result, or of a failure."""
     failure: Failure | None = None
     cached: bool = False
-    not_remembered: str = ""
-    """Why it was not cached."""
-    export_seconds: float = 0.0
-    """How long building and exporting its model took today."""
     asked: tuple[str, ...] = ()
     """The variables that the model's code names, that are set, and that it was not given."""
     record: object = None

@@ -330,7 +330,6 @@ class ExportReply:
     lines: Lines = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     """The files of its code."""
-    export_seconds: float = 0.0
 
 
 def relocated(facts: Facts, then: Lines, now: Lines) -> Facts | None:

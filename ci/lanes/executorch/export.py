@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -122,7 +121,7 @@ class ChipModel:
 def _exported(asked: ExportRequest) -> ExportedRuns:
     """What each program depends on of the model, and the line of each node."""
     os.chdir(asked.working_folder)
-    began, runs = time.monotonic(), dict[str, ExportedRun]()
+    runs = dict[str, ExportedRun]()
     lines: dict[str, tuple[str, str]] = {}
     for name, run in asked.runs.items():
         order = replace(asked, run=run)
@@ -132,8 +131,7 @@ def _exported(asked: ExportRequest) -> ExportedRuns:
             runs[name] = _of_run(ChipModel.of(order), lines)
         except BadFactory as error:
             runs[name] = ExportedRun(error=error_reply("factory", str(error), fix=error.fix))
-    modules, seconds = modules_in(Path(asked.search_path)), round(time.monotonic() - began, 3)
-    return ExportedRuns(runs=runs, lines=lines, modules=tuple(modules), export_seconds=seconds)
+    return ExportedRuns(runs=runs, lines=lines, modules=tuple(modules_in(Path(asked.search_path))))
 
 
 def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> ExportedRun:

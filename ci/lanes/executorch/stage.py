@@ -101,10 +101,8 @@ def _row_of_compiled(
         shown["figures"] = dict(record.lpai.in_torch.figures)
     return shown | {
         "cached": result.cached,
-        "not_cached_because": result.not_remembered,
         "program": str(program_file(result)),
         "seconds": record.seconds,
-        "export_seconds": result.export_seconds,
         "peak_bytes": record.peak,
         "delegates": record.delegates,
         "cpu_operators": len(record.left),
@@ -190,7 +188,6 @@ def _row_of_run(
         "sha256": hash_file(program_file(lowered)),
         "costs": dict(costs_of(lowered)),
         "cached": result.cached,
-        "not_cached_because": result.not_remembered,
         "figures": dict(figures),
         "slices": list(record.slices),
         "baseline": dict(agreed.accuracy) if agreed else {},

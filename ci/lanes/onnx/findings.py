@@ -245,7 +245,6 @@ def row(program: OnnxProgram, result: Result, baseline: Baseline) -> dict[str, M
     costs, facts = costs_of(result), facts_in(result)
     return shown | {
         "cached": result.cached,
-        "export_seconds": result.export_seconds,
         "figures": dict(context.near.figures),
         "slices": list(context.near.slices),
         "calibrated_by": facts.used.calibrating,

@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -170,7 +169,7 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> chi
 
 
 def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
-    began, folder, case = time.monotonic(), empty_folder(order.exports / "prepared"), order.case
+    folder, case = empty_folder(order.exports / "prepared"), order.case
     prepared = in_part(replace(order, into=folder), steps.prepare, how)
     held.append((prepared, folder))
     model, samples = Path(prepared.model), (SAMPLES, CALIBRATION, EXPECTED)
@@ -186,8 +185,7 @@ def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
         rows = {**rows, "source": source_digest(located(case.model, order.search_path))}
     places = graphs.places_of(model).items()
     lines = {name: (place.source, place.code) for name, place in places if place.source}
-    seconds = round(time.monotonic() - began, 3)
-    return ExportedModel(rows=rows, lines=lines, modules=prepared.modules, export_seconds=seconds)
+    return ExportedModel(rows=rows, lines=lines, modules=prepared.modules)
 
 
 def _files(order: OnnxOrder) -> ModelFiles:
