@@ -190,9 +190,6 @@ def _distinct(pattern: re.Pattern[bytes], path: Path) -> tuple[str, ...]:
         return tuple(sorted({match.decode() for match in matches}))
 
 
-SEARCH_DEPTH = 3
-
-
 @dataclass(frozen=True, slots=True)
 class Adopted:
     path: Path
@@ -260,19 +257,10 @@ def _nearby(component: str, path: Path) -> Path | None:
     for parent in [path.absolute(), *path.absolute().parents][:5]:
         if parent != Path("/") and is_root(component, parent):
             return parent
-    level = [path]
-    for _ in range(SEARCH_DEPTH):
-        below = []
-        for folder in level:
-            try:
-                below += sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-            except OSError:  # not readable, or removed meanwhile
-                continue
+    for pattern in ("[!.]*", "[!.]*/[!.]*"):
         # Of several roots, the user probably means the newest version.
-        roots = [folder for folder in below if is_root(component, folder)]
-        if roots:
+        if roots := [folder for folder in path.glob(pattern) if is_root(component, folder)]:
             return max(roots, key=_version_order).absolute()
-        level = below[:200]
     return None
 
 

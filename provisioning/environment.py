@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
     ANDROID,
@@ -30,6 +30,8 @@ from provisioning.dist import DESCRIPTION, OVERLAY, description_of, runner_of
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
     from provisioning.store import Tree
+
+_OFFICIAL = f"--profile {OFFICIAL_PROFILE}"
 
 HOST_LIBRARIES = "x86_64-linux-clang"
 """The directory under the SDK's lib/ and bin/ that runs on the host."""
@@ -189,27 +191,23 @@ def _lacking(
         f"store ({selection.store}) nor named by {_listed([COMPONENT_VARIABLES[name] for name in lacking])}"
         + "".join(f"; {note}" for note in notes)
     )
+    components = [word for name in lacking for word in ("--component", name)]
+    absent = [name for name in lacking if name not in pins]
+    why = profile.why_lacking(selection.target) if QNN_SDK in lacking else ""
+    if absent:
+        why = f"the profile {profile.name} has no {' and no '.join(absent)}"
+    if why and profile.name != OFFICIAL_PROFILE:
+        flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
+        fix = Fix("{}, and {} here as well", session("provision", *flags, *components), _OFFICIAL)
+        return EnvironmentLacking(f"{message}; {why}", fix=fix)
     flags = provision_flags(selection, environ)
-    elsewhere = [name for name in lacking if name not in pins]
-    if elsewhere and profile.name != OFFICIAL_PROFILE:
-        flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
-        fix = session("provision", *flags, *_components(lacking))
-        message += f"; the profile {profile.name} has no {' and no '.join(elsewhere)}"
-        return EnvironmentLacking(message, fix=f"{fix}, and --profile {OFFICIAL_PROFILE} here as well")
-    if QNN_SDK in lacking and (why := profile.why_lacking(selection.target)):
-        flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
-        return EnvironmentLacking(f"{message}; {why}", fix=session("provision", *flags))
     if any(name in profile.optional for name in lacking):
-        flags = [*flags, *_components(lacking)]
+        flags += components
     return EnvironmentLacking(message, fix=session("provision", *flags))
 
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
-def _components(names: Sequence[str]) -> list[str]:
-    return [word for name in names for word in ("--component", name)]
 
 
 def why_no_phone(selection: Selection, environ: Mapping[str, str]) -> str:
