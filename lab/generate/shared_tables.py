@@ -110,10 +110,15 @@ def _limits_of_language_models() -> str:
     ]
     for name in verdicts.DIVERGENCES:
         words = verdicts.WORDS[name]
-        quantized = f"{verdicts.CHIP:g} times; up to {verdicts.FLOORS[name]:g} always passes"
+        quantized = f"{verdicts.CHIP:g} times, or {verdicts.FLOORS[name]:g} if that is more"
         rows += [
             (f"{words}, at most", *(f"{row[name]:g}" for row in columns)),
-            ("and, compared with rounding alone, at most", f"{verdicts.HALVES} times", quantized, quantized),
+            (
+                "the same, relative to rounding alone, at most",
+                f"{verdicts.HALVES} times",
+                quantized,
+                quantized,
+            ),
         ]
     return _table(rows)
 
