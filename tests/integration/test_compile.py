@@ -194,7 +194,6 @@ ON_LPAI = ("--backend", "lpai", "--precision", "8a8w")
         (("net.py:net", "--suite", "gone/models.toml", "-o", "out"), 2),
         (("net.py:net", "--calibrate", "gone", "-o", "out"), 2),
         (("net.py:net", "-o", "/proc/out"), 2),
-        (("net.py:net", "--backend", "gpu", "-o", "out"), 2),
         (("net.py:net", *ON_LPAI, "-o", "out"), 1),
         (("net.py:net", *ON_LPAI, "--soc", "SM8850", "-o", "out"), 3),
     ],

@@ -267,10 +267,11 @@ def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
     """Programs for the LPAI are refused where its compiler is not; they can be quantized without it."""
     library = Path("lib", HOST_LIBRARIES, LPAI_LIBRARY)
     for program in plan.programs:
-        if program.backend == "lpai" and not (plan.sdk / library).is_file():
+        compiles = program.backend != "lpai" or (plan.sdk / library).is_file()
+        if not compiles and program.name not in plan.refused:
             message = f"{library} is in no wheel, and compiles for the LPAI; official SDKs have it"
-            missing = Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, other_profile(program))
-            plan.refused.setdefault(program.name, missing)
+            fix = other_profile(program)
+            plan.refused[program.name] = Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, fix)
     return done(lowering(plan))
 
 
