@@ -9,7 +9,7 @@ from ci.explain.audit import AuditRows
 from ci.explain.divergence import DivergenceResult
 from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.one_model.model import OneModel, not_taken
+from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Outcome, Product
 from ci.suite.options import Choice
 from provisioning.base.errors import ToolkitError, UsageError
@@ -48,9 +48,7 @@ class Explains(Protocol):
 
 
 def explainer(model: OneModel) -> Explains:
-    if model.lane.only_compiles:
-        raise not_taken(model)
-    lane: Explains = model.lane.module("explain")
+    lane: Explains = model.lane.explain
     return lane
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 
 from ci.models.user_model import MODEL_HELP
-from ci.one_model.model import PRECISION_HELP, add_model, add_option, of_lane, one_model_of
+from ci.one_model.model import CHECKPOINT, PRECISION_HELP, add_model, add_option, one_model_of
 from ci.suite.options import add_work
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, count, repeatable
+from provisioning.base.command_line import count, repeatable
 
 EXAMPLES = """\
   qnn-ci forecast model.onnx --precision 8a8w
   qnn-ci forecast model.onnx --precision 16a8w --calibrate samples/ --phone 'Galaxy S25'
 """
-
-OF_LANGUAGE_MODELS = ("config.json", "adapter_config.json", "genie_config.json")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +30,11 @@ def run(args: argparse.Namespace) -> int:
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
-    model = one_model_of(args)
-    speaks = any((Parser.user_folder() / model.typed / name).is_file() for name in OF_LANGUAGE_MODELS)
-    if speaks:
+    model = one_model_of(args, checkpoints=True)
+    if model.lane == CHECKPOINT:
         forecasted = of_language_model(model.typed)
     else:
-        forecasted = of_lane(model).forecasted(model, phones).of(phones)
+        forecasted = model.lane.product.forecasted(model, phones).of(phones)
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecasted.forecasts])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words()))

@@ -14,7 +14,6 @@ from ci.one_model.model import (
     add_model,
     add_output,
     add_precision_file,
-    of_lane,
     one_model_of,
     require_one_chip,
 )
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
         raise UsageError(f"the precision for {model.typed} is missing", fix=add_flags("--precision", "8a8w"))
-    lane: Quantizes = of_lane(model)
+    lane: Quantizes = model.lane.product
     if args.where:
         require_one_chip(model.selection)
         choice = choice_of(args)

@@ -17,7 +17,6 @@ from ci.one_model.model import (
     OneModel,
     add_dimension,
     add_option,
-    of_lane,
     present_in,
     program_to_run,
 )
@@ -113,7 +112,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
         prompt = commands.Prompt(folder, args.prompt, *how, emulated or commands.Emulated())
         return commands.run_model(prompt)
     model = replace(model, dimensions=tuple(args.dimension))
-    running: RunsPrograms = of_lane(model)
+    running: RunsPrograms = model.lane.product
 
     def work(report: ModelReport) -> int:
         ran = running.run_program(model, inputs, repeat)

@@ -46,8 +46,13 @@ class ModelLane:
 
     @property
     def product(self) -> Any:
-        """What `compile` asks of it (Compiles)."""
+        """What `compile` asks of it (Compiles), and beside that `quantize`, `run` and `forecast`."""
         return self.module("product")
+
+    @property
+    def explain(self) -> Any:
+        """What the searches ask of it (Explains)."""
+        return self.module("explain")
 
     @property
     def suites(self) -> Any:
@@ -180,20 +185,6 @@ class OneModel:
         return tuple(filter(None, (self.precision, file, self.backend, *self.selection.socs)))
 
 
-def not_taken(model: OneModel) -> UsageError:
-    return UsageError(
-        f"{model.typed}: this command takes PyTorch and ONNX models",
-        fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
-    )
-
-
-def of_lane(model: OneModel) -> Any:
-    """What the commands ask of the model's lane, beside `compile`. Refuses a lane that only compiles."""
-    if model.lane.only_compiles:
-        raise not_taken(model)
-    return model.lane.product
-
-
 def lane_of(model: str | None, folder: Path) -> ModelLane:
     """That of the model that MODEL names for a user in this folder."""
     if model is None:
@@ -235,9 +226,15 @@ def add_dimension(parser: argparse._ActionsContainer) -> None:
     repeatable(parser, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
 
 
-def one_model_of(args: argparse.Namespace) -> OneModel:
-    """MODEL. Refuses flags that its kind of model ignores: the user would believe that they worked."""
+def one_model_of(args: argparse.Namespace, *, checkpoints: bool = False) -> OneModel:
+    """MODEL. Refuses flags that its kind of model ignores: the user would believe that they worked; and a
+    checkpoint, where the command takes none."""
     lane = lane_of(args.model, Parser.user_folder())
+    if lane.only_compiles and not checkpoints:
+        raise UsageError(
+            f"{args.model}: this command takes PyTorch and ONNX models",
+            fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
+        )
     present = present_in(args)
     for name, flag in {"suite": "--suite", "precision_file": "--precision-file"}.items():
         if lane == CHECKPOINT and name in present:
@@ -277,7 +274,7 @@ def present_in(args: argparse.Namespace) -> set[str]:
 
 def check_model(args: argparse.Namespace, folder: Path) -> None:
     """Refuse what the words alone show to be wrong: a model, chip or precision that is not there."""
-    lane = one_model_of(args).lane
+    lane = one_model_of(args, checkpoints=True).lane
     if not args.model or lane == CHECKPOINT:
         return
     user_model(args.model, folder)
@@ -390,7 +387,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 
 def model_to_compile(args: argparse.Namespace) -> OneModel:
     return replace(
-        one_model_of(args),
+        one_model_of(args, checkpoints=True),
         output=args.output,
         verify=args.verify == "emulator",
         verbose=args.verbose,

@@ -70,6 +70,10 @@ class StandInLane:
     def product(self) -> StandInLane:
         return self
 
+    @property
+    def explain(self) -> StandInLane:
+        return self
+
     def module(self, name: str) -> StandInLane:
         return self
 

@@ -31,7 +31,7 @@ from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.text import windows
 from ci.lanes.llm.tokenizer import require_tokenizer
 from ci.lanes.llm.weights import require_tensors
-from ci.one_model.model import LANGUAGE_TIMEOUT, Language, OneModel, not_taken
+from ci.one_model.model import LANGUAGE_TIMEOUT, Language, OneModel
 from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
 from ci.outcome import Result
@@ -150,8 +150,7 @@ def parts_of(shape: Architecture, precision: str) -> int:
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
-    if model.language is None:
-        raise not_taken(model)
+    assert model.language is not None
     folder, output = Parser.user_folder() / model.typed, model.output
     shape, order = compile_order(model, model.language, folder)
     require_installed()
