@@ -4,7 +4,6 @@ written and said. Outcomes compared, and the search for the smallest set that st
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from ci.one_model.model import OneModel
 from ci.one_model.output import Publish, document_of, origin_of, require_own
 from ci.one_model.report import ModelReport
-from ci.outcome import Result
+from ci.outcome import Result, first_line, words_of
 from ci.suite.accuracy import against_nearest, in_words
 from ci.suite.programs import Program
 from ci.suite.stage import Plan, Results, of_program
@@ -34,12 +33,6 @@ from provisioning.manifest import soc_named
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Plan)
-ERROR_WORDS = re.compile(r"\b\w+(?:Error|Exception)\b|\bSIG[A-Z]+\b|\b0x[0-9a-f]+\b|\b[Ee]rror \d+")
-GENERIC = {"RuntimeError", "Exception", "AssertionError", "CalledProcessError"}
-"""Anything may raise them, also what has no QNN."""
-OPERATOR = re.compile(r"\baten\.\w+")
-NOT_ALIKE = re.compile(r"\W*\S*[\d_/.`]\S*")
-"""Names of nodes, numbers and paths, in which two messages of one fault differ."""
 WORSE_DB = 1.0
 """Figures that differ by less are as good."""
 CHEAPER = 0.98
@@ -116,7 +109,7 @@ class Outcome:
     def same_kind_as(self, other: Outcome) -> bool:
         """Whether both die of the same, have outputs that cannot be compared, or run."""
         if self.error and other.error:
-            return Death.of(self.error).is_like(Death.of(other.error))
+            return words_of(first_line(self.error)) == words_of(first_line(other.error))
         return (bool(self.error), bool(self.unusable)) == (bool(other.error), bool(other.unusable))
 
     def worse_than(self, other: Outcome) -> bool:
@@ -145,28 +138,6 @@ class Outcome:
             parts += [f"{100 * share:.4g} % of integers equal"]
         parts += [f"on the CPU: {', '.join(sorted({*self.on_cpu}))}"] if self.on_cpu else []
         return "; ".join(parts) or "it runs"
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """What tells one error from another: never its whole text, which has paths and names of nodes."""
-
-    words: frozenset[str]
-    """Kinds of errors that not everything raises, signals and codes."""
-    operators: frozenset[str]
-    text: str
-
-    @classmethod
-    def of(cls, error: str) -> Death:
-        words = frozenset(ERROR_WORDS.findall(error)) - GENERIC
-        return cls(words, frozenset(OPERATOR.findall(error)), " ".join(NOT_ALIKE.sub("", error).split())[:60])
-
-    def is_like(self, other: Death) -> bool:
-        if self.operators and other.operators and not self.operators & other.operators:
-            return False
-        if self.words or other.words:
-            return self.words == other.words
-        return bool(self.operators & other.operators) or self.text == other.text
 
 
 def cells_of(outcome: Outcome) -> dict[str, str]:
