@@ -72,9 +72,6 @@ ONE_WEIGHT = Fix(
 PASS = re.compile(r"An error occurred when running the '\w+' pass")
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
-WHOLE_CONSTANT = "whole-constant-broadcast"
-"""The rule whose fix is completed with the lines of the model."""
-
 
 def require_like(
     sample: Sequence[Tensor], example: Sequence[Tensor], where: str, names: Sequence[str] = ()
@@ -592,10 +589,7 @@ def explained(error: BaseException) -> tuple[str, str]:
     if node:
         place = f" ({model_lines.place_in_words(node)})"
     if known := known_of(error):
-        fix, at_hand = known.fix, node or _node_at_hand(frames)
-        if known.id == WHOLE_CONSTANT and at_hand and (lines := _lines_with_whole_constants(at_hand.graph)):
-            fix = Fix("{}, in {}", fix, ", ".join(lines))
-        return f"{known.with_text}{place}", fix
+        return f"{known.with_text}{place}", known.fix
     if node:
         operator = getattr(node.target, "__name__", node.target)
         words, fix = f"{operator} ({model_lines.place_in_words(node)})", model_lines.fix_inside(node)
@@ -623,27 +617,6 @@ def _causes(error: BaseException) -> list[BaseException]:
 def known_of(error: BaseException) -> Explanation | None:
     """What the rules know of an error of torch or ExecuTorch, and of those that it was raised from."""
     return of_model("".join("".join(traceback.format_exception_only(cause)) for cause in _causes(error)))
-
-
-POINTWISE = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
-
-
-def _lines_with_whole_constants(graph: torch.fx.Graph) -> list[str]:
-    """Of operators whose operands do not fit their outputs: a pass took the selection of one number away."""
-
-    def fits(operand: torch.fx.Node, shape: torch.Size) -> bool:
-        value = operand.meta.get("val")
-        sizes = value.shape if isinstance(value, Tensor) else ()
-        return all(size in (1, whole) for size, whole in zip(reversed(sizes), reversed(shape), strict=False))
-
-    wrong = (
-        node
-        for node in graph.nodes
-        if getattr(node.target, "__name__", "").removeprefix("aten.") in POINTWISE
-        and isinstance(value := node.meta.get("val"), Tensor)
-        and not all(fits(operand, value.shape) for operand in node.all_input_nodes)
-    )
-    return list(dict.fromkeys(source for node in wrong if (source := model_lines.source_of(node)[0])))
 
 
 def _node_at_hand(frames: Iterable[tuple[FrameType, int]]) -> torch.fx.Node | None:

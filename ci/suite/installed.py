@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,7 +13,6 @@ from ci.digests import Digests
 from ci.results import digest_of
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.files import replace_text
 from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import require_stage
@@ -45,18 +42,7 @@ def host_libraries(sdk_root: Path, store: Path) -> dict[str, str]:
     digests = Digests(store)
     hashes = {path.name: digests.of(path) for path in sorted(libraries.glob("*.so*"))}
     digests.save()
-    return {"build_id": _build_of(htp, hashes[htp.name], store), "libraries": digest_of(dict(hashes))}
-
-
-def _build_of(library: Path, digest: str, store: Path) -> str:
-    """The QNN build that a library of 98 MB names; the store remembers it by the library's digest."""
-    kept = store / "cache" / "results" / "builds" / digest[:2] / f"{digest}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(kept.read_text(encoding="utf-8"))["build"])
-    build = ", ".join(build_ids(library)) or "unknown"
-    with contextlib.suppress(OSError):
-        replace_text(kept, json.dumps({"build": build}))
-    return build
+    return {"build_id": ", ".join(build_ids(htp)) or "unknown", "libraries": digest_of(dict(hashes))}
 
 
 def find_as_workers(environment: Environment) -> None:
