@@ -16,9 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from typing import Any
 COMMAND = Path(__file__).with_name("command.py")
 EXPORTED = "exported"
 """The folder, in that of a program, of what this process exports."""
-UNUSED_SECONDS = 7 * 24 * 3600
 Document = Mapping[str, Any]
 """An object of JSON that a command wrote."""
 
@@ -182,8 +180,6 @@ class _Request:
     words: list[str] = field(default_factory=list)
     files: dict[Path, bytes] = field(default_factory=dict)
     """The model and the samples of this process, which the command reads."""
-    keeps_files: bool = True
-    """Whether they stay."""
 
     @property
     def _model(self) -> bytes:
@@ -203,19 +199,15 @@ class _Request:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path.read_bytes() != content:
                     path.write_bytes(content)
-            try:
-                done = subprocess.run(
-                    command,
-                    env=self.variables,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    check=False,
-                )
-            finally:
-                for path in () if self.keeps_files else self.files:
-                    path.unlink(missing_ok=True)
+            done = subprocess.run(
+                command,
+                env=self.variables,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
         sys.stderr.write(done.stderr + done.stdout)
         if not file.is_file():
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -251,11 +243,8 @@ def _request(
             if inputs is not None:
                 raise TypeError(f"{named} has its own inputs: pass none")
         else:
-            content = _exported(model, inputs)
-            if output is None:
-                place, request.keeps_files = _folder_of(content), False
             named = str(place / f"{type(model).__name__.lower()}.pt2")
-            request.files[Path(named)] = content
+            request.files[Path(named)] = _exported(model, inputs)
         request.words.append(named)
         if soc:
             request.words += ["--soc", soc]
@@ -270,21 +259,6 @@ def _request(
         yield request
     if output is None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-
-
-def _folder_of(model: bytes) -> Path:
-    """A folder for a module's .pt2, the same each time: what is cached holds for the folder that it was made
-    in. It is empty when nothing runs, and is removed a week after its last use."""
-    top = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qnn-ci" / EXPORTED
-    folder = top / hashlib.sha256(model).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    os.utime(folder)
-    for old in top.iterdir():
-        # Another process may remove it at this moment.
-        with suppress(FileNotFoundError):
-            if old.stat().st_mtime < time.time() - UNUSED_SECONDS:
-                shutil.rmtree(old, ignore_errors=True)
-    return folder
 
 
 def _exported(model: Any, inputs: Any) -> bytes:
