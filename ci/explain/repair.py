@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.explain.lane import explainer, measured
-from ci.explain.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
+from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.output import keep_origins, require_own, writing_into
 from ci.one_model.product import ELSEWHERE, Outcome, cells_of, smallest
@@ -50,8 +50,6 @@ class Repair:
     refused: Sequence[RewrittenPlace]
     by_channel: Outcome | None = None
     """With a scale for each channel of the weights, if that is better."""
-    of_interface: Outcome | None = None
-    """With other inputs, if that is better and the user has not allowed it."""
 
     @property
     def now(self) -> Outcome:
@@ -76,9 +74,9 @@ class Repair:
 
 
 def repair_of(model: OneModel, choice: RewriteChoice) -> Repair:
-    """The fewest rewrites that help, then what else might."""
+    """The fewest rewrites that help, and the weights' scales."""
     repair = fewest_of(model, choice, measured(model))
-    return _of_interface(replace(repair, by_channel=_by_channel(repair)), choice)
+    return replace(repair, by_channel=_by_channel(repair))
 
 
 def fewest_of(model: OneModel, choice: RewriteChoice, before: Outcome) -> Repair:
@@ -117,23 +115,6 @@ def fewest_of(model: OneModel, choice: RewriteChoice, before: Outcome) -> Repair
     refused += [replace(change, refused=words) for change in rewritten.made if change.rules not in kept]
     with_all = known[all_rules][1] if all_rules else None
     return Repair(model, before, chosen, with_all, after if kept else None, refused)
-
-
-def _of_interface(repair: Repair, choice: RewriteChoice) -> Repair:
-    """What is withheld of a model that stays red is tried, so that the user knows what he would allow."""
-    model, now = repair.model, repair.now
-    if now.green or not any(change.refused == CHANGES_INTERFACE for change in repair.refused):
-        return repair
-    candidate = of_rewritten(model, explainer(model).rewritten(model, replace(choice, interface=True)))
-    outcome = measured(candidate) if candidate else now
-    if not outcome.improves_on(now):
-        return repair
-    words = f"{CHANGES_INTERFACE} gives {in_decibels(outcome.sqnr_db)} against float"
-    refused = [
-        replace(change, refused=words) if change.refused == CHANGES_INTERFACE else change
-        for change in repair.refused
-    ]
-    return replace(repair, refused=refused, of_interface=outcome)
 
 
 def _by_channel(repair: Repair) -> Outcome | None:
@@ -326,9 +307,7 @@ def _next(repair: Repair, model: OneModel) -> None:
     """The command for what is red still; else the one that writes the program."""
     words = model.words(model.selection.soc)
     output = ("-o", str(repair.model.output))
-    if repair.of_interface:
-        command = session("repair", *words, "--may-change-interface", *output)
-    elif repair.now.error:
+    if repair.now.error:
         command = session("audit", *words)
     elif repair.now.wrong and (precision := written_name(model.precision or "")) in MORE_EXACT:
         both = ("--precision", precision, "--precision", MORE_EXACT[precision])

@@ -468,7 +468,6 @@ def as_text(tuned: Tuned) -> Iterator[str]:
             )
         )
     yield from aligned(rows)
-    yield from _saved(tuned)
     if tuned.chosen and tuned.chosen.units and len(tuned.chosen.units) < len(tuned.units):
         yield f"{plural(len(tuned.chosen.units), 'group')} of operators at {exact}, by score:"
         gains = sorted((tuned.units[index] for index in tuned.chosen.units), key=lambda unit: -unit.gain)
@@ -478,22 +477,6 @@ def as_text(tuned: Tuned) -> Iterator[str]:
 def _accuracy(point: Point) -> str:
     worst = point.outcome.worst_db
     return in_words(point.figures) + ("" if worst is None else f"; the worst sample {in_decibels(worst)}")
-
-
-def _saved(tuned: Tuned) -> Iterator[str]:
-    """What the chosen program saves against all at the exact precision."""
-    chosen, exact = tuned.chosen, tuned.ends[1]
-    if chosen is None or chosen is exact or exact.failed:
-        return
-    shares = {
-        name: 1 - chosen.costs[name] / exact.costs[name]
-        for name in COSTS
-        if chosen.costs.get(name) is not None and exact.costs.get(name)
-    }
-    saves = ", ".join(f"{share:.0%} of the {COSTS[name]}" for name, share in shares.items() if share > 0)
-    costs = ", ".join(f"{-share:.0%} more {COSTS[name]}" for name, share in shares.items() if share < 0)
-    words = "; ".join(filter(None, [saves and f"it saves {saves}", costs and f"it takes {costs}"]))
-    yield f"against all at {tuned.names[1]}: {words or 'it saves nothing'}"
 
 
 def as_accepted(tuned: Tuned) -> dict[str, Metric]:

@@ -153,17 +153,13 @@ def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db:
     now = agreed.model_copy(update=outcome_of(program, result))
     before, found = _outcome(agreed), _outcome(now)
     worse = [] if before == found else [f"expected {before}, found {found}"]
-    better: list[str] = []
     if before == found and agreed.message and words_of(agreed.message) != words_of(now.message):
         worse = [f"expected {before} of `{agreed.message}`, found `{now.message}`"]
     if before == found and not result.failure:
-        lower, better = _other_figures(agreed.accuracy, facts_in(result).context.near.figures, margin_db)
-        worse += lower
-    words = "; ".join([*worse, *better])
+        worse += _lower_figures(agreed.accuracy, facts_in(result).context.near.figures, margin_db)
     if worse:
+        words = "; ".join(worse)
         yield Finding("onnx-changed", Severity.ERROR, program.name, words, Fix("if you intend it, {}", again))
-    elif better:
-        yield Finding("onnx-better", Severity.NOTE, program.name, words, again)
 
 
 def _outcome(recorded: Recorded) -> str:
@@ -175,22 +171,16 @@ def _outcome(recorded: Recorded) -> str:
     return f"QNN refuses {', '.join(recorded.refused)}{takes}"
 
 
-def _other_figures(
-    agreed: Mapping[str, float], now: Mapping[str, float], margin_db: float
-) -> tuple[list[str], list[str]]:
-    """The figures that are worse than agreed, or missing, and those that are better."""
-    worse, better = [], []
+def _lower_figures(agreed: Mapping[str, float], now: Mapping[str, float], margin_db: float) -> Iterator[str]:
+    """The figures that are lower than agreed, or missing."""
     for name, figure in agreed.items():
         if name not in HELD_QUANTIZED:
             continue
         value, margin = now.get(name), margin_db if name.endswith("_db") else ROUNDED
         if value is None:
-            worse.append(f"{name} {_shown(name, figure)} is missing now")
-        elif value > figure + margin:
-            better.append(f"{name} {_shown(name, value)} instead of {_shown(name, figure)}")
+            yield f"{name} {_shown(name, figure)} is missing now"
         elif not value >= figure - margin:
-            worse.append(f"{name} {_shown(name, value)} instead of {_shown(name, figure)}")
-    return worse, better
+            yield f"{name} {_shown(name, value)} instead of {_shown(name, figure)}"
 
 
 def _shown(name: str, value: float) -> str:

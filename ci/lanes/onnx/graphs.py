@@ -23,12 +23,7 @@ from ci.explain.rewriting import RewriteChoice, needs_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
     REWRITTEN,
-    NotCompilable,
-    external_files,
-    fix_dimensions,
     load_graph,
-    open_inputs,
-    signature_of,
 )
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.records import (
@@ -36,10 +31,9 @@ from ci.lanes.onnx.records import (
     ModelChanges,
     Nothing,
 )
-from ci.lanes.onnx.samples import ModelFiles, calibration_samples
+from ci.lanes.onnx.samples import ModelFiles
 from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.arrays import Array, Sample
-from ci.models.inputs import drawn
 from ci.models.model_lines import OperatorAt, user_frame
 from ci.suite.accuracy import Pair, least_sqnr_db
 from ci.suite.precision import Precision, precision_named
@@ -102,22 +96,14 @@ def graph_of(
     return OnnxGraph(onnx.load(str(path)), samples, into, provider, places, reference, path)
 
 
-def rewrite(order: OnnxOrder, choice: RewriteChoice) -> ModelChanges:
+def rewrite(order: OnnxOrder, files: ModelFiles, choice: RewriteChoice) -> ModelChanges:
     """Write the model with every rewrite that is needed, matches and is proved."""
-    case, path = order.case, order.search_path / order.case.model
-    external_files(load_graph(path), path.parent)
-    model = onnx.load(str(path))
+    model = onnx.load(str(files.source))
     if any(node.op_type in QUANTIZERS for node in model.graph.node):
-        message = f"{path} is already quantized, but rewrites need a float model"
+        message = f"{order.case.model} is already quantized, but rewrites need a float model"
         raise CheckFailed(message, fix="name the float model")
-    if case.dimensions:
-        fix_dimensions(model, case.dimensions)
-    if problems := list(open_inputs(model)):
-        raise NotCompilable(path, problems)
-    signature = signature_of(model)
-    samples = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
-    samples = samples or [drawn(signature)]
-    repaired = repair(model, places_of(path), samples, order.into, order.run.precision, choice)
+    samples = [*files.samples(), *files.calibration()]
+    repaired = repair(model, places_of(files.source), samples, order.into, order.run.precision, choice)
     return ModelChanges(tuple(repaired.changes))
 
 

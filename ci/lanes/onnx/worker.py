@@ -133,7 +133,7 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
 
 def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, object]:
     """What a part of a task gives. The user's code, which prepares a model, is at home in its suite."""
-    os.chdir(order.working_folder if work in (steps.prepare, graphs.rewrite) else order.user_folder)
+    os.chdir(order.working_folder if work is steps.prepare else order.user_folder)
     return as_json(work(order, *arguments, **named))
 
 
@@ -262,7 +262,7 @@ def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
 
 
 def _rewritten(order: OnnxOrder, choice: RewriteChoice) -> CommandAnswer:
-    changes = in_part(order, graphs.rewrite, choice)
+    changes = in_part(order, graphs.rewrite, _files(order), choice)
     return CommandAnswer(prepared=held[0][0], answer=as_json(changes))
 
 
