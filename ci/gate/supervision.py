@@ -7,7 +7,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,13 +14,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
 from provisioning.base.progress import CHANNEL, Screen, channel_value, display_for
+
+if TYPE_CHECKING:
+    import subprocess
 
 LACKING = EnvironmentLacking.exit_code
 WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
@@ -58,6 +60,8 @@ def supervise(
 ) -> int:
     """Run a process to its end and return its exit code. What it prints is in the log, and shown on this
     descriptor. On an interruption, end it and give it time to clean up."""
+    import subprocess
+
     display = display_for(sys.stderr)
     screen = display if isinstance(display, Screen) else None
     printed, output = os.pipe()
@@ -160,13 +164,15 @@ class _Events:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Wait first, because a terminal interrupts the stage too; then send stronger and stronger signals."""
+    from subprocess import TimeoutExpired
+
     for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             if number is not None:
                 process.send_signal(number)
             process.wait(PATIENCE)
             return
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             continue
         except KeyboardInterrupt:
             process.kill()

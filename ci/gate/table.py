@@ -22,8 +22,6 @@ class GateStage(Model):
     """Earlier stages that must pass, or be skipped on purpose, before this one runs."""
     lane: str = ""
     """Runs only where a suite has runs of this lane; the gate passes these suites and --tag on to it."""
-    packages: bool = False
-    """Runs only where --package names packages, and gets them."""
     environment: str = ""
     """The locked environment that it needs, if that is not the gate's."""
     flags: tuple[str, ...] = ()

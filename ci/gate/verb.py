@@ -39,7 +39,6 @@ EXAMPLES = """\
   nox
   nox -- --soc SM8750
   nox -- --suite ../mine/models.toml
-  nox -- --package ../mine/app-release.apk
   nox -- --tag nightly --skip provision
   python -m ci gate --only validate
 """
@@ -72,7 +71,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--only", action="append", choices=names, help="run this one; may be repeated")
     group.add_argument("--skip", action="append", choices=names, help="not this one; may be repeated")
     repeatable(group, "--suite", "FILE", "models of your own, for the stages of their lanes", type=Path)
-    repeatable(group, "--package", "PATH", "an APK, AAR or folder that ships, for `inspect`", type=Path)
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
@@ -88,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
     flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
-    stages = with_packages(
-        with_lanes(gate_table().stage, args.suite, args.only or ()), args.package, args.only or ()
-    )
+    stages = with_lanes(gate_table().stage, args.suite, args.only or ())
     for stage in stages:
         if stage.name in chosen:
             # One that cannot be made ends the gate before its first stage.
@@ -124,21 +120,6 @@ def with_lanes(
             flags = (*stage.flags, *_repeated("--suite", mine))
             kept.append(stage.model_copy(update={"flags": flags}))
     return kept
-
-
-def with_packages(
-    stages: Sequence[GateStage], packages: Sequence[Path], named: Collection[str]
-) -> list[GateStage]:
-    """A stage for packages gets those that the user named, and is none without any."""
-    for stage in stages:
-        if stage.packages and stage.name in named and not packages:
-            fix = session(GATE, "--only", stage.name, "--package", "APP.apk")
-            raise UsageError(f"--only {stage.name}: no package is named", fix=fix)
-    return [
-        stage.model_copy(update={"flags": (*stage.flags, *map(str, packages))}) if stage.packages else stage
-        for stage in stages
-        if packages or not stage.packages
-    ]
 
 
 def run_gate(

@@ -98,19 +98,6 @@ def test_what_is_no_package_is_said_with_the_right_code(
     assert done.returncode == code and name in done.stderr and "try:" in done.stderr
 
 
-def test_a_package_is_a_stage_of_the_gate(tmp_path: Path) -> None:
-    members: Members = in_abi(qnn())
-    members.pop(f"{LIB}/libQnnSystem.so")
-    app = package(tmp_path / "app.apk", members)
-    words = ("gate", "--only", "inspect", "--reports", tmp_path / "reports")
-    done = typed(*words)
-    assert done.returncode == 2 and "--package" in done.stderr
-    done = typed(*words, "--package", app)
-    assert done.returncode == 1
-    report = json.loads((tmp_path / "reports/inspect.json").read_text())
-    assert "package-missing" in [finding["rule"] for finding in report["findings"]]
-
-
 @pytest.fixture
 def genie(tmp_path: Path) -> Path:
     """A folder as `compile` writes it, with libraries."""

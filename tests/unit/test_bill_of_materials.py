@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from ci.bill_of_materials import Item, document
-from ci.builds.install import submodule_item
+from ci.builds.install import Item, document, submodule_item
 from ci.builds.tree import Submodule
 from ci.image.contents import plan_of
 from ci.image.engine import ContainerCommand, Engine

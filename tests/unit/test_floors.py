@@ -19,7 +19,7 @@ FLOORS = (
     {"diagnose"},
     {"artifacts"},
     {"trouble", "jobs", "digests"},
-    {"child", "plain", "bill_of_materials"},
+    {"child", "plain"},
     {"outcome"},
     {"work", "runner", "forecast"},
     {"results"},
