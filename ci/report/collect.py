@@ -32,19 +32,18 @@ ONE_DAY = dt.timedelta(days=1)
 """Reports that began this much earlier than the newest do not belong on the same page."""
 
 
-def collect(directory: Path, expected: Sequence[str] = ()) -> list[Report]:
-    """Every stage's report: the expected stages first and in their order, then what was done of single
-    models, then the others by name.
+def collect(directory: Path) -> list[Report]:
+    """Every stage's report: those that the last gate was to run first and in their order, then what was done
+    of single models, then the others by name.
 
-    `expected` must have run, in the newest run. When it is empty, those are expected that the last gate was
-    to run. A report of an earlier run says so, and a gate takes its own run alone."""
+    A report of an earlier run says so, and a gate takes its own run alone."""
     from ci.report.programs import of_one_model
 
     reports, problems = _read_all(directory)
-    reports, left_out = _one_page(reports, expected)
+    reports, left_out = _one_page(reports)
     gate = reports.get(GATE)
     models = [stage for stage, report in reports.items() if of_one_model(report)]
-    expected = list(dict.fromkeys(expected or _stages_of(gate)))
+    expected = list(dict.fromkeys(_stages_of(gate)))
     rows: list[Report] = []
     for stage in dict.fromkeys([*expected, *models, *reports, *left_out]):
         if stage in reports:
@@ -141,9 +140,7 @@ def cleaned(report: Report, folder: Path) -> Report:
     return cleaned_report
 
 
-def _one_page(
-    reports: Mapping[str, Report], expected: Sequence[str]
-) -> tuple[dict[str, Report], dict[str, str]]:
+def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[str, str]]:
     """The reports that belong on a page with the newest one, and why each other one is left out."""
     from ci.report.programs import of_one_model
 
@@ -160,14 +157,14 @@ def _one_page(
         # The gate writes reports without a time for stages that it does not run.
         timed = report if stage in began else reports.get(GATE, report)
         earlier = not _same_run(report, newest)
-        by_hand = of_one_model(report) and not alone and stage not in expected
+        by_hand = of_one_model(report) and not alone
         old = timed.stage not in began or began[newest.stage] - began[timed.stage] > ONE_DAY
         message = f"its report is of an earlier run, {_shown(timed.started)}"
         if by_hand:
             page[stage] = report
         elif report.profile not in ("", profile):
             left_out[stage] = f"its report is of profile {report.profile}, and this run's is {profile}"
-        elif old or (earlier and (alone or stage in expected or stage not in began)):
+        elif old or (earlier and (alone or stage not in began)):
             left_out[stage] = message
         elif earlier and stage != GATE:
             page[stage] = replace(report, findings=(_earlier(report, message), *report.findings))

@@ -12,7 +12,7 @@ from pathlib import Path
 from ci.report.renderings import code_quality, junit, markdown, sarif
 from ci.report.summary import overview, worst
 from provisioning.base import answer
-from provisioning.base.command_line import repeatable, switch, valued
+from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report
@@ -48,7 +48,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "first make --reports of the reports of several jobs, each in a folder below this one",
         type=Path,
     )
-    repeatable(parser, "--expect", "STAGE", "a stage that must have run")
     valued(
         parser,
         "--against",
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.against:
         return worse_than(args.against, directory)
-    reports = collect(directory, args.expect or ())
+    reports = collect(directory)
     answer.add(reports=[asdict(report) for report in reports])
     output = args.output or (directory / "index.html" if args.format == "html" else None)
     if args.format is None or args.format == "console":
