@@ -76,7 +76,7 @@ CHECKPOINT = ModelLane(
     "checkpoints of language models",
     "ci.lanes.llm",
     "llm",
-    ("through", "context", "prefill", "parts", "shared_weights"),
+    ("through", "context", "prefill", "parts"),
     only_compiles=True,
 )
 LANES = (PYTORCH, ONNX, CHECKPOINT)
@@ -88,7 +88,6 @@ class Language:
     context: int
     prefill: int
     parts: int | None
-    shared_weights: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,11 +342,6 @@ def add_language(group: argparse._ActionsContainer) -> None:
     valued(group, "--context", "N", "the longest context, in tokens [128]", type=count)
     valued(group, "--prefill", "N", "tokens that prefill reads at once [32]", type=count)
     valued(group, "--parts", "N", "Genie's binaries [1 GB each at most]", type=count)
-    switch(
-        group,
-        "--shared-weights",
-        "one binary of half the size for prefill and decode; for devices only, the emulator refuses it",
-    )
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -400,6 +394,5 @@ def model_to_compile(args: argparse.Namespace) -> OneModel:
             args.context or 128,
             args.prefill or 32,
             args.parts,
-            args.shared_weights,
         ),
     )

@@ -259,27 +259,18 @@ class TestCompile:
         parts = command("check", out, "--text", ROOT / "README.md", "--tokens", "9", "--on", "parts")
         assert "prefill_0, " in parts and "decode_1, " in parts
 
-    def test_prefill_and_decode_can_share_their_weights(self, tmp_path: Path) -> None:
-        from ci.artifacts.program import ContextStrings, parse
-
+    def test_what_was_compiled_in_more_parts_goes_and_the_users_files_stay(self, tmp_path: Path) -> None:
         model = write_checkpoint(tmp_path / "model", num_hidden_layers=2)
-        apart, shared = tmp_path / "apart", tmp_path / "shared"
-        command("compile", model, "--parts", "2", "-o", apart)
-        (apart / "notes.md").write_text("the user's own")
-        outside, record = tmp_path / "outside.txt", record_of(apart)
+        out, outside = tmp_path / "out", tmp_path / "outside.txt"
+        command("compile", model, "--parts", "2", "-o", out)
+        (out / "notes.md").write_text("the user's own")
         outside.write_text("whatever a record names")
+        record = record_of(out)
         outside_too = replace(record, files={**record.files, "../outside.txt": ""})
-        (apart / RECORD).write_text(outside_too.as_text())
-        command("compile", model, "-o", apart)
-        assert outside.exists() and {"notes.md", "prefill_0.bin"} <= {file.name for file in apart.iterdir()}
-        assert not (apart / "prefill_1.bin").exists()
-        command("compile", model, "--shared-weights", "-o", shared)
-        sizes = [sum(file.stat().st_size for file in out.glob("*.bin")) for out in (apart, shared)]
-        assert sizes[1] < 0.6 * sizes[0]
-        context = parse((shared / "shared_0.bin").read_bytes())
-        assert isinstance(context, ContextStrings) and len(context.graphs) == 2
-        assert '"shared_0.bin"' in (shared / "genie_config.json").read_text()
-        assert "the emulator refuses" in command("run", shared, "hello", code=2)
+        (out / RECORD).write_text(outside_too.as_text())
+        command("compile", model, "-o", out)
+        assert outside.exists() and {"notes.md", "prefill_0.bin"} <= {file.name for file in out.iterdir()}
+        assert not (out / "prefill_1.bin").exists()
 
     def test_a_quantized_checkpoint_speaks_and_a_short_text_leaves_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

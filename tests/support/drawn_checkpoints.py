@@ -20,7 +20,7 @@ from ci.lanes.llm.verdicts import (
     cause_of,
     culprit,
     figure_problems,
-    part_rows,
+    part_row,
 )
 from ci.suite.precision import written_name
 from tests.support.planted_decoders import FAULTS
@@ -76,7 +76,7 @@ def _unpacked(line: Mapping[str, Any]) -> tuple[dict[str, Figures], Bounds, list
         for part in line["parts"]
     ]
     figures = {name: read for name, read in _named(line["figures"]).items() if name in READER_NAMES}
-    return figures, bounds, part_rows(parts, bounds)
+    return figures, bounds, [part_row(part, bounds) for part in parts]
 
 
 def _named(readers: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Figures]:

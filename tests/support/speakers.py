@@ -71,7 +71,7 @@ def make_speaker(folder: Path) -> Speaker:
         decoder = load_decoder(model, shape, count, shape.context)
         export(decoder, graph)
         binaries.append(folder / f"compiled{count}.bin")
-        compile_context({number: graph}, soc, binaries[-1], fp16=True)
+        compile_context(graph, number, soc, binaries[-1], fp16=True)
     shutil.copy(model / "tokenizer.json", folder)
     config = write_config(folder, shape, binaries, soc, context=shape.context, most=LENGTH)
     return Speaker(folder, config, model)

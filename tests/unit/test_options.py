@@ -79,7 +79,7 @@ def test_a_command_for_one_model_has_the_models_lane(
         ("net.onnx", ["--keep-going"]),
         ("net.onnx", ["--run-timeout", "3"]),
         ("net.py:make", ["--per-channel"]),
-        ("net.onnx", ["--shared-weights"]),
+        ("net.onnx", ["--prefill", "64"]),
     ],
 )
 def test_a_flag_that_this_kind_of_model_ignores_is_refused_by_its_name(model: str, flag: list[str]) -> None:
@@ -92,7 +92,7 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
     assert one_model_of(args).lane == CHECKPOINT
-    assert model_to_compile(args).language == Language("genie", 512, 32, None, False)
+    assert model_to_compile(args).language == Language("genie", 512, 32, None)
 
 
 SUITE = """\

@@ -56,13 +56,8 @@ skel and scripts to push and run it. With genie-t2t-run of the official SDK it i
     LD_LIBRARY_PATH=lib ADSP_LIBRARY_PATH=dsp bin/genie-t2t-run -c genie_config.json -p "The answer is"
 
 Genie puts the token that begins a text first by itself: leave it out of the prompt.
-"""
-CHECKED = """
+
 The .onnx files are for `check` alone.
-"""
-SHARED = """
-Prefill and decode share their weights in each binary, which the emulator refuses: compile without
-`--shared-weights` to check what they say.
 """
 
 
@@ -74,7 +69,7 @@ def compile_checkpoint(order: CompileOrder) -> Written:
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
     write_config(out, shape, binaries, soc, context=order.context, most=min(MOST, order.context))
-    text = (README + (SHARED if order.shared else CHECKED)).format(
+    text = README.format(
         name=folder.name,
         soc=order.soc,
         precision=order.precision,
@@ -125,13 +120,9 @@ class LayerPart:
 
 
 def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[Path]:
-    """The context binaries in the order of Genie's configuration: one for each part and count, or where
-    weights are shared one for each part."""
+    """The context binaries in the order of Genie's configuration: those of prefill, then those of decode."""
     folder, out, parts, context = Path(order.model), Path(order.into), order.parts, order.context
-    counts = dict(zip(KINDS, (order.prefill, 1), strict=True))
-    together = [tuple(counts)] if order.shared else [(name,) for name in counts]
-    numbers = {name: index * parts for index, name in enumerate(counts)}
-    binaries: dict[int, Path] = {}
+    binaries: dict[str, list[Path]] = {kind: [] for kind in KINDS}
     encodings: dict[str, Encoding] = {}
     rows: Sequence[Any] = order.calibration
     for number in range(parts):
@@ -147,47 +138,32 @@ def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[P
             del decoder
         part = LayerPart(order, shape, number, rows, outputs, encodings)
         ranges: Ranges = []
-        for names in together:
-            graphs: dict[int, Path] = {}
-            for name in names:
-                graph, ranges = part.write_graph(name, counts[name], ranges)
-                graphs[numbers[name] + number] = graph
-            kind = "shared" if order.shared else names[0]
-            binary = binaries[min(graphs)] = out / f"{kind}_{number}.bin"
-            compile_context(graphs, soc, binary, fp16=not rows)
-            for graph in graphs.values():
-                shutil.rmtree(graph.parent)
+        for index, kind in enumerate(KINDS):
+            graph, ranges = part.write_graph(kind, order.count(kind), ranges)
+            binary = out / f"{kind}_{number}.bin"
+            compile_context(graph, index * parts + number, soc, binary, fp16=not rows)
+            binaries[kind].append(binary)
+            shutil.rmtree(graph.parent)
         rows = [output[name][0] for output in outputs for name in output if name.startswith(HIDDEN)]
-    return [binaries[number] for number in sorted(binaries)]
+    return [binary for kind in KINDS for binary in binaries[kind]]
 
 
-def compile_context(graphs: Mapping[int, Path], soc: Soc, binary: Path, *, fp16: bool) -> None:
-    """Write the context binary of these graphs by their numbers; several of them share their weights. Beside
-    the binary of a single one is the .onnx by which ONNX Runtime loads it.
+def compile_context(graph: Path, number: int, soc: Soc, binary: Path, *, fp16: bool) -> None:
+    """Write the context binary of a graph, and beside it the .onnx by which ONNX Runtime loads it.
 
     Genie orders a model's parts by the names of their graphs, so each name begins with the number."""
     with tempfile.TemporaryDirectory(dir=binary.parent, prefix=".compile-") as folder:
-        wrappers = {number: Path(folder, f"{number}_ctx.onnx") for number in graphs}
-        sessions = []
-        for number, model in graphs.items():
-            entries = {
-                "ep.context_enable": "1",
-                "ep.context_embed_mode": "0",
-                "ep.context_file_path": str(wrappers[number]),
-            }
-            if len(graphs) > 1:
-                last = "1" if number == max(graphs) else "0"
-                entries |= {"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": last}
-            # The weights are shared for as long as all sessions live.
-            sessions.append(_on_htp(model, soc, entries, fp16=fp16))
+        wrapper = Path(folder, "ctx.onnx")
+        entries = {
+            "ep.context_enable": "1",
+            "ep.context_embed_mode": "0",
+            "ep.context_file_path": str(wrapper),
+        }
+        _on_htp(graph, soc, entries, fp16=fp16)
         compiled, *more = Path(folder).glob("*.bin")
         if more:
-            names = ", ".join(model.name for model in graphs.values())
-            raise CheckFailed(f"{names}: became {1 + len(more)} contexts instead of one", fix="report it")
-        for number, wrapper in wrappers.items():
-            wrapping = _named(compiled, wrapper, number, binary.name)
-            if len(graphs) == 1:
-                onnx.save(wrapping, str(binary.with_suffix(".onnx")))
+            raise CheckFailed(f"{graph.name} became {1 + len(more)} contexts instead of one", fix="report it")
+        onnx.save(_named(compiled, wrapper, number, binary.name), str(binary.with_suffix(".onnx")))
         shutil.move(compiled, binary)
 
 

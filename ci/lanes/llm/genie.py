@@ -39,7 +39,7 @@ NONE = -1
 AGAIN = "compile it again, or correct it"
 
 
-def require_sizes(context: int, counts: Sequence[int]) -> None:
+def require_sizes(context: int, prefill: int) -> None:
     """Refuse sizes with which Genie silently speaks nonsense or nothing: prefill by 8 or 16, and by half of
     the context or more. With half it takes the new tokens for those of the cache."""
     if context % CONTEXT_BLOCK:
@@ -47,18 +47,17 @@ def require_sizes(context: int, counts: Sequence[int]) -> None:
             f"a context of {context} tokens: Genie needs a multiple of {CONTEXT_BLOCK}",
             fix=f"take {context + -context % CONTEXT_BLOCK}",
         )
-    for count in counts:
-        if count != 1 and count % BLOCK:
-            raise UsageError(
-                f"prefill by {count} tokens: Genie needs a multiple of {BLOCK}",
-                fix=f"take {count + -count % BLOCK}",
-            )
-        if context <= 2 * count:
-            longer = 2 * count + CONTEXT_BLOCK - 2 * count % CONTEXT_BLOCK
-            raise UsageError(
-                f"prefill by {count} tokens in a context of {context}: Genie would generate nonsense",
-                fix=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
-            )
+    if prefill % BLOCK:
+        raise UsageError(
+            f"prefill by {prefill} tokens: Genie needs a multiple of {BLOCK}",
+            fix=f"take {prefill + -prefill % BLOCK}",
+        )
+    if context <= 2 * prefill:
+        longer = 2 * prefill + CONTEXT_BLOCK - 2 * prefill % CONTEXT_BLOCK
+        raise UsageError(
+            f"prefill by {prefill} tokens in a context of {context}: Genie would generate nonsense",
+            fix=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
+        )
 
 
 def require_short(prompt: Sequence[int], context: int, prefill: int) -> None:
@@ -76,16 +75,6 @@ def write_config(
     folder: Path, shape: Architecture, contexts: Sequence[Path], soc: Soc, *, context: int, most: int
 ) -> Path:
     """The configuration and the extension file that it names. Their paths are relative to `folder`."""
-    written = config_of(shape, [path.name for path in contexts], soc, context, most)
-    for name, content in written.items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return folder / CONFIG
-
-
-def config_of(
-    shape: Architecture, binaries: Sequence[str], soc: Soc, context: int, most: int
-) -> dict[str, dict[str, Any]]:
-    """By the names of the files."""
     core = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
     backend = {
         "version": 1,
@@ -117,13 +106,15 @@ def config_of(
             "model": {
                 "version": 1,
                 "type": "binary",
-                "binary": {"version": 1, "ctx-bins": list(binaries)},
+                "binary": {"version": 1, "ctx-bins": [path.name for path in contexts]},
                 "positional-encoding": ropes if len(ropes) > 1 else ropes[0],
             },
         },
     }
     device = {"soc_id": soc.id, "dsp_arch": f"v{soc.arch}", "cores": [core]}
-    return {EXTENSION: {"devices": [device]}, CONFIG: {"dialog": dialog}}
+    for name, content in {EXTENSION: {"devices": [device]}, CONFIG: {"dialog": dialog}}.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return folder / CONFIG
 
 
 def _rope(shape: Architecture, prefix: str) -> dict[str, object]:
@@ -142,11 +133,11 @@ def _rope(shape: Architecture, prefix: str) -> dict[str, object]:
 def setting(config: Path, *keys: str) -> Any:
     """A value of Genie's configuration, which users edit."""
     value: Any = read_object(config, fix=AGAIN)
-    for key in ("dialog", *keys):
-        if not isinstance(value, dict) or key not in value:
-            name = ".".join(("dialog", *keys))
-            raise UsageError(f"{config}: {name} is missing", fix=AGAIN)
-        value = value[key]
+    try:
+        for key in ("dialog", *keys):
+            value = value[key]
+    except (KeyError, TypeError):
+        raise UsageError(f"{config}: dialog.{'.'.join(keys)} is missing", fix=AGAIN) from None
     return value
 
 

@@ -32,8 +32,6 @@ class CompileOrder:
     context: int
     prefill: int
     parts: int
-    shared: bool = False
-    """Whether prefill and decode share their weights."""
     calibration: list[list[int]]
     """Windows of tokens to quantize by; none for fp16."""
     into: str = ""

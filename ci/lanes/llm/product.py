@@ -39,7 +39,7 @@ from ci.plain import read
 from ci.suite.precision import precision_named, scheme_named
 from ci.suite.stage import run_cached_step
 from provisioning.base.command_line import TIMEOUT, Parser
-from provisioning.base.commands import add_flags, leave_out, session
+from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.units import seconds, size
 from provisioning.manifest import soc_named
@@ -66,12 +66,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     precision = _precision(model.precision or "fp16", through)
     shape = read_architecture(folder)
     if through == GENIE:
-        require_sizes(context, [prefill])
-    elif language.shared_weights:
-        raise UsageError(
-            "--shared-weights is for Genie; a program of ExecuTorch's has its weights once",
-            fix=leave_out("--shared-weights"),
-        )
+        require_sizes(context, prefill)
     if prefill >= context:
         raise UsageError(f"prefill by {prefill} fills a context of {context}", fix="take a longer context")
     if context > shape.context:
@@ -106,7 +101,6 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
         context=context,
         prefill=prefill,
         parts=parts,
-        shared=language.shared_weights,
         calibration=[],
     )
 
@@ -200,6 +194,6 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     what = f"{written.binaries} binaries" if genie else "a program"
     costs = f"{seconds(result.facts['cpu_seconds'])} of a core and {size(result.facts['peak'])} of memory"
     words = [f"{output}: {what}, {size(written.size)}, {costs}; see its README.md"]
-    if genie and not order.shared and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
+    if genie and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
         words.append(f"try it: {session('run', output, 'The answer is')}")
     return Product({**files, RECORD: record.as_text()}, words, stale=stale)

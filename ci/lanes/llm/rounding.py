@@ -280,7 +280,7 @@ def _logits(reference: Any, row: Sequence[int], last: int = 0) -> Array:
     return result
 
 
-def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
     """Step by step where it is compiled so: a square has the widest range of all."""
     llama = hasattr(module, "variance_epsilon")
     eps, weight = (module.variance_epsilon, module.weight) if llama else (module.eps, 1 + module.weight)
@@ -293,14 +293,7 @@ def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...]
         quotient = rounding(f"{name} quotient", (x / root).nan_to_num(0.0, torch.inf, -torch.inf))
     else:
         quotient = x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
-    result = rounding(name, quotient * rounding(f"{name} weight", weight))
-    if rounding.phase != "round" and not torch.allclose(
-        result, output, rtol=1e-3, atol=1e-4 * float(output.abs().max())
-    ):
-        raise CheckFailed(
-            f"{name}: not the norm that is rounded here", fix="report it, with the checkpoint's config.json"
-        )
-    return result
+    return rounding(name, quotient * rounding(f"{name} weight", weight))
 
 
 def _silu(rounding: Rounding, name: str, _module: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:

@@ -263,11 +263,7 @@ class PartRow:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def part_rows(parts: Sequence[PartDistances], bounds: Bounds) -> list[PartRow]:
-    return [_part_row(part, bounds) for part in parts]
-
-
-def _part_row(part: PartDistances, bounds: Bounds) -> PartRow:
+def part_row(part: PartDistances, bounds: Bounds) -> PartRow:
     of_rounding, cpu = bounds.of_part(part.number), part.cpu
     least = {name: max(db, cpu[name] - CHIP_DB) if cpu else db for name, db in of_rounding.items()}
     spare = {name: db - least[name] for name, db in part.htp.items()}
@@ -341,7 +337,7 @@ class Judgement:
     def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Judgement:
         bounds = Bounds.of(precision, measured, own)
         figures = {name: figures_of(windows) for name, windows in measured.read.items()}
-        return cls(measured, bounds, figures, part_rows(measured.parts, bounds))
+        return cls(measured, bounds, figures, [part_row(part, bounds) for part in measured.parts])
 
     @property
     def problems(self) -> list[str]:
