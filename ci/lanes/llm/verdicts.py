@@ -20,8 +20,6 @@ from provisioning.base.units import in_decibels
 
 STANDARD_ERRORS = 3
 BOOTSTRAPS = 200
-DIGITS = 5
-"""Of each number of a token that is kept."""
 
 
 def window_of(logits: Array, reference: Array, following: Sequence[int]) -> Window:
@@ -29,16 +27,12 @@ def window_of(logits: Array, reference: Array, following: Sequence[int]) -> Wind
     places = np.arange(len(following))
     same = reference[places, logits.argmax(-1)] >= reference.max(-1)
     return Window(
-        ours=_shortened(-ours[places, following]),
-        theirs=_shortened(-theirs[places, following]),
-        divergence=_shortened((np.exp(theirs) * (theirs - ours)).sum(-1)),
+        ours=(-ours[places, following]).tolist(),
+        theirs=(-theirs[places, following]).tolist(),
+        divergence=(np.exp(theirs) * (theirs - ours)).sum(-1).tolist(),
         # NaN is no first choice.
         same=(same & np.isfinite(logits).all(-1)).tolist(),
     )
-
-
-def _shortened(values: Array) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values]
 
 
 def _log_softmax(rows: Array) -> Array:
@@ -352,8 +346,10 @@ class Judgement:
     def lines(self, *, parts: bool) -> Iterator[str]:
         """Its figures beside their limits. Parts are shown if they say what is wrong, or were asked for."""
         for name, figures in self.bounds.rounding.items():
-            whose = f", {READER_NAMES[name]}" if is_genies(name) else ""
-            yield f"rounding alone{whose}: {in_words(figures)}"
+            if name == WINDOWS:
+                yield f"rounding alone: {in_words(figures)}"
+            elif name in self.figures:
+                yield f"rounding alone, {READER_NAMES[name]}: {in_words(figures)}"
         for name, figures in self.figures.items():
             yield f"{READER_NAMES[name]}: {in_words(figures, self.bounds.of_reader(name))}"
         if parts or culprit(self.rows):
