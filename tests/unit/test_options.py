@@ -91,7 +91,7 @@ def test_a_flag_that_this_kind_of_model_ignores_is_refused_by_its_name(model: st
 def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
-    assert one_model_of(args).lane == CHECKPOINT
+    assert one_model_of(args, checkpoints=True).lane == CHECKPOINT
     assert model_to_compile(args).language == Language("genie", 512, 32, None)
 
 
