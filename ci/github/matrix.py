@@ -58,13 +58,11 @@ def run(args: argparse.Namespace) -> int:
         all_programs(suites, selection.named_socs),
         tags=args.tag or (),
         words=args.words or (),
-        cases=args.case or (),
     )
     # For jobs on other machines, which begin in a folder of their own.
     choice = [*_each("--suite", map(from_here, suites)), *_each("--tag", args.tag), *_each("-k", args.words)]
     choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
-    flags = [*choice, *_each("--case", args.case)]
-    matrix = matrix_of([*jobs_of(programs, selection.profile).values()], args.shards, flags)
+    matrix = matrix_of([*jobs_of(programs, selection.profile).values()], args.shards, choice)
     text = json.dumps(matrix)
     if args.output:
         write_named(args.output, f"{text}\n", fix="name another --output")

@@ -25,7 +25,6 @@ class Choice:
     """Which programs of which suites; empty fields choose all."""
 
     suites: tuple[Path, ...] = ()
-    cases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     shard: str = ""
@@ -54,7 +53,6 @@ def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
     parser.set_defaults(shard=None)
     group = parser.add_argument_group("which programs")
     repeatable(group, "--suite", "FILE", f"cases as in {shipped}, which is the default", type=Path)
-    group.add_argument("--case", action="append", metavar="NAME", help="this case; may be repeated")
     group.add_argument("--tag", action="append", help="runs with this tag: pr, nightly; may be repeated")
     repeatable(
         group, "-k", "EXPR", "parts of names CASE/RUN/SOC with and, or, not and parentheses", dest="words"
@@ -64,7 +62,7 @@ def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
 def choice_of(args: argparse.Namespace) -> Choice:
     check(args.suite)
     suites = tuple(path.absolute() for path in args.suite)
-    return Choice(suites, tuple(args.case or ()), tuple(args.tag or ()), tuple(args.words), args.shard or "")
+    return Choice(suites, tuple(args.tag or ()), tuple(args.words), args.shard or "")
 
 
 def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argparse._ArgumentGroup:

@@ -329,54 +329,42 @@ class Suites:
         return programs
 
     def choose(
-        self,
-        programs: Sequence[Program],
-        *,
-        tags: Collection[str] = (),
-        words: Sequence[str] = (),
-        cases: Collection[str] = (),
+        self, programs: Sequence[Program], *, tags: Collection[str] = (), words: Sequence[str] = ()
     ) -> list[Any]:
-        """The programs of one of the cases, with one of the tags, and with a name that one of the words
-        matches, which may be expressions.
+        """The programs with one of the tags, and with a name that one of the words matches, which may be
+        expressions.
 
         Every value must match a program: a misspelt one must not pass."""
-        matchers = {word: matcher([word]) for word in words}
-
-        def matches(flag: str, value: str, program: Program) -> bool:
-            if flag == "-k":
-                return matchers[value](program.name)
-            return program.case_name == value if flag == "--case" else value in program.run.tags
-
-        choice = {"--case": cases, "--tag": tags, "-k": words}
-        for flag, values in choice.items():
-            for value in values:
-                if not any(matches(flag, value, program) for program in programs):
-                    raise self._nothing(programs, f"{flag} {value} matches no program", flag, value)
+        names = {program.name for program in programs}
+        known_tags = {tag for program in programs for tag in program.run.tags}
+        of_tags = {tag: {program.name for program in programs if tag in program.run.tags} for tag in tags}
+        of_words = {word: set(filter(matcher([word]), names)) for word in words}
+        for flag, found, known, kind in (
+            ("--tag", of_tags, known_tags, "tags"),
+            ("-k", of_words, names, "programs"),
+        ):
+            for value, matching in found.items():
+                if not matching:
+                    raise self._nothing(f"{flag} {value} matches no program", kind, known, value)
         chosen = [
             program
             for program in programs
             if all(
-                not values or any(matches(flag, value, program) for value in values)
-                for flag, values in choice.items()
+                not found or any(program.name in matching for matching in found.values())
+                for found in (of_tags, of_words)
             )
         ]
         if not chosen:
-            flags = " ".join(f"{flag} {value}" for flag, values in choice.items() for value in values)
-            raise self._nothing(programs, f"no program is left by {flags}", "--tag")
+            flags = " ".join([*(f"--tag {tag}" for tag in tags), *(f"-k {word}" for word in words)])
+            raise self._nothing(f"no program is left by {flags}", "tags", known_tags)
         return chosen
 
-    def _nothing(self, programs: Sequence[Program], message: str, flag: str, value: str = "") -> UsageError:
-        names = {
-            "--tag": {tag for program in programs for tag in program.run.tags},
-            "--case": {program.case_name for program in programs},
-            "-k": {program.name for program in programs},
-        }[flag]
+    def _nothing(self, message: str, kind: str, known: Collection[str], value: str = "") -> UsageError:
         from difflib import get_close_matches
 
-        near = get_close_matches(value, names)
-        shown = list(dict.fromkeys([*near, *sorted(names)]))[:MAX_SUGGESTIONS]
-        others = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        kind = {"--tag": "tags", "--case": "cases", "-k": "programs"}[flag]
+        near = get_close_matches(value, known)
+        shown = list(dict.fromkeys([*near, *sorted(known)]))[:MAX_SUGGESTIONS]
+        others = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         return UsageError(
             f"{message}; {kind} are {', '.join(shown) or 'on no run'}{others}",
             fix=session(self.stage, "--list"),

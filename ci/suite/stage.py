@@ -85,7 +85,6 @@ def chosen(
         suites.all_programs(choice.suites, selection.named_socs, profile=selection.profile),
         tags=choice.tags,
         words=choice.words,
-        cases=choice.cases,
     )
     if choice.shard:
         jobs = jobs_of(programs)

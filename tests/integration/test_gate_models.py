@@ -77,7 +77,7 @@ def gate(request: pytest.FixtureRequest, base: Path) -> Done:
     cases = {name: {**defaults, **case} for name, case in CASES.items() if name not in left}
     path = suite(base, cases)
     lowered = run("test_lowering", base, "--suite", path, "--accept")
-    assert run("test_emulator", base, "--suite", path, "--case", "good", "--accept").code == 0
+    assert run("test_emulator", base, "--suite", path, "-k", "good/", "--accept").code == 0
     accept(accepted_path(path, DEFAULT_PROFILE), partial(_as_the_good_one, cases=cases))
     _give_program(lowered, "wrong_weight", "wrong_program")
     stages = [part for stage in ("test_lowering", "test_emulator") for part in ("--only", stage)]

@@ -22,14 +22,14 @@ LPAI = {"soc": "SM8850", "scheme": "8a8w", "run": 'backend = "lpai"'}
 
 
 def test_the_missing_library_is_named_and_nothing_is_taken_for_a_program(tmp_path: Path) -> None:
-    done = run("test_lowering", tmp_path, "--suite", SUITE, "--case", "resnet10", "--case", "vit_layer")
+    done = run("test_lowering", tmp_path, "--suite", SUITE, "-k", "resnet10/", "-k", "vit_layer/")
 
     assert (done.code, done.report.outcome) == (3, Outcome.ERROR)
     assert done.rules("resnet10") == done.rules("vit_layer") == {"lpai-library"}
     (missing,) = [finding for finding in done.report.findings if finding.subject.startswith("resnet10/")]
     assert LIBRARY in missing.message and "--profile qnn-2.48" in missing.fix
     assert not list(tmp_path.rglob("*.pte"))
-    emulated = run("test_emulator", tmp_path, "--suite", SUITE, "--case", "resnet10")
+    emulated = run("test_emulator", tmp_path, "--suite", SUITE, "-k", "resnet10/")
     assert (emulated.code, emulated.rules("resnet10")) == (1, {"emulator-backend"})
 
 

@@ -83,7 +83,7 @@ def asked(done: Done) -> list[str]:
     return [finding.fix for finding in done.report.findings if finding.rule == "variable-not-passed"]
 
 
-GOOD = ("--case", "net")
+GOOD = ("-k", "net/")
 
 
 @pytest.mark.long("lowers in two clones")

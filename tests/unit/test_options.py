@@ -48,11 +48,11 @@ def test_a_stage_without_flags_chooses_all_and_writes_nothing(verb: Any) -> None
 def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
     suite = tmp_path / "mine.toml"
     suite.touch()
-    choice = ["--suite", suite, "--case", "net", "--tag", "pr", "-k", "8a8w", "--shard", "1/2"]
+    choice = ["--suite", suite, "--tag", "pr", "-k", "8a8w", "--shard", "1/2"]
     how = ["--jobs", 3, "--timeout", 7, "--no-cache", "--why", "--run-timeout", 5]
     accept = ["--accept", "--reason", "new weights"]
     options = stage_options(parsed(emulator_verb, *choice, *how, *accept, "--list"))
-    assert options.choice == Choice((suite,), ("net",), ("pr",), ("8a8w",), "1/2")
+    assert options.choice == Choice((suite,), ("pr",), ("8a8w",), "1/2")
     assert options.work == WorkOptions(7, 3, cache=False, why=True, run_timeout=5)
     assert options.accept == Accept(values=True, reason="new weights") and options.list_only
 
