@@ -138,20 +138,12 @@ class Fault(Model):
     arches: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
     """Of the operand of a cast, without which it is not met."""
-    ranks: tuple[int, ...] = ()
-    """Of an operand or the output, without which it is not met."""
-    first: int | None = None
-    """The size of the output's first dimension with which alone it is met."""
     overloads: tuple[str, ...] = ()
     """Of the operator, with which alone it is met."""
-    of_number: bool = False
-    """Whether its first operand must be a number: pow.Tensor_Tensor is `2 ** x` or `x ** 2`."""
     least: float | None = None
     """A value of the program's inputs at or below which alone it is met."""
     when: str = ""
     """The name of what says of a node whether it can be met there, in `ci/operators/conditions.py`."""
-    shared: bool = False
-    """Whether it needs a module that is called twice."""
     dies: bool = False
     """Whether it gives no program, or leaves the operator on the CPU: it explains no wrong number."""
     met: bool = True

@@ -83,8 +83,6 @@ class Traits:
     module: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
     """Of its tensors."""
-    first: int | None = None
-    """The first size of its output."""
     kinds: tuple[str, ...] = ()
     """The types that a cast takes."""
     again: bool = False
@@ -278,9 +276,14 @@ CONDITIONS: Mapping[str, Callable[[Traits], bool]] = {
         runs_along_no_last_dimension,
     )
 } | {
+    "gives_two_rows": lambda node: (node.output or ())[:1] == (2,),
     "has_bias": has_argument("bias"),
+    "has_bias_and_is_called_again": lambda node: node.again and has_argument("bias")(node),
+    "has_five_dimensions": lambda node: any(len(shape) == 5 for shape in node.shapes),
     "has_dilation": above_one("dilation"),
     "has_groups": above_one("groups"),
+    # pow.Tensor_Tensor is `2 ** x` or `x ** 2`.
+    "is_of_a_number": lambda node: node.of_number,
     "of_values_within_0.1": lambda node: _largest(node) < 0.1,
     "of_values_within_1": lambda node: _largest(node) <= 1,
     "of_a_range_below_0.4": lambda node: _range(node)[1] - _range(node)[0] < 0.4,

@@ -96,11 +96,7 @@ def _concerned(fault: Fault, nodes: Mapping[str, Traits]) -> Iterator[Traits]:
             not _names_of(node.operator).isdisjoint(wanted)
             and not node.added
             and (not fault.overloads or node.operator.rpartition(".")[2] in fault.overloads)
-            and (not fault.shared or node.again)
-            and (not fault.of_number or node.of_number)
             and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.kinds))
-            and (fault.first is None or fault.first == node.first)
-            and (not fault.ranks or any(len(shape) in fault.ranks for shape in node.shapes))
             and (not fault.when or CONDITIONS[fault.when](node))
         ):
             yield node

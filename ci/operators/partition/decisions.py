@@ -437,7 +437,6 @@ def traits_of(node: Any, constants: Constants = lambda node: None) -> Traits:
         line=source_of(node)[0],
         module=module_of(node),
         shapes=tuple(sorted(shapes)),
-        first=_first_size(node.meta.get("val")),
         kinds=tuple(filter(None, map(_kind_of, node.all_input_nodes))) if _is_cast(node) else (),
         again=_is_of_another_call(node),
         of_number=_is_number(next(iter(node.args), None), constants),
@@ -543,12 +542,6 @@ def _lowered_name(node: Any) -> str:
     name = operator_name(node)
     by_input = name == "batch_norm.default" and node.args[5]
     return "_native_batch_norm_legit.no_stats" if by_input else name
-
-
-def _first_size(value: Any) -> int | None:
-    """That of the values, where indices are given beside them."""
-    value = value[0] if isinstance(value, list | tuple) and value else value
-    return int(value.shape[0]) if isinstance(value, Tensor) and value.dim() else None
 
 
 def _is_number(operand: Any, constants: Constants) -> bool:
