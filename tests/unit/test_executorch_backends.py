@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.executorch.compile import refusal
+from ci.lanes.executorch.compile import refusals
 from ci.lanes.executorch.findings import of_lpai, only_library_missing
 from ci.lanes.executorch.records import InTorch, OnLpai
 from ci.lanes.executorch.suite import Backend, ExecutorchCase, ExecutorchProgram
 from ci.models.model_lines import OperatorAt
 from ci.suite.programs import Thresholds
 from provisioning.base.findings import Finding, Severity
-
-NEW, OLD = "v2.49.40.260810104044", "v2.37.1.250807093845"
 
 
 def case_of(run: dict[str, object] | None = None, backend: str = "lpai", **more: object) -> ExecutorchCase:
@@ -31,20 +29,19 @@ def program(soc: str, backend: Backend) -> ExecutorchProgram:
 
 
 @pytest.mark.parametrize(
-    ("soc", "backend", "build", "rule", "words"),
+    ("soc", "backend", "rule", "words"),
     [
-        ("SM8850", "lpai", NEW, "", ""),
-        ("SM8650", "lpai", NEW, "lpai-soc", "SAR2230P, SM8850"),
-        ("SM8850", "lpai", OLD, "lpai-qnn", "2.39"),
-        ("SM8650", "htp", OLD, "", ""),
+        ("SM8850", "lpai", "", ""),
+        ("SM8650", "lpai", "lpai-soc", "SAR2230P, SM8850"),
+        ("SM8650", "htp", "", ""),
     ],
 )
 def test_what_no_compile_could_make_is_refused_first(
-    soc: str, backend: Backend, build: str, rule: str, words: str
+    tmp_path: Path, soc: str, backend: Backend, rule: str, words: str
 ) -> None:
-    finding = refusal(program(soc, backend), build)
-    assert (finding.rule if finding else "") == rule
-    assert finding is None or (words in finding.message and finding.severity is Severity.ERROR)
+    found = [finding for _, finding in refusals([program(soc, backend)], tmp_path, "v2.49.40")]
+    assert [finding.rule for finding in found] == ([rule] if rule else [])
+    assert all(words in finding.message and finding.severity is Severity.ERROR for finding in found)
 
 
 @pytest.mark.parametrize(

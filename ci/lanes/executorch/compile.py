@@ -116,41 +116,19 @@ def plan_of(
 def refusals(
     programs: Sequence[ExecutorchProgram], sdk: Path, build_id: str
 ) -> Iterator[tuple[str, Finding]]:
-    """Refuse chips that are newer than every Hexagon library of the SDK."""
+    """Refuse chips that are newer than every Hexagon library of the SDK, and those without an LPAI for it."""
     newest = max(sdk_arches(sdk), default=math.inf)
     for program in programs:
-        name, arch = program.name, soc_named(program.soc).arch
-        if finding := refusal(program, build_id):
-            yield name, finding
-        elif arch > newest:
-            message = f"{program.soc} has HTP v{arch}, and QNN {build_id} ends at v{newest}"
+        name, soc = program.name, soc_named(program.soc)
+        if program.backend == "lpai" and soc.lpai is None:
+            having = [name for name, soc in load_socs().items() if soc.lpai is not None]
+            message = f"{program.soc} has no LPAI; {', '.join(having)} have one"
+            fix = " or ".join(f"--soc {name}" for name in having)
+            yield name, Finding("lpai-soc", Severity.ERROR, name, message, fix)
+        elif soc.arch > newest:
+            message = f"{program.soc} has HTP v{soc.arch}, and QNN {build_id} ends at v{newest}"
             fix = "use a profile with a newer QNN (--profile), or another chip (--soc)"
             yield name, Finding("lowering-soc", Severity.ERROR, name, message, fix)
-
-
-def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
-    """Why this QNN build cannot compile such a program, whatever the model is."""
-
-    def refused(rule: str, message: str, fix: str) -> Finding:
-        return Finding(rule, Severity.ERROR, program.name, message, fix)
-
-    if program.backend != "lpai":
-        return None
-    from provisioning import qnn_libraries
-    from provisioning.elf import version_key
-
-    soc = soc_named(program.soc)
-    table = qnn_libraries.table().lpai
-    if soc.lpai is None or str(soc.lpai) not in table:
-        having = [name for name, soc in load_socs().items() if soc.lpai is not None]
-        message = f"{program.soc} has no LPAI; {', '.join(having)} have one"
-        return refused("lpai-soc", message, " or ".join(f"--soc {name}" for name in having))
-    since = table[str(soc.lpai)].since
-    version = build_id.removeprefix("v").split("_")[0]
-    if version_key(".".join(version.split(".")[:2])) < version_key(since):
-        message = f"the LPAI v{soc.lpai} of {program.soc} needs QNN {since} or later, and this is {build_id}"
-        return refused("lpai-qnn", message, other_profile(program))
-    return None
 
 
 def other_profile(program: ExecutorchProgram) -> str:
