@@ -95,27 +95,14 @@ def available_memory(
         available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
         if available:
             free.append(int(available.group(1)) << 10)
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, now = ((cgroup / name).read_text(encoding="utf-8").strip() for name in (limit, used))
-        except OSError:
-            continue
-        if most.isdecimal() and now.isdecimal():
-            free.append(max(1, int(most) - int(now) + _reclaimable(cgroup / limit)))
+    with contextlib.suppress(OSError):
+        files = (cgroup / f"memory.{name}" for name in ("max", "current", "stat"))
+        most, now, stat = (file.read_text(encoding="utf-8").strip() for file in files)
+        if most.isdecimal():
+            # What only caches files can be had. After a checkout this is most of it.
+            cached = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+            free.append(max(1, int(most) - int(now) + int(cached[1] if cached else 0)))
     return min(free, default=None)
-
-
-def _reclaimable(limit: Path) -> int:
-    """Memory that a container uses only to cache files. After a checkout this is most of it."""
-    try:
-        text = limit.with_name("memory.stat").read_text(encoding="utf-8")
-    except OSError:
-        return 0
-    inactive = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
-    return int(inactive.group(1)) if inactive else 0
 
 
 AT_ONCE = 0.5

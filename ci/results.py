@@ -255,7 +255,7 @@ def surroundings(store: Path, environ: Mapping[str, str], packages: Path | None 
 
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
     folders, digests = site_folders(packages), Digests(store)
-    code: list[Json] = [_code_below(Path(folder), digests) for folder in search]
+    code: list[Json] = [folder_digest(Path(folder), CODE, digests.of) for folder in search]
     digests.save()
     return {
         "python": python_name(),
@@ -283,8 +283,16 @@ def toolkit() -> str:
 CODE = (".py", ".so", ".json", ".yaml", ".fbs")
 
 
-def _code_below(folder: Path, digests: Digests) -> str:
-    """The digest of the code in a folder, through links, as an overlay has them to a tree."""
+def _named(text: str) -> str:
+    """Without the toolkit's own place, which files that Python runs when it starts may name."""
+    return text.replace(str(ROOT), "{toolkit}")
+
+
+def folder_digest(
+    folder: Path, suffixes: tuple[str, ...] = (".py",), digest: Callable[[Path], str] = hash_file
+) -> str:
+    """Of all files below a folder whose names end so, without hidden folders. It goes through links, as an
+    overlay has them to a tree."""
     rows: list[Json] = []
     seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
@@ -294,29 +302,11 @@ def _code_below(folder: Path, digests: Digests) -> str:
             continue
         seen.add((stat.st_dev, stat.st_ino))
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
-        for name in sorted(files):
-            path = Path(place, name)
-            if name.endswith(CODE) and path.is_file():
-                rows.append([path.relative_to(folder).as_posix(), digests.of(path)])
+        names = sorted(name for name in files if name.endswith(suffixes) and not name.startswith("."))
+        for path in (Path(place, name) for name in names):
+            if path.is_file():
+                rows.append([path.relative_to(folder).as_posix(), digest(path)])
     return digest_of(rows)
-
-
-def _named(text: str) -> str:
-    """Without the toolkit's own place, which files that Python runs when it starts may name."""
-    return text.replace(str(ROOT), "{toolkit}")
-
-
-def folder_digest(folder: Path, pattern: str = "*.py", digest: Callable[[Path], str] = hash_file) -> str:
-    """Of all files below a folder whose names match, without hidden folders."""
-    paths = sorted(path for path in folder.rglob(pattern) if not _is_hidden(path.relative_to(folder)))
-    rows: list[Json] = [
-        [path.relative_to(folder).as_posix(), digest(path)] for path in paths if path.is_file()
-    ]
-    return digest_of([*rows])
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
 Lines = Mapping[str, tuple[str, str]]

@@ -205,6 +205,17 @@ def asked(
     return outcome
 
 
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """A task that is being done, or first the export that it needs."""
+
+    entry: Running
+    job: Job
+    cores: set[int]
+    export: str = ""
+    """The name of the export that is being made."""
+
+
 class _Schedule:
     """Which task runs when: the longest first, if cores and memory are free and its export is not being made
     by another task."""
@@ -223,41 +234,41 @@ class _Schedule:
         self.slots = min(jobs or default_slots(), len(tasks))
         shares = core_shares(self.slots, max(1, default_slots() // self.slots))
         self._free_cores = [next(shares) for _ in range(self.slots)]
-        self._running: dict[str, tuple[Running, Job, set[int]]] = {}
-        self._exporting: dict[str, tuple[Running, Job, set[int]]] = {}
+        self._active: dict[str, _Active] = {}
         self._exported: dict[str, Running] = {}
         self._failed: dict[str, Outcome] = {}
         self.outcomes: dict[str, Outcome] = {}
 
     def doing(self, name: str) -> str:
-        """What a task is at, or the export that it waits for."""
-        entry = self._running.get(name) or self._exporting.get(self._tasks[name].export)
-        return entry[0].doing if entry else "starting its process"
+        """What a task is at, or the export that it needs."""
+        active = self._active.get(name)
+        return active.entry.doing if active else "starting its process"
 
     def run(self, shown: Any) -> None:
         try:
-            while self.waiting or self._running or self._exporting:
+            while self.waiting or self._active:
                 self._start_all(shown)
-                entries = [entry for entry, _, _ in (*self._running.values(), *self._exporting.values())]
-                if entries:
-                    _wait_for_one(entries)
-                for name, (entry, job, cores) in list(self._exporting.items()):
-                    if (outcome := entry.outcome()) is not None:
-                        del self._exporting[name]
-                        if isinstance(outcome, dict):
-                            self._exported[name] = entry
-                        else:
-                            self._failed[name] = outcome
-                        self._begin(job, cores, shown)
-                for name, (entry, job, cores) in list(self._running.items()):
-                    if (outcome := entry.outcome()) is not None:
-                        del self._running[name]
-                        self._free_cores.append(cores)
-                        self._end(job, outcome, entry.seconds, shown)
+                if self._active:
+                    _wait_for_one([active.entry for active in self._active.values()])
+                for name, active in list(self._active.items()):
+                    if (outcome := active.entry.outcome()) is not None:
+                        del self._active[name]
+                        self._go_on(active, outcome, shown)
         finally:
             for entry in self._exported.values():
                 entry.close()
                 entry.remove()
+
+    def _go_on(self, active: _Active, outcome: Outcome, shown: Any) -> None:
+        if not active.export:
+            self._free_cores.append(active.cores)
+            self._end(active.job, outcome, active.entry.seconds, shown)
+            return
+        if isinstance(outcome, dict):
+            self._exported[active.export] = active.entry
+        else:
+            self._failed[active.export] = outcome
+        self._begin(active.job, active.cores, shown)
 
     def _start_all(self, shown: Any) -> None:
         while self._free_cores and (job := self._fitting()):
@@ -266,12 +277,12 @@ class _Schedule:
             self._begin(job, self._free_cores.pop(), shown)
 
     def _fitting(self) -> Job | None:
-        jobs = [job for job in self.waiting if self._tasks[job.name].export not in self._exporting]
-        busy = [job for _, job, _ in (*self._running.values(), *self._exporting.values())]
-        if self._memory is None or not busy:
+        exporting = {active.export for active in self._active.values() if active.export}
+        jobs = [job for job in self.waiting if self._tasks[job.name].export not in exporting]
+        if self._memory is None or not self._active:
             # With nothing else running, even the largest may start: waiting would not free more memory.
             return jobs[0] if jobs else None
-        free = self._memory - sum(job.memory for job in busy)
+        free = self._memory - sum(active.job.memory for active in self._active.values())
         return next((job for job in jobs if job.memory <= free), None)
 
     def _begin(self, job: Job, cores: set[int], shown: Any) -> None:
@@ -289,16 +300,13 @@ class _Schedule:
         if isinstance(ready, ChildTask):
             try:
                 orders = done.orders if done and done.orders else self._template.orders
-                started = orders.start(ready, cores, holds=first), job, cores
+                entry = orders.start(ready, cores, holds=first)
             except OSError as error:
                 if not (found := of_error(error)):
                     raise
                 ready = WorkerDied("crash", found.message, trouble=found)
             else:
-                if first:
-                    self._exporting[export] = started
-                else:
-                    self._running[job.name] = started
+                self._active[job.name] = _Active(entry, job, cores, export if first else "")
                 return
         self._free_cores.append(cores)
         self._end(job, ready, 0.0, shown)
@@ -307,7 +315,7 @@ class _Schedule:
         self.outcomes[job.name] = outcome
         shown.ended(job, outcome, seconds)
         export = self._tasks[job.name].export
-        others = (*(job.name for job in self.waiting), *self._running)
+        others = (*(job.name for job in self.waiting), *self._active)
         if export in self._exported and not any(self._tasks[name].export == export for name in others):
             # Its memory is free for the next one.
             entry = self._exported.pop(export)

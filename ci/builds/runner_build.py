@@ -100,11 +100,11 @@ class RunnerPlan:
             "kept": list(FOLDERS),
             "target": self.target,
             "build type": self.build_type,
-            "sources": folder_digest(SOURCE, "*", results.digest),
+            "sources": folder_digest(SOURCE, ("",), results.digest),
             "own code": {name: results.digest(own / name) for name in OWN_CODE},
             "executorch": {
                 "version": self.executorch.version,
-                **{part: folder_digest(package / part, "*", results.digest) for part in PACKAGE},
+                **{part: folder_digest(package / part, ("",), results.digest) for part in PACKAGE},
             },
             "tools": self._tools(results),
             "variables": {name: os.environ[name] for name in FLAGS if name in os.environ},
