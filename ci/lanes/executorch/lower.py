@@ -167,17 +167,12 @@ class OutputChoices:
 
 
 def choices_of(
-    model: Any,
-    module: Any,
-    samples: Sequence[tuple[Tensor, ...]],
-    expected: Inferences,
-    reference: Inferences,
-    into: Path,
+    chip_model: ChipModel, module: Any, expected: Inferences, reference: Inferences, into: Path
 ) -> OutputChoices:
     """Writes the values that indices chose among. `module` is the quantized model if there is a reference."""
     if all(row.dtype not in ("int64", "int32") for row in expected[0]):
         return OutputChoices(expected, reference)
-    graph = torch.export.export(model, copied(samples[0]), strict=True).module()
+    graph, samples = chip_model.exported.program(chip_model.sample).module(), chip_model.compared
     places = []
     of_quantized = {chooser.output: chooser for chooser in choosers_of(module.graph)} if reference else {}
     for chooser in choosers_of(graph.graph):
@@ -270,7 +265,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     graphs = traffic(text_since(log, begin))
     floats = save_raw(into, "float", expected)
     quantized = save_raw(into, "quantized", reference) if run.quantizes else ()
-    choices = choices_of(chip_model.model, module, samples, floats, quantized, into)
+    choices = choices_of(chip_model, module, floats, quantized, into)
     return ChipProgram(
         notes=tuple(chip_model.exported.loaded.notes),
         used=chip_model.used,
