@@ -59,7 +59,9 @@ class Patience:
     longest_retry_after: float = 120.0
     connect_timeout: float = 15.0
     stall_timeout: float = 60.0
-    """Longest time in which nothing arrives."""
+    """Longest time in which nothing arrives, or less than `least_speed`."""
+    least_speed: int = 1000
+    """In bytes a second."""
     sleep: Callable[[float], None] = time.sleep
 
     def retry(self) -> Retry:
@@ -270,8 +272,7 @@ class Transfer:
             out = self.part.open("ab" if received else "wb", buffering=0)
         with out:
             try:
-                # Never decoded: sizes and hashes are of the bytes on the wire.
-                while block := response.raw.read1(BLOCK, decode_content=False):
+                for block in body_of(response, self.patience):
                     if total is not None and received + len(block) > total:
                         raise IntegrityError(
                             f"{redact(url)}: more bytes than the expected {total} arrived; nothing was kept",
@@ -312,6 +313,23 @@ class Transfer:
                     os.fsync(whole.fileno())
             self.part.replace(self.into)
         return Fetched(self.into, digest, size)
+
+
+def body_of(response: requests.Response, patience: Patience) -> Iterator[bytes]:
+    """The body as it arrives, never decoded: sizes and hashes are of the bytes on the wire.
+
+    A server that sends a few bytes a second is given up: a job would wait for hours."""
+    since, arrived = time.monotonic(), 0
+    while block := response.raw.read1(BLOCK, decode_content=False):
+        yield block
+        arrived += len(block)
+        if (passed := time.monotonic() - since) >= patience.stall_timeout:
+            if arrived < patience.least_speed * passed:
+                raise UpstreamError(
+                    f"{redact(response.url)}: {arrived} bytes arrived in {passed:.0f} s",
+                    fix=f"try again later: it goes on from there; or name a mirror in {MIRROR_VARIABLE}",
+                )
+            since, arrived = time.monotonic(), 0
 
 
 def fetch(

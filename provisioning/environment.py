@@ -10,10 +10,12 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from provisioning.base.commands import Fix, session
+from provisioning import licences
+from provisioning.base.commands import Command, Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
     ANDROID,
@@ -223,7 +225,40 @@ def why_no_phone(selection: Selection, environ: Mapping[str, str]) -> str:
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
     """The shortest flags that select the same for `provision`."""
     targets = () if selection.target == DEFAULT_TARGET else (DEFAULT_TARGET, selection.target)
-    return selecting_flags(replace(selection, named_targets=targets), environ)
+    chosen = replace(selection, named_targets=targets)
+    return [*selecting_flags(chosen, environ), *_consents(chosen)]
+
+
+def consenting(fix: str, selection: Selection) -> str:
+    """The fix with the flags without which its `provision` would refuse."""
+    if not isinstance(fix, Fix):
+        return fix
+
+    def accepted(command: Command) -> Command:
+        if command[0] != "provision" or licences.FLAG in command:
+            return command
+        named = [word for flag, word in pairwise(command) if flag == "--component"]
+        return (*command, *_consents(selection, named))
+
+    return fix.changed(accepted)
+
+
+def _consents(selection: Selection, only: Collection[str] = ()) -> list[str]:
+    """The flags without which `provision` refuses what this selection lacks: licences, bytes on trust.
+    `only`: of these components, where any are named."""
+    from provisioning.manifest import load_profile
+    from provisioning.store.trees import Trees
+
+    profile, store = load_profile(selection.profile), Trees(selection.store)
+    absent = [
+        pin
+        for name, pin in profile.pins.items()
+        if (pin.licence is not None or not pin.pinned)
+        and name not in profile.optional
+        and (name in only if only else serves(name, selection.named_targets))
+        and store.find_any(name, pin) is None
+    ]
+    return licences.flags(selection.store, absent)
 
 
 def serves(component: str, targets: Collection[str]) -> bool:
@@ -284,6 +319,7 @@ def _users_root(
         adopt(component, value, variable)
     except EnvironmentLacking as error:
         if needed:
+            error.fix = consenting(error.fix, selection)
             raise
         notes.append(f"{error.message}, so {component} is left out")
         return None

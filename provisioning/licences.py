@@ -33,6 +33,14 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def flags(store: Path, components: Iterable[Component]) -> list[str]:
+    """The flags with which these components, which are not in the store, can be fetched into it."""
+    absent = list(components)
+    lacking = missing(store, {str(number): component for number, component in enumerate(absent)}, {})
+    accepting = [word for licence in lacking for word in (FLAG, licence)]
+    return accepting + ([] if all(component.pinned for component in absent) else [TRUST])
+
+
 def recorded(store: Path) -> dict[str, dict[str, str]]:
     """What was accepted, by the licence's id."""
     path = store / "licences.json"

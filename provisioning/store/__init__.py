@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -50,6 +52,12 @@ CACHEDIR_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# Everything below can be fetched again with `nox -s provision`.\n"
 )
+
+
+OUTPUT_LOCKS = "output-*"
+"""In locks/: the mutex of each folder that somebody compiles into."""
+
+LOCK_KEPT = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +192,8 @@ class Store(Trees):
         return tree
 
     def _remove(self, path: Path, into: Path) -> None:
-        """Move something into a folder of staging, from where it is deleted."""
+        """Move something into a folder of staging, from where it is deleted. Who waits for a mutex that is
+        removed so takes a new one."""
         if path.parent == self.folder:
             # Without its inventory the tree is gone for everybody, even if its removal is interrupted.
             for file in (path.with_name(f"{path.name}.json"), *self.locks.glob(f"{path.name}.*")):
@@ -224,7 +233,13 @@ class Store(Trees):
                     "is kept for more targets and repair only" if all_downloads else "no tree came from it"
                 )
                 garbage.append(Garbage(path, reason, _size(path)))
-        return garbage
+        return garbage + [Garbage(path, "is an old lock", 0) for path in self._old_locks()]
+
+    def _old_locks(self) -> Iterator[Path]:
+        """Mutexes of output folders that nobody holds, and nobody took for a day."""
+        for path in sorted(self.locks.glob(OUTPUT_LOCKS)):
+            if time.time() - path.stat().st_mtime > LOCK_KEPT and not _is_held(path):
+                yield path
 
     def _reasons(
         self, trees: Sequence[Tree], referenced: Callable[[Tree], bool], older_than: float | None
@@ -241,6 +256,17 @@ class Store(Trees):
             if any(_holds(other, tree) for other in staying):
                 reasons[tree.root] = "a tree of more targets holds all of it"
         return reasons
+
+
+def _is_held(mutex: Path) -> bool:
+    descriptor = os.open(mutex, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _holds(wide: Tree, narrow: Tree) -> bool:
@@ -263,12 +289,7 @@ def _size(path: Path) -> int:
 
 def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> Unlocked:
     """The manifest does not name this component's bytes. `flags` select its profile."""
-    accepting = [
-        word
-        for licence in licences.missing(store, {name: component}, {})
-        for word in (licences.FLAG, licence)
-    ]
-    command = ("provision", *flags, "--component", name, *accepting, licences.TRUST)
+    command = ("provision", *flags, "--component", name, *licences.flags(store, [component]))
     return Unlocked(
         f"{name} {component.version} is not locked: no hash of it is public, so the manifest names none",
         fix=Fix("if you trust the server that sends it: {}", command),

@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from provisioning.base.command_line import repeatable, switch
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 def _validate(
     stage: StageRun, selection: Selection, only: Sequence[str], ignored: Sequence[str]
 ) -> list[Result]:
+    from provisioning.environment import consenting
     from provisioning.validation import Ignore, check, chosen, without_ignored
     from provisioning.validation.context import gather
 
@@ -69,7 +71,7 @@ def _validate(
     contexts = gather(selection, os.environ, asks_compiler=asks_compiler)
     results = check(contexts, rules)
     kept, accepted = without_ignored((f for result in results for f in result.findings), ignores)
-    stage.findings += kept
+    stage.findings += [replace(finding, fix=consenting(finding.fix, selection)) for finding in kept]
     stage.metrics |= _metrics(contexts, results, len(accepted))
     return results
 

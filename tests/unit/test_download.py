@@ -218,6 +218,14 @@ def test_secrets_are_not_in_tracebacks(into: Path, patience: Patience) -> None:
     assert "TOPSECRET" not in shown.replace('userinfo="me:TOPSECRET@"', "").replace("sig=TOPSECRET", "")
 
 
+def test_a_server_that_sends_next_to_nothing_is_given_up(into: Path, patience: Patience) -> None:
+    slow = Reply(pause=0.05, chunk=10)
+    impatient = replace(patience, stall_timeout=0.4, least_speed=9999)
+    with FileServer(BODY, usual=slow) as server, pytest.raises(UpstreamError):
+        fetch(server.url(), into, sha256=SHA, size=None, patience=impatient)
+    assert into.with_name(into.name + ".part").stat().st_size < HALF
+
+
 def test_a_redirect_to_a_file_is_the_server_s_fault(into: Path, patience: Patience) -> None:
     away = Reply(status=302, body=b"", headers={"Location": "file:///etc/passwd"})
     with FileServer(BODY, usual=away) as server, pytest.raises(UpstreamError, match="no address of a server"):

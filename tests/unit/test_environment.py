@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
 from provisioning.dist import BuiltFrom, TreeState, describe
@@ -125,6 +126,15 @@ def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_
             trees=Trees({"qnn-sdk": sdk}),
             needs=("qnn-sdk", "executorch-source"),
         )
+
+
+def test_the_provision_that_a_message_prints_has_the_consents_without_which_it_refuses(store: Path) -> None:
+    with pytest.raises(EnvironmentLacking) as lacking:
+        resolve(_selection(store, profile="qnn-2.37"), {}, trees=Trees({}))
+    assert isinstance(lacking.value.fix, Fix)
+    (command,) = lacking.value.fix.commands
+    assert command[0] == "provision" and "--trust-first-download" in command
+    assert command[command.index("--accept-licence") + 1] == "qualcomm-ai-stack"
 
 
 def test_a_tree_without_the_hosts_part_still_serves_a_device(sdk: Path, store: Path) -> None:

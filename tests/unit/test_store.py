@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from provisioning.base.errors import (
     EnvironmentLacking,
@@ -247,6 +248,18 @@ class TestGc:
             other.kill()
             other.wait()
             assert tree.root in {garbage.path for garbage in house.store.gc(lambda tree: False)}
+
+    def test_old_mutexes_of_outputs_go_that_nobody_holds(self, house: House) -> None:
+        house.store.provision("qnn-sdk", house.sdk)
+        old, held, fresh = (house.store.locks / f"output-{name}" for name in ("old", "held", "fresh"))
+        for path in (old, held, fresh):
+            path.touch()
+        with FileLock(held):
+            for path in (old, held):
+                os.utime(path, (0, 0))
+            gone = house.store.gc(lambda tree: True)
+        assert [leftover.path for leftover in gone] == [old]
+        assert not old.exists() and held.exists() and fresh.exists()
 
     def test_a_dry_run_removes_nothing(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk)
