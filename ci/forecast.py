@@ -253,18 +253,8 @@ class Forecasted:
         ]
 
 
-def of_language_model(typed: str) -> Forecasted:
-    """Why a checkpoint, or what Genie is given of one, has no forecast."""
-    return Forecasted(
-        withheld=f"{typed} is a language model. AI Hub measured whole ones of 0.6 billion weights and more,"
-        " in tokens a second, and no part of one; so nothing is fitted to what QNN estimates of a part"
-    )
-
-
-def forecast(precision: str, asked: QnnEstimates | None, fit: Fit, table: Forecasts) -> Forecasted:
+def forecast(precision: str, asked: QnnEstimates, fit: Fit, table: Forecasts) -> Forecasted:
     """Of what QNN was asked, by its own compile; `precision` is ours."""
-    if asked is None:
-        return Forecasted(withheld="the compiler gave no estimate")
     if (build := asked.build_id) != fit.build_id:
         fitted = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
         return Forecasted(withheld=fitted, fix=ON_A_PHONE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.models.user_model import MODEL_HELP
-from ci.one_model.model import CHECKPOINT, PRECISION_HELP, add_model, add_option, one_model_of
+from ci.one_model.model import PRECISION_HELP, add_model, add_option, one_model_of
 from ci.suite.options import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import count, repeatable
@@ -26,15 +26,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.forecast import load_forecasts, of_language_model
+    from ci.forecast import load_forecasts
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
-    model = one_model_of(args, checkpoints=True)
-    if model.lane == CHECKPOINT:
-        forecasted = of_language_model(model.typed)
-    else:
-        forecasted = model.lane.product.forecasted(model, phones).of(phones)
+    model = one_model_of(args)
+    forecasted = model.lane.product.forecasted(model, phones).of(phones)
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecasted.forecasts])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words()))
