@@ -201,11 +201,11 @@ def shard(jobs: Iterable[Job], index: int, count: int) -> list[Job]:
     return part
 
 
-def parse_shard(text: str, flag: str = "--shard") -> tuple[int, int]:
+def parse_shard(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise UsageError(
-            f"{flag} {text}: expected i/n with 1 <= i <= n, such as 1/4", fix=f"{flag} 1/4 is the first"
+            f"--shard {text}: expected i/n with 1 <= i <= n, such as 1/4", fix="--shard 1/4 is the first"
         )
     return int(index), int(count)
 

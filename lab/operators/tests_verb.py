@@ -14,7 +14,7 @@ from provisioning.base.command_line import repeatable
 EXAMPLES = """\
   nox -s lab -- operator_tests operators -k test_conv1d. --flow 8a8w
   nox -s lab -- operator_tests values chains -k '*-log-*'
-  nox -s lab -- operator_tests zoo --sample 1/10 --accept
+  nox -s lab -- operator_tests zoo --accept
 """
 
 NAMES = ("operators", "zoo", "values", "chains", "rework-op")

@@ -144,7 +144,6 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
     every = listed()
     assert len(every) == 6
     assert sorted(test for i in (1, 2, 3) for test in listed("--shard", f"{i}/3")) == every
-    assert sorted(test for i in (1, 2, 3) for test in listed("--sample", f"{i}/3")) == every
     assert len(listed("--sample")) == 1
     assert suite.command("-k", "abs", "-k", "no_such_test", "--list") == 2
     assert not suite.executed_so_far()

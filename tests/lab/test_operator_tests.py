@@ -63,7 +63,7 @@ def recorded(base: Path, suite: str) -> Mapping[str, MeasuredTest]:
 
 @pytest.mark.whole
 def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> None:
-    words = ["operators", "-k", "test_abs.test_abs_shapes", "--flow", "8a8w", "--sample", "1/1"]
+    words = ["operators", "-k", "test_abs.test_abs_shapes", "--flow", "8a8w"]
     for cached in (0, 1):
         done = typed(tmp_path, *words)
         report = Report.read(tmp_path / "reports" / "operator_tests.json")

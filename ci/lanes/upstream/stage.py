@@ -31,7 +31,7 @@ from ci.suite.options import Choice, matcher, parse_shard, shard
 from ci.suite.stage import machine_failed
 from ci.work import Home, Template, asked
 from provisioning.base import rendering, units
-from provisioning.base.commands import Fix, quoted, session
+from provisioning.base.commands import Fix, leave_out, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, Selection
@@ -136,8 +136,7 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
 class UpstreamOptions:
     selection: Selection
     choice: Choice
-    sample: str | None
-    """I/N; empty for a few, and None for all tests."""
+    sample: bool
     work: WorkOptions
     list_only: bool
     accept: bool
@@ -175,14 +174,13 @@ def prepare(
     for name, plan in plans.items():
         tests = listed[name]
         unmatched -= {word for word in unmatched if any(map(matcher([word]), tests))}
-        chosen = choose(plan, choice, options.sample, tests)
+        chosen = choose(plan, choice, tests, sample=options.sample)
         # A suite that has lost all its tests is no suite without a match.
         if chosen or not tests:
             runs.append(replace(plan, programs=tuple(chosen), tests=tuple(tests)))
     if unmatched or not runs:
         flags = [word for name in sorted(unmatched or choice.words) for word in ("-k", name)]
         if not unmatched:
-            flags += ["--sample", options.sample] if options.sample is not None else []
             flags += ["--shard", choice.shard] if choice.shard else []
         version = plan.machinery.versions["executorch"]
         raise UsageError(
@@ -243,10 +241,10 @@ def make_plan(
     )
 
 
-def choose(plan: UpstreamPlan, choice: Choice, sample: str | None, tests: Sequence[str]) -> list[Job]:
+def choose(plan: UpstreamPlan, choice: Choice, tests: Sequence[str], *, sample: bool) -> list[Job]:
     """The tests that the flags name, sorted."""
     matches = matcher(choice.words, whole=True)
-    jobs = [plan.job(test) for test in sample_of(sample, tests) if matches(test)]
+    jobs = [plan.job(test) for test in (sample_of(tests) if sample else tests) if matches(test)]
     return sorted(shard(jobs, *parse_shard(choice.shard or "1/1")), key=lambda job: job.name)
 
 
@@ -254,20 +252,11 @@ SAMPLE = 40
 """Of so many tests, `--sample` has one."""
 
 
-def sample_of(part: str | None, tests: Sequence[str]) -> Sequence[str]:
-    """The tests of `--sample`: a few. Of `--sample I/N`: every N-th; the N parts together are the whole.
-
-    A hash chooses the same tests each time, and other tests that come or go do not change the choice."""
-    if part is None:
-        return tests
-    if part:
-        index, count = parse_shard(part, "--sample")
-        return [test for test in tests if _hash(test) % count == index - 1]
-    return [test for test in tests if _hash(test) % SAMPLE == 0] or tests[:1]
-
-
-def _hash(test: str) -> int:
-    return int(sha256(test.encode()).hexdigest(), 16)
+def sample_of(tests: Sequence[str]) -> Sequence[str]:
+    """A few. A hash chooses the same tests each time, and other tests that come or go do not change the
+    choice."""
+    hashes = ((test, int(sha256(test.encode()).hexdigest(), 16)) for test in tests)
+    return [test for test, number in hashes if number % SAMPLE == 0] or tests[:1]
 
 
 def list_tests(plan: UpstreamPlan, *, alone: bool) -> list[str]:
@@ -352,15 +341,13 @@ def _check(suites: Sequence[UpstreamSuite], options: UpstreamOptions) -> None:
         raise UsageError(
             f"--soc {','.join(selection.socs)}: one chip at a time", fix=quoted("--soc", selection.soc)
         )
-    if options.sample:
-        parse_shard(options.sample, "--sample")
     if shard:
         parse_shard(shard)
         if options.accept:
             raise UsageError(
                 "--accept with --shard: shards have equal lengths, which --accept changes, so that some tests"
                 " would be in no shard",
-                fix=Fix("{}, whose parts stay the same", ("--sample", str(shard))),
+                fix=leave_out("--shard", ": typed again, --accept goes on where it ended"),
             )
 
 

@@ -19,14 +19,7 @@ def add_tests(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     choice = parser.add_argument_group("which tests")
     repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
-    valued(
-        choice,
-        "--sample",
-        "I/N",
-        "a few tests; I/N: every N-th test, the same each time",
-        nargs="?",
-        const="",
-    )
+    switch(choice, "--sample", "a few tests, the same each time")
     valued(choice, "--shard", "I/N", "the I-th of N parts of equal length")
     switch(choice, "--list", "list the chosen tests and run none")
     how = parser.add_argument_group("how")
