@@ -20,9 +20,9 @@ from ci.child import reporting
 from ci.lanes.llm import check_verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.architecture import read_architecture
-from ci.lanes.llm.commands import Emulated, unlike_transformers
+from ci.lanes.llm.commands import Emulated, tokenizer_differences
 from ci.lanes.llm.genie import CONFIG as GENIE_CONFIG
-from ci.lanes.llm.genie import loadable, require_short, require_sizes, setting, write_config
+from ci.lanes.llm.genie import emulator_settings, require_short, require_sizes, setting, write_config
 from ci.lanes.llm.graphs import shared_encodings
 from ci.lanes.llm.orders import (
     EXECUTORCH,
@@ -637,7 +637,7 @@ class TestConfiguration:
         folder = self.begun(tmp_path, "b $A", 1)
 
         def problems(name: str, text: str, tokens: list[int], bos: int) -> list[str]:
-            return list(unlike_transformers(folder, name, text, tokens, bos))
+            return list(tokenizer_differences(folder, name, text, tokens, bos))
 
         assert problems("text", "c a", [2, 0], 1) == []
         [wrong] = problems("text", "c a", [2, 0], 0)
@@ -1291,13 +1291,13 @@ def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path
         for binary in binaries:
             with binary.open("wb") as file:
                 file.truncate(size)
-        assert loadable(config)["dialog"]["engine"]["model"]["binary"]["ctx-bins"] == names
+        assert emulator_settings(config)["dialog"]["engine"]["model"]["binary"]["ctx-bins"] == names
     os.truncate(binaries[1], 3_200_000_001)
     with pytest.raises(UsageError, match="decode"):
-        loadable(config)
+        emulator_settings(config)
     binaries[1].unlink()
     with pytest.raises(UsageError, match=r"decode_0\.bin"):
-        loadable(config)
+        emulator_settings(config)
 
 
 @pytest.mark.parametrize(("whole", "last"), [(True, 1024), (False, 26)])

@@ -251,7 +251,7 @@ class Check:
             yield "Genie's tokenizer tokenizes otherwise than the tokenizers library"
         elif tokenizer_decides(checkpoint := Path(self.order.model)):
             for name, text, tokens in zip(("text", "chat"), texts, genies, strict=False):
-                yield from unlike_transformers(checkpoint, name, text, tokens, bos)
+                yield from tokenizer_differences(checkpoint, name, text, tokens, bos)
 
     def _measured(self) -> MeasuredProgram:
         options, order, text = self.options, self.order, self.text
@@ -277,7 +277,7 @@ class Check:
         return MeasuredProgram(self.record.size, windows, rounded, parts)
 
 
-def unlike_transformers(
+def tokenizer_differences(
     checkpoint: Path, name: str, text: str, tokens: Sequence[int], bos: int
 ) -> Iterator[str]:
     """Where the whole of what Genie reads, with the token that it puts first, is not what transformers' own

@@ -177,7 +177,7 @@ def kinds_for_genie(sizes: Mapping[str, int]) -> list[str]:
     return ["decode"]
 
 
-def loadable(config: Path) -> dict[str, Any]:
+def emulator_settings(config: Path) -> dict[str, Any]:
     """The configuration; of binaries that are too large for the emulator together, those of decode alone."""
     settings, sizes = read_object(config, fix=AGAIN), sizes_of(config)
     kinds = kinds_for_genie(sizes)
@@ -192,7 +192,7 @@ def loadable(config: Path) -> dict[str, Any]:
 def generate(config: Path, prompt: Sequence[int], most: int, *, timeout: float) -> SpokenText:
     """Genie's answer to a prompt of tokens, of at most so many. It puts the token that begins a text first
     itself, so the prompt has none."""
-    settings = loadable(config)
+    settings = emulator_settings(config)
     settings["dialog"]["max-num-tokens"] = most
     order = GenieOrder(folder=str(config.parent), settings=settings, prompts=[list(prompt)])
     [text] = _reply(order, timeout).spoken
@@ -201,14 +201,14 @@ def generate(config: Path, prompt: Sequence[int], most: int, *, timeout: float) 
 
 def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
     """Texts as Genie's own tokenizer has them; the token that Genie puts first is not in them."""
-    order = GenieOrder(folder=str(config.parent), settings=loadable(config), texts=list(texts))
+    order = GenieOrder(folder=str(config.parent), settings=emulator_settings(config), texts=list(texts))
     return _reply(order, timeout).encoded
 
 
 def forced_logits(config: Path, texts: Sequence[ForcedText], words: int, *, timeout: float) -> list[Array]:
     """Of each text the logits from which Genie would have chosen each token: the first row is prefill's, the
     others are decode's. One that fills the context must be the last."""
-    settings = loadable(config)
+    settings = emulator_settings(config)
     dialog = settings["dialog"]
     # The model's own end may stand in a text, and Genie would stop there.
     said = {token for text in texts for token in text.tokens}
