@@ -25,38 +25,6 @@ LINE_OF_ERROR = r"^.*(?:error:|\[ERROR\]|^[EF] [\d:.]+ executorch:).*"
 """A line with an error of ours, of QNN, or of ExecuTorch's log."""
 
 
-STATUS = re.compile(r"\bstatus 0x([0-9a-f]+)", re.IGNORECASE)
-ERRORS = {
-    0x01: "Internal",
-    0x02: "InvalidState",
-    0x10: "NotSupported",
-    0x11: "NotImplemented",
-    0x12: "InvalidArgument",
-    0x13: "InvalidType",
-    0x14: "OperatorMissing",
-    0x20: "NotFound",
-    0x21: "MemoryAllocationFailed",
-    0x22: "AccessFailed",
-    0x23: "InvalidProgram",
-    0x24: "InvalidExternalData",
-    0x25: "OutOfResources",
-    0x30: "DelegateInvalidCompatibility",
-    0x31: "DelegateMemoryAllocationFailed",
-    0x32: "DelegateInvalidHandle",
-}
-"""ExecuTorch's names of its errors, which its own runner gives as numbers."""
-
-
-def with_names(message: str) -> str:
-    """The message with the name of each error that it has as a number."""
-
-    def named(found: re.Match[str]) -> str:
-        name = ERRORS.get(int(found[1], 16))
-        return f"{found[0]} ({name})" if name else found[0]
-
-    return STATUS.sub(named, message)
-
-
 @dataclass(frozen=True, slots=True)
 class Dialect:
     whose: str
@@ -202,7 +170,7 @@ def call_runner(
     if code:
         text = tail(log, 4000)
         lines = re.findall(LINE_OF_ERROR, text, re.MULTILINE | re.IGNORECASE) or text.splitlines()
-        words = f": {with_names(lines[-1].strip())}" if lines else ""
+        words = f": {lines[-1].strip()}" if lines else ""
         raise CheckFailed(
             f"{program}: the runner {how_it_ended(code)}{words}", fix=session("inspect", program)
         )

@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
 def with_lanes(
     stages: Sequence[GateStage], suites: Sequence[Path], named: Collection[str]
 ) -> list[GateStage]:
-    """The stages that these suites, or the shipped one, have something for; each gets those of its lane."""
+    """The stages that these suites, or the shipped one, have something for; each gets those of its lane. One
+    that is named says itself that they have nothing for it."""
     from ci.suite.options import check
     from ci.suite.suite_file import lanes_of
 
@@ -107,17 +108,11 @@ def with_lanes(
     lanes = {suite: lanes_of(suite.absolute()) for suite in suites}
     kept = []
     for stage in stages:
-        mine = [suite for suite in suites if stage.lane in lanes[suite]]
-        if suites and stage.lane and stage.name in named and not mine:
-            there = {lane for every in lanes.values() for lane in every}
-            names = [stage.name for stage in stages if stage.lane in there]
-            raise UsageError(
-                f"--only {stage.name}: no suite has a run with lane = {stage.lane!r};"
-                f" theirs are for {', '.join(names)}",
-                fix=session(GATE, *_repeated("--only", names), *_repeated("--suite", suites)),
-            )
-        if not stage.lane or stage.name in named or mine or (not suites and stage.lane == LANE):
-            flags = (*stage.flags, *_repeated("--suite", mine))
+        of_lane = [suite for suite in suites if stage.lane in lanes[suite]]
+        if stage.lane and stage.name in named:
+            of_lane = of_lane or [*suites]
+        if not stage.lane or stage.name in named or of_lane or (not suites and stage.lane == LANE):
+            flags = (*stage.flags, *_repeated("--suite", of_lane))
             kept.append(stage.model_copy(update={"flags": flags}))
     return kept
 

@@ -12,7 +12,7 @@ import pytest
 from ci.builds.runner_build import Executorch, RunnerPlan, plan_of
 from ci.builds.toolchain import BuildTool
 from ci.results import CachedResults
-from ci.runner import EXECUTORCHS, Runner, with_names
+from ci.runner import EXECUTORCHS, Runner
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
 from tests.support.scripts import script
@@ -27,17 +27,6 @@ def test_a_list_of_inputs_has_a_line_for_each_inference_that_its_runner_can_read
     with pytest.raises(CheckFailed, match=str(spaced)):
         theirs.write_inputs(tmp_path / "none", [(plain, spaced)])
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
-    ("number", "name"),
-    [("0x14", "OperatorMissing"), ("0x21", "MemoryAllocationFailed"), ("0x23", "InvalidProgram")],
-)
-def test_a_number_that_executorchs_runner_prints_has_the_name_of_its_error_h(number: str, name: str) -> None:
-    assert (
-        with_names(f"loading failed with status {number}") == f"loading failed with status {number} ({name})"
-    )
-    assert with_names("status 0x77") == "status 0x77"
 
 
 def runner_plan(folder: Path) -> RunnerPlan:

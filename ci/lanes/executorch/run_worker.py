@@ -19,7 +19,7 @@ from ci.lanes.executorch.records import (
 )
 from ci.outcome import tail
 from ci.plain import as_json, read
-from ci.runner import LINE_OF_ERROR, Runner, with_names
+from ci.runner import LINE_OF_ERROR, Runner
 from ci.suite.accuracy import MetricFigures, MetricRequest, error_of_metric
 from ci.trouble import InTrouble, how_it_ended, of_ending
 
@@ -104,7 +104,7 @@ def _message(code: int, log: Path) -> str:
     known = nearest(text)
     return (
         f"the runner {how_it_ended(code)}"
-        + (": " + with_names(": ".join(map(str.strip, errors[-1].splitlines()))) if errors else "")
+        + (": " + ": ".join(map(str.strip, errors[-1].splitlines())) if errors else "")
         + (f". {known}" if known else "")
     )
 
