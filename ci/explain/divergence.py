@@ -288,8 +288,6 @@ class DivergentOperator(OperatorAt):
     alike: int
     """How many other places are taken to have its fault."""
     known: tuple[SuspectedFault | Inexact, ...] = ()
-    better: str = ""
-    """The precision at which the chip is measured to compute it rightly."""
 
     @property
     def stands_out(self) -> bool:

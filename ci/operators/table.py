@@ -209,12 +209,6 @@ def _cell(chips: Rows, soc: str, scheme: str) -> Cell | None:
     return chips.get(soc, {}).get(scheme)
 
 
-def better_than(operator: str, scheme: str, soc: str) -> str:
-    """The scheme at which the chip is measured to compute the operator rightly; empty if none is known."""
-    _, chips = _row(operator)
-    return next((other for other in _better(scheme) if _is_good(chips, {soc}, other)), "")
-
-
 def operators_in(nodes: Mapping[str, Traits]) -> dict[str, set[str]]:
     """The operators of a program's nodes, but for added ones, with the shapes of their tensors: `1x3x8x8`."""
     operators: dict[str, set[str]] = {}

@@ -18,7 +18,6 @@ SCOPES = {
     "provider": "Provider, when the session is made",
     "session": "Session",
     "run": "Each run",
-    "dynamic": "The session, before it runs",
 }
 
 

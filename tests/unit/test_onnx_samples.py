@@ -165,14 +165,11 @@ def test_options_go_to_where_they_belong() -> None:
         "htp_performance_mode": "burst",
         "extended_udma": True,
         "ep.context_node_name_prefix": "a_",
-        "qnn.rpc_control_latency": 100,
-        "ep.dynamic.workload_type": "Efficient",
     }
     assert as_json(settings_of(options, soc=SM8650, embed=False)) == {
         "provider": {"htp_performance_mode": "burst", "extended_udma": "1"},
         "session": {"ep.context_node_name_prefix": "a_"},
-        "run": {"qnn.rpc_control_latency": "100"},
-        "dynamic": {"ep.dynamic.workload_type": "Efficient"},
+        "run": {},
     }
 
 

@@ -42,7 +42,7 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, shown_by_inputs, versions_of
-from ci.operators.table import better_than, inexact, operators_in
+from ci.operators.table import inexact, operators_in
 from ci.outcome import Result, WorkerDied
 from ci.plain import as_json
 from ci.results import CachedResults, Key
@@ -116,8 +116,7 @@ def divergence_of(
     met = faults_in(first.traits, scheme, soc, versions_of(plan.build_id), seen_db=first.sqnr_db)
     faults = [SuspectedFault.of(row.fault) for row in met]
     measured = inexact([first.operator], scheme, soc)
-    better = better_than(first.operator, scheme, soc)
-    return replace(result, first=replace(first, known=(*faults, *measured), better=better))
+    return replace(result, first=replace(first, known=(*faults, *measured)))
 
 
 def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, object] | None:

@@ -23,9 +23,9 @@ from provisioning.manifest import Soc
 
 MANIFEST = MANIFESTS / "onnx_options.toml"
 
-Scope = Literal["provider", "session", "run", "dynamic"]
-SCOPES: tuple[Scope, ...] = ("provider", "session", "run", "dynamic")
-"""For all sessions with the provider, for one session, for one run, and for an existing session."""
+Scope = Literal["provider", "session", "run"]
+SCOPES: tuple[Scope, ...] = ("provider", "session", "run")
+"""For all sessions with the provider, for one session, and for one run."""
 Value = bool | int | str
 
 
@@ -70,7 +70,6 @@ class Settings:
     provider: Mapping[str, str] = field(default_factory=dict)
     session: Mapping[str, str] = field(default_factory=dict)
     run: Mapping[str, str] = field(default_factory=dict)
-    dynamic: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_SETTINGS = Settings()

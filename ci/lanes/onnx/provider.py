@@ -280,7 +280,7 @@ def reloaded(
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
     with _failing(f"{context} cannot be loaded", "compile it again"):
-        session = _session(context, provider, wanted, settings.dynamic)
+        session = _session(context, provider, wanted)
     return [run(session, sample, settings, took) for sample in samples]
 
 
@@ -315,7 +315,6 @@ def _session(
     model: Path,
     provider: Mapping[str, str],
     session: Mapping[str, str],
-    dynamic: Mapping[str, str] | None = None,
     *,
     severity: int = ERRORS_ONLY,
 ) -> Any:
@@ -326,8 +325,6 @@ def _session(
     session_on_htp = ort.InferenceSession(str(model), options)
     # Otherwise a failed run would be repeated on the CPU, and its outputs taken for the chip's.
     session_on_htp.disable_fallback()
-    if dynamic:
-        session_on_htp.set_ep_dynamic_options(dict(dynamic))
     return session_on_htp
 
 

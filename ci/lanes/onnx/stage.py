@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
 
 WORKER = "ci.lanes.onnx.worker"
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
-PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
 WORKER_MEMORY = 1400 << 20
 SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
 """The assumed cost of a model and of a program that were never measured, for the order of work and the
@@ -107,10 +105,6 @@ def home_of(logs: Path, *, exports: bool = False, own: OwnPackages | None = None
 
 def require_installed() -> None:
     require_packages(NEEDED, Fix("{} makes .nox/onnx, whose bin/python has it", ("test_onnx",)))
-
-
-def versions() -> dict[str, Metric]:
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,5 +354,4 @@ def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result])
     stage.metrics |= {
         "socs": len({program.soc for program in plan.programs}),
         "build_id": ", ".join(build_ids) or "unknown",
-        "versions": versions(),
     }
