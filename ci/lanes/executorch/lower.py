@@ -221,9 +221,6 @@ SEGMENT_ALIGNMENT = 4096
 NAMED = 3
 """How many of the operators at which quantizing loses accuracy are remembered of a program."""
 
-MOST_IN_A_FIX = 8
-"""How many nodes a fix lists; --keep-going prints all of them."""
-
 
 def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     """Write the program, inputs and expected outputs into the folder of the request."""
@@ -420,7 +417,6 @@ def _dies_of(
 
 def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
-    named = f" (in a suite's run cpu_nodes = [{nodes}])" if len(workaround.cpu_nodes) <= MOST_IN_A_FIX else ""
     fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))
     if rows := list(dict.fromkeys(culprit.more_bits for culprit in workaround.culprits if culprit.more_bits)):
         # Without all of them it still dies.
@@ -431,7 +427,9 @@ def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> 
         names = ", ".join(lacking)
         fixes += [f"on the CPU ExecuTorch has no kernel for it ({names}): write it in another way"]
     else:
-        fixes += [f"--keep-going leaves it on the CPU{named}: {tried}"]
+        fixes += [
+            f"compile --keep-going, or in a suite's run cpu_nodes = [{nodes}], leaves it on the CPU: {tried}"
+        ]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
     return Failed("compile", workaround.message, joined(fixes, "; or "), source)
 
