@@ -1,5 +1,5 @@
 """Pieces of work: their limits, what they cost, what the machine has for them, and what a user sees while
-they run: bars on a terminal, one line a job elsewhere."""
+they run."""
 
 from __future__ import annotations
 
@@ -114,11 +114,12 @@ TICK = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The line printed for a job that ended. A line that needs attention stays on the screen."""
+    """The line printed for a job that ended."""
 
     word: str
     note: str = ""
     look: bool = False
+    """Whether it needs attention."""
     seconds: float | None = None
     """Without time spent waiting; None: as long as the slot was taken."""
 
@@ -128,7 +129,8 @@ def failed(note: str) -> Line:
 
 
 class JobProgress(Generic[R]):
-    """Shows jobs as the scheduler starts and ends them. A context manager, so bars are always removed."""
+    """Shows jobs as the scheduler starts and ends them: a line for each that ended, and below them a bar, or
+    a line after a silence. A context manager, so the bar is always removed."""
 
     def __init__(
         self,
@@ -144,14 +146,11 @@ class JobProgress(Generic[R]):
         self._what, self._line, self._doing, self._clock = what, line, doing, clock
         self._began: dict[str, float] = {}
         self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
-        self._start, self._total = clock(), len(jobs)
+        self._start, self._done, self._total = clock(), 0, len(jobs)
         self._waiting, self._worked, self._end = sum(job.seconds for job in jobs), 0.0, 0.0
-        self._done = self._looks = 0
-        self._out, self._display = out, display
-        self._whole, self._bars = new_bar(), dict[str, int]()
+        self._out, self._display, self._bar = out, display, new_bar()
 
     def __enter__(self) -> JobProgress[R]:
-        self._draw_whole()
         self._open.enter_context(ticking(TICK, self.tick))
         return self
 
@@ -160,29 +159,20 @@ class JobProgress(Generic[R]):
     ) -> None:
         self._open.close()
         if self._display:
-            for bar in (*self._bars.values(), self._whole):
-                self._display.remove(bar)
+            self._display.remove(self._bar)
 
     def started(self, job: Job) -> None:
         with self._lock:
             self._began[job.name] = self._clock()
-            if self._display:
-                bar = self._bars[job.name] = new_bar()
-                self._display.bar(bar, f"  {job.name}", 0, None, "")
+            self._draw()
 
     def tick(self) -> None:
-        """Say what the running jobs are at: beside their bars, else in a line after a silence."""
         with self._lock:
-            running, now = dict(self._began), self._clock()
-            if self._display:
-                for name in running:
-                    self._display.bar(self._bars[name], f"  {name}", 0, None, self._doing(name))
-            elif running and now - self._spoke >= SILENT_FOR:
-                name, more = next(iter(running)), len(running) - 1
-                text = f"{self._place()} {'running':<9}{now - running[name]:7.1f} s  {name}"
-                text += f": {doing}" if (doing := self._doing(name)) else ""
-                text += f", and {more} more" if more else ""
-                self._print(text + self.time_left("  ({})"))
+            self._draw()
+            now = self._clock()
+            if not self._display and self._began and now - self._spoke >= SILENT_FOR:
+                longest = now - next(iter(self._began.values()))
+                self._print(f"{self._place()} {'running':<9}{longest:7.1f} s  {self._at_work()}")
 
     def ended(self, job: Job, result: R, taken: float) -> None:
         with self._lock:
@@ -190,26 +180,32 @@ class JobProgress(Generic[R]):
             self._expect(job, taken)
             self._done += 1
             line = self._line(job.name, result)
-            self._looks += line.look
             time_shown = taken if line.seconds is None else line.seconds
-            text = f"{self._place()} {line.word:<9}{time_shown:7.1f} s  {job.name}"
-            if line.note:
-                text += f": {line.note.splitlines()[0]}"
-            if self._display is None:
-                self._print(text + self.time_left("  ({})"))
-                return
-            self._display.remove(self._bars.pop(job.name))
-            self._draw_whole()
-            show = self._display.print if line.look else self._display.log
-            show(text)
+            note = f": {line.note.splitlines()[0]}" if line.note else ""
+            self._print(f"{self._place()} {line.word:<9}{time_shown:7.1f} s  {job.name}{note}")
+            self._draw()
 
     def _place(self) -> str:
         return f"[{self._done:>{len(str(self._total))}}/{self._total}]"
 
+    def _at_work(self) -> str:
+        """The job that began first, what it is at, and how many others are at work."""
+        name, more = next(iter(self._began), ""), len(self._began) - 1
+        doing = self._doing(name) if name else ""
+        return name + (f": {doing}" if doing else "") + (f", and {more} more" if more > 0 else "")
+
     def _print(self, text: str) -> None:
         self._spoke = self._clock()
-        self._out.write(f"{text}\n")
-        self._out.flush()
+        if self._display:
+            self._display.print(text)
+        else:
+            self._out.write(f"{text}{self.time_left('  ({})')}\n")
+            self._out.flush()
+
+    def _draw(self) -> None:
+        if self._display:
+            note = f"{self._done}/{self._total}{self.time_left(', {}')}  {self._at_work()}"
+            self._display.bar(self._bar, self._what, self._done, self._total, note)
 
     def _expect(self, job: Job, taken: float) -> None:
         """As long for what is left as it took for what was worked on, by what both were to cost."""
@@ -224,12 +220,6 @@ class JobProgress(Generic[R]):
         """In this form; empty before a job has shown how long such work takes, and where more has passed."""
         left = self._end - self._clock()
         return form.format(f"about {roughly(left)} left") if left > 0 and self._done < self._total else ""
-
-    def _draw_whole(self) -> None:
-        if self._display:
-            looks = f", {self._looks} to look at" if self._looks else ""
-            note = f"{self._done}/{self._total}{self.time_left(', {}')}{looks}"
-            self._display.bar(self._whole, self._what, self._done, self._total, note)
 
 
 def progress(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,8 +35,7 @@ class WorkerDied(Exception):
 
     def trouble(self, log: Path) -> Trouble | None:
         """What the machine did to it; None if the work is to blame."""
-        places = (log.parent, Path(tempfile.gettempdir()))
-        return self._trouble or of_ending("process", self.code, last_words(log), places)
+        return self._trouble or of_ending("process", self.code, last_words(log))
 
     @property
     def is_own_crash(self) -> bool:

@@ -73,7 +73,7 @@ def supervise(
         )
         os.close(output)
         os.close(events)
-        reading = _Reading({printed: _Text(stream, shown, screen), sent: _Events(stream, screen)})
+        reading = _Reading({printed: _Text(stream, shown, screen), sent: _Events(screen)})
         thread = threading.Thread(target=reading.run, daemon=True)
         thread.start()
         try:
@@ -142,18 +142,14 @@ class _Text:
 class _Events:
     """Of provisioning/base/progress.py."""
 
-    def __init__(self, log: IO[bytes], screen: Screen | None) -> None:
-        self._log, self._screen, self._rest = log, screen, b""
+    def __init__(self, screen: Screen | None) -> None:
+        self._screen, self._rest = screen, b""
 
     def take(self, block: bytes) -> None:
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             event: dict[str, Any] = json.loads(line)
-            if "log" in event:
-                with suppress(OSError):
-                    self._log.write(f"{event['log']}\n".encode())
-                    self._log.flush()
-            elif self._screen and "remove" in event:
+            if self._screen and "remove" in event:
                 self._screen.remove(event["remove"])
             elif self._screen:
                 self._screen.bar(**event)

@@ -2,7 +2,7 @@
 
 Bars are drawn on our terminal, or sent as events to the gate, which shows the output of the stages that it
 starts and draws their bars. Each event is a line of JSON: {"bar": 1, "name": …, "done": …, "total": …,
-"note": …}, {"remove": 1}, or {"log": …} for a line that belongs in the log and not on the screen.
+"note": …} or {"remove": 1}.
 """
 
 from __future__ import annotations
@@ -79,9 +79,6 @@ class Events:
         self._out.write(f"{text}\n")
         self._out.flush()
 
-    def log(self, text: str) -> None:
-        self._send({"log": text})
-
     def _send(self, event: Mapping[str, object]) -> None:
         line = memoryview(f"{json.dumps(event)}\n".encode())
         with self._lock:
@@ -157,9 +154,6 @@ class Screen:
             else:
                 self._out.write(f"{text}\n")
                 self._out.flush()
-
-    def log(self, text: str) -> None:
-        """A line for a log, which a terminal does not show."""
 
 
 def _rows(out: TextIO) -> RichProgress:
