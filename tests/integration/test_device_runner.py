@@ -8,39 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from ci.runner import Runner
 from provisioning.manifest import load_profile
 from provisioning.store import Store
 from tests.support.builds import run_stage
 from tests.support.runner import build
+from tests.support.runner import programs as runner_programs
 from tests.support.sshd import HOST, ssh_server
 from tests.support.stand_in_ndk import GLIBC
 
+__all__ = ["runner_programs"]
+
 TARGET = "aarch64-linux"
-
-
-def exported(folder: Path) -> tuple[Path, Path, list[float]]:
-    """A program of XNNPACK's, its input, and what PyTorch gives for that."""
-    import torch
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
-
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(512, 10)
-    ).eval()
-    example = (torch.randn(1, 3, 8, 8),)
-    program = torch.export.export(model, example, strict=True)
-    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
-    (folder / "net.pte").write_bytes(lowered.buffer)
-    example[0].numpy().tofile(folder / "net.raw")
-    return folder / "net.pte", folder / "net.raw", model(*example).detach().flatten().tolist()
 
 
 @pytest.mark.whole
 @pytest.mark.heavy
 @pytest.mark.needs("aarch64-linux-gnu-g++", "qemu-aarch64", "ssh", "sshd")
-def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
+def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path, runner_programs: Path) -> None:
     store = Store(tmp_path / "store")
     pin = load_profile("wheels").components["executorch-runtime"]
     package = store.provision("executorch-runtime", pin, {TARGET})
@@ -48,8 +32,8 @@ def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     metrics = json.loads((tmp_path / "reports" / "build_runner.json").read_text("utf-8"))["metrics"]
     assert (metrics["machine"], metrics["interpreter"]) == ("AArch64", "/lib/ld-linux-aarch64.so.1")
-    program, data, expected = exported(tmp_path)
-    inputs = Runner(program).write_inputs(tmp_path / "inputs.txt", [[data]])
+    program, inputs = runner_programs / "conv.pte", runner_programs / "conv.txt"
+    expected = array.array("f", (runner_programs / "conv_ref0.raw").read_bytes())
     bundle = ("--target", TARGET, "--dist", tmp_path / "dist", "-o", tmp_path / "bundle", program)
     reports = ("--reports", tmp_path / "reports")
     assert run_stage("bundle", *bundle, *reports, environ={}).returncode == 0
@@ -63,4 +47,4 @@ def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     for artifact in json.loads((tmp_path / "reports" / "run_device.json").read_text("utf-8"))["artifacts"]:
         if artifact["kind"] == "output":
             values.frombytes(Path(artifact["path"]).read_bytes())
-    assert list(values) == pytest.approx(expected, abs=1e-5)
+    assert list(values) == pytest.approx(list(expected), abs=1e-5)
