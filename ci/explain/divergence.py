@@ -311,20 +311,6 @@ class DivergenceResult:
     """The two nodes between which the search was when its time was over."""
 
 
-def result_of(
-    cuts: Cuts, least: float, best: Worst | None, between: Sequence[str], alike: int
-) -> DivergenceResult:
-    return DivergenceResult(
-        reference=cuts.graph.reference,
-        least=least,
-        sqnr_db=cuts.whole,
-        first=_operator(cuts, *best, alike) if best else None,
-        cuts={name: value for name, value in cuts.sqnr.items() if name},
-        failed=dict(cuts.failed),
-        between=tuple(between),
-    )
-
-
 def _operator(cuts: Cuts, name: str, adds: float, alike: int) -> DivergentOperator:
     graph = cuts.graph
     return DivergentOperator(
@@ -546,7 +532,16 @@ class Divergence:
         return adds * (1 + len(self._alike(name))) >= MOST_OF_IT * self.cuts.power(self.cuts.whole)
 
     def _known(self, best: Worst | None, between: Sequence[str] = (), alike: int = 0) -> DivergenceResult:
-        return result_of(self.cuts, self.least, best, between, alike)
+        cuts = self.cuts
+        return DivergenceResult(
+            reference=self.graph.reference,
+            least=self.least,
+            sqnr_db=cuts.whole,
+            first=_operator(cuts, *best, alike) if best else None,
+            cuts={name: value for name, value in cuts.sqnr.items() if name},
+            failed=dict(cuts.failed),
+            between=tuple(between),
+        )
 
 
 def _worse(one: Worst | None, other: Worst) -> Worst:

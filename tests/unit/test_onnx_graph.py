@@ -31,26 +31,9 @@ from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 from tests.support.onnx_suites import order_of
 
-BODY = helper.make_graph([], "body", [], [])
-
 
 def relu(**model: Any) -> Any:
     return model_of([helper.make_node("Relu", ["x"], ["y"], name="relu")], **model)
-
-
-def branch(operator: str = "Relu", shape: tuple[int, ...] = (1, 3, 8, 8), **attributes: Any) -> Any:
-    node = helper.make_node(operator, ["x"], [operator], name=operator, **attributes)
-    value = helper.make_tensor_value_info(operator, TensorProto.FLOAT, shape)
-    return helper.make_graph([node], operator, [], [value])
-
-
-def if_model(other: Any) -> Any:
-    node = helper.make_node("If", ["flag"], ["y"], name="flow", then_branch=branch(), else_branch=other)
-    return model_of([node], output=(1, 3, 8, 8), weights={"flag": np.array(True)})
-
-
-def loop(operator: str) -> Any:
-    return model_of([helper.make_node(operator, ["x"], ["y"], name="flow", body=BODY)])
 
 
 def counting(operator: str, output: tuple[int | None, ...]) -> Any:
@@ -65,9 +48,6 @@ class TestProblems:
         ("model", "rule", "subject", "fix"),
         [
             (conv_model(("batch", 3, 8, 8)), "onnx-dynamic-shape", "x", "--dimension batch=1"),
-            (loop("Loop"), "onnx-control-flow", "flow", "unrolled"),
-            (if_model(branch("Sigmoid", (1, 3, 64))), "onnx-control-flow", "flow", "of the same type"),
-            (if_model(branch("Loop", body=BODY)), "onnx-control-flow", "Loop", "unrolled"),
             (counting("NonZero", (4, None)), "onnx-dynamic-shape", "count", "HTP pads with -1"),
             (relu(kind=TensorProto.DOUBLE), "onnx-type", "x", "export in float32"),
             (
@@ -83,7 +63,7 @@ class TestProblems:
 
     @pytest.mark.parametrize(
         "model",
-        [conv_model(), if_model(branch("Sigmoid")), counting("NonZero", (4, 192))],
+        [conv_model(), counting("NonZero", (4, 192))],
     )
     def test_what_htp_takes_has_none(self, model: Any) -> None:
         before = model.SerializeToString()

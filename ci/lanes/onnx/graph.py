@@ -38,7 +38,6 @@ Size: TypeAlias = "int | tuple[int, ...]"
 
 REWRITTEN = "rewritten.onnx"
 """A rewritten model's file in a result's folder."""
-LOOPS = ("Loop", "Scan", "SequenceMap")
 DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 """Operators whose output shape is known only after they ran."""
 PADDED = ("NonMaxSuppression", "NonZero")
@@ -277,12 +276,7 @@ def all_in_float(model: onnx.ModelProto) -> bool:
 
 def problems_of(model: onnx.ModelProto) -> list[GraphProblem]:
     """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
-    return [
-        *open_inputs(model),
-        *_sizes_of_data(model),
-        *_control_flow(model.graph),
-        *_types(model),
-    ]
+    return [*open_inputs(model), *_sizes_of_data(model), *_types(model)]
 
 
 def is_context(model: onnx.ModelProto) -> bool:
@@ -315,38 +309,6 @@ def _sizes_of_data(model: onnx.ModelProto) -> Iterator[GraphProblem]:
             fix = f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {fix}"
         message = f"{node.op_type} has an output whose size depends on the data, but HTP needs fixed sizes"
         yield GraphProblem("onnx-dynamic-shape", _name(node), message, fix)
-
-
-def _control_flow(graph: onnx.GraphProto) -> Iterator[GraphProblem]:
-    """The provider accepts no loops. It computes both branches of an If."""
-    for node in graph.node:
-        if node.op_type in LOOPS:
-            message = f"{node.op_type} is control flow, which HTP does not have"
-            fix = "write its steps out in the model"
-            if node.op_type == "Loop":
-                fix = "export it unrolled: a Python loop of a fixed count becomes its steps"
-            yield GraphProblem("onnx-control-flow", _name(node), message, fix)
-        elif node.op_type == "If":
-            branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-            if difference := _unlike(branches):
-                message = f"HTP computes both branches of an If and uses one: {difference}"
-                fix = (
-                    "give both branches one output, of the same type and fixed shape; or fix the condition at"
-                    " export, so that only one branch is there"
-                )
-                yield GraphProblem("onnx-control-flow", _name(node), message, fix)
-            for branch in branches:
-                yield from _control_flow(branch)
-
-
-def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
-    """Why one branch cannot replace the other; empty if it can."""
-    outputs = [[_tensor(value) for value in branch.output] for branch in branches]
-    if counts := [len(output) for output in outputs if len(output) != 1]:
-        return f"expected one output of each, found {counts[0]}"
-    if len({(output.dtype, output.shape) for (output,) in outputs if output.static}) > 1:
-        return "their outputs differ in type or shape: " + ", ".join(str(output) for (output,) in outputs)
-    return ""
 
 
 def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:

@@ -202,8 +202,10 @@ def compiled(
         _session(model, provider_options(precision, soc, settings, None), options, severity=VERBOSE)
     except Exception as error:
         if LEFT_TO_CPU in str(error):
-            # Only now: at a quantized GRU the trace itself crashes (trace-of-a-quantized-gru).
-            audit, _ = audited(model, precision, soc, settings, context, log)
+            # Traced only now: at a quantized GRU the trace itself crashes (trace-of-a-quantized-gru).
+            # What HTP takes may be written already, and the provider replaces no context.
+            aside = context.with_stem(f"{context.stem}-audited")
+            audit, _ = audited(model, precision, soc, settings, aside, log)
             raise _not_taken(model, audit, precision, why) from error
         raise _not_compiled(error, refusals(text_since(log, begin)), why) from error
     return _traffic(log, begin)
