@@ -185,7 +185,7 @@ def proofs_of(
     began = time.monotonic()
     last_begin = began + max(seconds, min(needed, longest))
     until = began + max(seconds, min(2 * needed, longest))
-    limited = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False, program=None)
+    limited = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False)
     repairing, nearer, others, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
     for candidate in islice(_candidates(limited, cause, before), MOST):

@@ -21,9 +21,6 @@ class Explains(Protocol):
     def chosen_program(self, model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> Any:
         """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
 
-    def of_suites(self, model: OneModel, choice: Choice) -> Sequence[OneModel]:
-        """Each program that is chosen, with its precision."""
-
     def divergence_of(
         self,
         model: OneModel,

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from ci.one_model.output import keep_origins, require_own, writing_into
 from ci.one_model.product import ELSEWHERE, Outcome, cells_of, smallest
 from ci.one_model.report import ModelReport
 from ci.suite.precision import MORE_EXACT, precision_named, written_name
-from ci.suite.suite_file import accepted_path
-from provisioning.accepted_file import Accepted, Values, accept
 from provisioning.base import answer
 from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed, exit_code_of
+from provisioning.base.errors import exit_code_of
 from provisioning.base.files import disk_errors
-from provisioning.base.findings import Metric
 from provisioning.base.rendering import plural
-from provisioning.base.units import aligned, in_decibels
+from provisioning.base.units import aligned
 from provisioning.known_faults import fix_at
 
 LOSSY_DB = 30.0
@@ -65,12 +61,6 @@ class Repair:
         """What was done, by name."""
         names = dict.fromkeys(change.rewrite for change in self.rewritten.made)
         return [*names, BY_CHANNEL] if self.by_channel else [*names]
-
-    @property
-    def repaired(self) -> OneModel:
-        """What it left of the model."""
-        model = of_rewritten(self.model, self.rewritten) or self.model
-        return replace(model, per_channel=True, program=None) if self.by_channel else model
 
 
 def repair_of(model: OneModel, choice: RewriteChoice) -> Repair:
@@ -128,7 +118,7 @@ def _by_channel(repair: Repair) -> Outcome | None:
         or not _is_quantized(model.precision)
     ):
         return None
-    of_channels = replace(model, per_channel=True, program=None)
+    of_channels = replace(model, per_channel=True)
     result = measured(of_rewritten(of_channels, repair.rewritten) or of_channels)
     return result if now.worse_than(result) else None
 
@@ -142,7 +132,7 @@ def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
     if not rewritten.model or not rewritten.made:
         return None
     # Its nodes have other names, and one chip is enough for a trial.
-    alone: dict[str, Any] = {"program": None, "keep_on_cpu": (), "embed": False}
+    alone: dict[str, Any] = {"keep_on_cpu": (), "embed": False}
     model = replace(model, typed=str(rewritten.model), dimensions=(), **alone)
     if rewritten.samples:
         inferences = rewritten.compared or model.inferences
@@ -153,8 +143,6 @@ def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
 FILES = (".py", ".pt2", ".onnx")
 """What a model is in; else it is named as a module."""
 FLOOR = f"{LOSSY_DB:g}dB"
-REPAIRED = "repaired"
-"""In the name of the file of what was accepted of a suite's repairs."""
 
 
 def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) -> int:
@@ -164,7 +152,7 @@ def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) ->
     print("\n".join(_as_text(repair)))
     files = _write(repair, report) if after else []
     answer.add(
-        model=model.name,
+        model=model.typed,
         soc=model.selection.soc,
         changes=[asdict(change) for change in rewritten.made],
         refused=[asdict(change) for change in repair.refused],
@@ -183,54 +171,8 @@ def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) ->
 def _report(repair: Repair, report: ModelReport) -> None:
     now = repair.now
     if not now.green:
-        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.model.name}, which"
+        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.model.typed}, which"
         report.fail(f"{whose}: {now.says}", now.fix)
-
-
-def repair_suites(
-    models: Sequence[OneModel], choice: RewriteChoice, report: ModelReport, *, accepts: bool
-) -> int:
-    """Repair each program of suites, say in a table what it was and became, and keep that if it is accepted.
-    Writes no model: the command for one does."""
-    rows, code, repairs = [("program", "before", "repaired by", "after")], 0, dict[str, Values]()
-    for model in models:
-        repair = repair_of(model, choice)
-        _report(repair, report)
-        code = code if repair.now.green else CheckFailed.exit_code
-        words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
-        rows.append((model.name, *words))
-        name = f"{model.program.lane}/{model.name}"
-        repairs[name] = as_accepted(repair)
-        if accepts:
-            # At once: a run that is interrupted has then lost nothing.
-            of_it = {name: repairs[name]}
-            accept(accepted_path(model.program.suite, REPAIRED), partial(replaced, of_it=of_it))
-    print("\n".join(aligned(rows)))
-    answer.add(repairs=repairs)
-    return code
-
-
-def replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
-    return accepted.only(lambda name: name not in of_it).updated(of_it)
-
-
-def _in_short(result: Outcome) -> str:
-    ddr = f", {result.costs['ddr']:,.0f} bytes of DDR" if "ddr" in result.costs else ""
-    return result.verdict if result.error else f"{result.verdict}, {in_decibels(result.sqnr_db)}{ddr}"
-
-
-def as_accepted(repair: Repair) -> dict[str, Metric]:
-    """What the site's page is made from."""
-    values: dict[str, Metric] = {"rewrites": " ".join(repair.rewrites)}
-    for when, result in (("before", repair.before), ("after", repair.now)):
-        figures: dict[str, Metric] = {
-            "verdict": result.verdict,
-            "says": result.says or None,
-            "ddr": result.costs.get("ddr"),
-        }
-        figures |= {} if result.error else {"sqnr_db": round(result.sqnr_db, 1)}
-        values |= {f"{when}.{name}": value for name, value in figures.items() if value is not None}
-    return values
 
 
 def _as_text(repair: Repair) -> Iterator[str]:

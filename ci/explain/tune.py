@@ -18,7 +18,6 @@ from ci.suite.precision import TWO_PRECISIONS, written_name
 from ci.suite.programs import Program, TaskMetric
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Metric
 from provisioning.base.rendering import plural
 from provisioning.base.units import aligned, in_decibels
 
@@ -402,8 +401,6 @@ def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     return TuneSearch(units, measured, goal, names).run()
 
 
-ACCEPTED = (SQNR, "top1", METRIC)
-"""The figures that a table of tuned programs has."""
 SHOWN = 3
 
 
@@ -477,20 +474,6 @@ def as_text(tuned: Tuned) -> Iterator[str]:
 def _accuracy(point: Point) -> str:
     worst = point.outcome.worst_db
     return in_words(point.figures) + ("" if worst is None else f"; the worst sample {in_decibels(worst)}")
-
-
-def as_accepted(tuned: Tuned) -> dict[str, Metric]:
-    """What the site's page is made from: both precisions, and the mixture that was chosen."""
-    values: dict[str, Metric] = {f"floor.{name}": least for name, least in tuned.goal.floors.items()}
-    values |= {"precisions": " ".join(tuned.names), "programs": len(tuned.points)}
-    values |= {"groups": len(tuned.units), "cpu_seconds": round(tuned.cpu_seconds, 1)}
-    for when, point in zip(("cheap", "exact", "chosen"), (*tuned.ends, tuned.chosen), strict=True):
-        if point:
-            figures = {name: round(point.figures[name], 3) for name in ACCEPTED if name in point.figures}
-            costs = {name: int(cost) for name, cost in point.costs.items() if name != "ms"}
-            row = {"groups": len(point.units), **figures, **costs}
-            values |= {f"{when}.{name}": value for name, value in row.items()}
-    return values
 
 
 def document(tuned: Tuned) -> dict[str, object]:

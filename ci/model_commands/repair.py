@@ -7,13 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import (
-    PRECISION_HELP,
-    add_model_or_suite,
-    model_or_suite_of,
-    require_one_chip,
-)
-from ci.suite.options import add_accept, add_work, choice_of
+from ci.one_model.model import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
+from ci.suite.options import add_work
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.errors import UnknownName, UsageError
 
@@ -25,30 +20,29 @@ EXAMPLES = """\
   qnn-ci repair model.pt2 --precision 8a8w --only bias-used-twice -o out/
   qnn-ci repair model.onnx --precision 16a8w --calibrate samples/ -o out/
   qnn-ci repair net.py:model --precision 8a8w --may-change-interface -o out/
-  qnn-ci repair --suite models.toml -k 8a8w
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model_or_suite(parser, "each program of --suite")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder for the rewritten model")
+    add_option(add_model(parser))
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="the folder for the rewritten model"
+    )
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--only", "RULE", "what to repair, by the names in manifests/fixes.toml [all]")
     switch(parser, "--may-change-interface", "also change the types of inputs")
-    how = parser.add_argument_group("how")
-    add_work(how, "a step")
-    add_accept(how, "SUITE.accepted-repaired.json beside the suite, or manifests/accepted")
+    add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.explain.lane import explainer
-    from ci.explain.repair import repair_model, repair_suites
+    from ci.explain.repair import repair_model
     from ci.explain.rewriting import RewriteChoice
-    from ci.one_model.report import ModelReport, reported
+    from ci.one_model.report import reported
     from provisioning.base.commands import Fix
     from provisioning.known_faults import load_fixes
 
-    model = model_or_suite_of(args)
+    model = one_model_of(args)
+    require_one_chip(model.selection)
     known = {fix.rule: fix for fix in load_fixes()}
     for rule in args.only:
         if rule not in known:
@@ -57,19 +51,5 @@ def run(args: argparse.Namespace) -> int:
             why = Fix(why, *known[rule].commands)
             raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
     wanted = RewriteChoice(tuple(args.only) or None, args.may_change_interface)
-    if not model.typed:
-        if not args.suite:
-            raise UsageError("repair what?", fix="name a model, or --suite FILE")
-        choice, accepts = choice_of(args), args.accept
-        lane = explainer(model)
-
-        def work(report: ModelReport) -> int:
-            models = lane.of_suites(model, choice)
-            return repair_suites(models, wanted, report, accepts=accepts)
-
-        return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
-    if not args.output or args.accept:
-        raise UsageError("no folder for the rewritten MODEL", fix="give -o DIR; --accept is for --suite")
-    require_one_chip(model.selection)
     model = replace(model, output=args.output)
     return reported("repair", model, model.named, lambda report: repair_model(model, wanted, report))

@@ -5,30 +5,22 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import (
-    ONNX,
-    OneModel,
-    add_model_or_suite,
-    model_or_suite_of,
-    require_one_chip,
-)
-from ci.suite.options import add_accept, add_work, choice_of
+from ci.one_model.model import ONNX, OneModel, add_model, add_option, one_model_of, require_one_chip
+from ci.suite.options import add_work
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, valued
-from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from ci.explain.tune import Goal, Tuned
     from ci.one_model.report import ModelReport
-    from provisioning.accepted_file import Values
 
     Mixture = Callable[[OneModel], Tuned]
 
@@ -38,12 +30,9 @@ EXAMPLES = """\
   qnn-ci tune model.onnx --calibrate samples/ --floor 30dB --budget ms=2
   qnn-ci tune net.py:model --metric score.py:recall --floor 0.9
   qnn-ci tune net.py:model --precision 8a8w --precision fp16 --floor 50dB
-  qnn-ci tune --suite models.toml -k 8a8w --floor 35dB
 """
 
 USUAL = ("8a8w", "16a8w")
-TUNED = "tuned"
-"""In the name of the file of what was accepted of a suite's tuned programs."""
 SAMPLES = 32
 BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -55,7 +44,7 @@ class Floor:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model_or_suite(parser, "each program of --suite")
+    add_option(add_model(parser))
     goal = parser.add_argument_group("what must hold")
     valued(
         goal, "--floor", "35dB", "the least SQNR against float, or with --metric the least result", type=floor
@@ -86,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser,
         "--samples",
         "N",
-        f"samples that judge each program [{SAMPLES}; in a suite its own]",
+        f"samples that judge each program [{SAMPLES}]",
         type=count,
     )
     parser.add_argument(
@@ -100,44 +89,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(how, "a step")
-    add_accept(how, "SUITE.accepted-tuned.json beside the suite, or manifests/accepted")
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.explain.lane import explainer
     from ci.explain.tune import tuned
     from ci.forecast import ONNX_ALONE, TO_ONNX
     from ci.one_model.report import reported
 
-    model, choice = model_or_suite_of(args), choice_of(args)
+    model, output = one_model_of(args), args.output
+    require_one_chip(model.selection)
     goal = goal_of(args.floor, args.metric, dict(args.budget))
-    samples = args.samples or model.inferences or (SAMPLES if model.typed else None)
-    model = replace(model, inferences=samples)
+    model = replace(model, inferences=args.samples or model.inferences or SAMPLES)
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
         raise UsageError(f"--precision {' '.join(precisions)}: expected two", fix=TWO_PRECISIONS)
     about = [*precisions, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
-    output, accepts = args.output, args.accept
-    if model.typed and accepts:
-        raise UsageError("--accept is for programs of --suite", fix=leave_out("--accept"))
-    if model.typed:
-        require_one_chip(model.selection)
-        about += model.named
-    elif choice.suites:
-        about += [*choice.words, *map(str, choice.suites)]
-    else:
-        raise UsageError("tune what?", fix="name a model, or --suite FILE")
+    about += model.named
     if "ms" in goal.budget and model.lane != ONNX:
         raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
-    lane = explainer(model)
     mixture = partial(tuned, precisions=(precisions[0], precisions[1]), goal=goal)
-
-    def work(report: ModelReport) -> int:
-        if model.typed:
-            return _tuned(model, mixture, output, report)
-        return tune_suites(lane.of_suites(model, choice), mixture, report, accepts=accepts)
-
-    return reported("tune", model, about, work)
+    return reported("tune", model, about, lambda report: _tuned(model, mixture, output, report))
 
 
 def floor(text: str) -> Floor:
@@ -208,29 +179,3 @@ def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport)
     print(f"compile it: {command}")
     answer.add(files=[str(path) for path in files], next=command.installed)
     return 0
-
-
-def tune_suites(models: Sequence[OneModel], mixture: Mixture, report: ModelReport, *, accepts: bool) -> int:
-    """Tune each program of suites, repaired first as `repair` does it, and keep what it costs beside both
-    precisions if that is accepted. Writes no precision file: the command for one does that."""
-    from ci.explain.repair import repair_of, replaced
-    from ci.explain.rewriting import RewriteChoice
-    from ci.explain.tune import as_accepted, as_text, wrong
-    from ci.suite.suite_file import accepted_path
-    from provisioning.accepted_file import accept
-
-    code = 0
-    found: dict[str, Values] = {}
-    for model in models:
-        program, repair = model.program, repair_of(model, RewriteChoice())
-        tuned = mixture(repair.repaired)
-        print("\n".join((model.name, *as_text(tuned), *filter(None, [wrong(tuned)]))))
-        if tuned.chosen is None:
-            code = 1
-            report.fail(f"{model.name}: {wrong(tuned)}")
-        name = f"{program.lane}/{program.case_name}/{program.soc}"
-        found[name] = {**as_accepted(tuned), "rewrites": " ".join(repair.rewrites)}
-        if accepts:
-            accept(accepted_path(program.suite, TUNED), partial(replaced, of_it={name: found[name]}))
-    answer.add(tuned=found)
-    return code

@@ -1,8 +1,7 @@
-"""Samples in an .npz: several as `<index>/<name>`, one as `<name>`."""
+"""Samples in an .npz, each array as `<index>/<name>`."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,16 +20,6 @@ def save(path: Path, samples: Sequence[Mapping[str, Array]]) -> None:
 
     arrays = {f"{index}/{name}": array for index, row in enumerate(samples) for name, array in row.items()}
     np.savez(path, **arrays)  # type: ignore[arg-type]
-
-
-def save_one(path: Path, sample: Mapping[str, Array]) -> None:
-    """Save arrays by name. numpy.savez accepts all names but those of its own parameters."""
-    import numpy as np
-
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, array in sample.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 def saved(path: Path) -> list[Sample]:

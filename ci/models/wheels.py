@@ -53,24 +53,20 @@ class PinnedWheel(Model):
 
 def variables(wheels: Mapping[str, PinnedWheel], store: Path) -> dict[str, str]:
     """What a model's process gets beside others: where the files of these wheels are."""
-    return {VARIABLE: json.dumps(folders(wheels, store))} if wheels else {}
+    folders = {name: str(wheel.tree(store)) for name, wheel in wheels.items()}
+    return {VARIABLE: json.dumps(folders)} if wheels else {}
 
 
-def folders(wheels: Mapping[str, PinnedWheel], store: Path) -> dict[str, str]:
-    return {name: str(wheel.tree(store)) for name, wheel in wheels.items()}
-
-
-def located(name: str, folder: Path, roots: Mapping[str, str] | None = None) -> Path:
-    """A file of a suite: `wheel:NAME/PATH` in one of its wheels, else relative to the suite's folder. `roots`
-    are the wheels' folders, where the process has no variable with them."""
+def located(name: str, folder: Path) -> Path:
+    """A file of a suite: `wheel:NAME/PATH` in one of its wheels, else relative to the suite's folder."""
     if not name.startswith(PREFIX):
         return folder / name
     wheel, _, path = name.removeprefix(PREFIX).partition("/")
-    known_roots: Mapping[str, str] = json.loads(os.environ.get(VARIABLE, "{}")) if roots is None else roots
-    if wheel not in known_roots or not (file := Path(known_roots[wheel]) / path).is_file():
-        names = ", ".join(known_roots)
+    folders: Mapping[str, str] = json.loads(os.environ.get(VARIABLE, "{}"))
+    if wheel not in folders or not (file := Path(folders[wheel]) / path).is_file():
+        names = ", ".join(folders)
         known = f"the wheels of the suite are {names}" if names else "the suite has no wheels"
         inside = "unzip -l lists the files of a wheel"
-        fix = inside if wheel in known_roots else f"name a file of one: {known}"
+        fix = inside if wheel in folders else f"name a file of one: {known}"
         raise UsageError(f"{name}: there is no such file", fix=fix)
     return file

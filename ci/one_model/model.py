@@ -99,8 +99,6 @@ class OneModel:
     """As the user typed it; empty where `divergence` takes a suite's program."""
     lane: ModelLane
     work: WorkOptions
-    program: Any = None
-    """A suite's program, in place of what was typed."""
     precision: str | None = None
     precision_file: Path | None = None
     """In place of a precision: that of `tune`."""
@@ -129,10 +127,6 @@ class OneModel:
     keep_on_cpu: tuple[str, ...] = ()
     embed: bool = False
     language: Language | None = None
-
-    @property
-    def name(self) -> str:
-        return self.program.name if self.program else self.typed
 
     @property
     def file(self) -> UserModel:
@@ -286,9 +280,9 @@ def precision_in(lane: ModelLane, name: str) -> str:
     return precision_named(name).name if lane == ONNX else scheme_named(name)
 
 
-def add_model_or_suite(parser: argparse.ArgumentParser, otherwise: str = "a suite's program") -> None:
-    """For commands that take programs of a suite in place of MODEL."""
-    add_option(add_model(parser, f"{MODEL_HELP}; without it, {otherwise}", optional=True))
+def add_model_or_suite(parser: argparse.ArgumentParser) -> None:
+    """For `divergence`, which takes a program of a suite in place of MODEL."""
+    add_option(add_model(parser, f"{MODEL_HELP}; without it, a suite's program", optional=True))
     lanes = ("executorch", "onnx")
     parser.add_argument("--lane", choices=lanes, default=lanes[0], help="of a suite's program [%(default)s]")
     add_choice(parser, "manifests/suites/models.toml")

@@ -78,7 +78,7 @@ class StandInLane:
         return self
 
     def programs_of(self, model: OneModel, suite: Path | None = None) -> list[Any]:
-        return [SimpleNamespace(name=model.name, soc="SM8650", run=SimpleNamespace(kind="16a8w"))]
+        return [SimpleNamespace(name=model.typed, soc="SM8650", run=SimpleNamespace(kind="16a8w"))]
 
     def products_of(self, model: OneModel, programs: Sequence[Any]) -> list[Product | ToolkitError]:
         outcome = self.gives(model)

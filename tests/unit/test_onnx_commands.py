@@ -16,20 +16,15 @@ import pytest
 from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
 from ci.forecast import ModelSize, QnnEstimates
-from ci.jobs import WorkOptions
 from ci.lanes.onnx import product
 from ci.lanes.onnx import stage as onnx_stage
-from ci.lanes.onnx.explain import of_suites
 from ci.lanes.onnx.records import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.suite import programs_of
 from ci.models.inputs import InputsUsed
-from ci.one_model.model import ONNX, OneModel
 from ci.one_model.output import SCRATCH, keep_origins, require_own, writing_into
 from ci.plain import as_json
-from ci.suite.options import Choice
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import Selection
 from tests.support import onnx_worker
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import CONTEXT, PREPARED, near
@@ -247,19 +242,3 @@ class TestAudit:
         stand_in.replies["prepare"] = {"error": REFUSAL}
         code, rows = self.audited(tmp_path)
         assert code == 1 and rows["8a8w"] == {"error": "x is float64", "fix": "export in float32"}
-
-
-@pytest.mark.parametrize(("samples", "expected"), [("", None), ("own", "own")])
-def test_a_suites_model_is_calibrated_by_its_own_samples_alone(
-    samples: str, expected: str | None, tmp_path: Path
-) -> None:
-    (tmp_path / "own").mkdir()
-    suite = tmp_path / "models.toml"
-    suite.write_text(
-        f'schema = 2\n[case.net]\nmodel = "net.onnx"\nsamples = "{samples}"\n'
-        '[[case.net.run]]\nlane = "onnx"\nprecision = "8a8w"\nsocs = ["SM8650"]\n'
-    )
-    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path / "store", tmp_path / "reports")
-    (one,) = of_suites(OneModel(selection, "", ONNX, WorkOptions()), Choice(suites=(suite,)))
-    found = one.calibrate
-    assert (found and Path(found).name) == expected and one.typed == str(tmp_path / "net.onnx")

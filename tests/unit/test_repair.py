@@ -5,22 +5,17 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ci.explain import repair
 from ci.explain.rewriting import RewriteChoice
-from ci.model_commands import repair as verb
 from ci.one_model.model import ONNX, OneModel
 from ci.one_model.product import Outcome
 from ci.one_model.report import ModelReport
-from ci.suite.suite_file import accepted_path
-from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import UsageError
 from provisioning.base.stage_run import StageRun
 from tests.support.stand_in_lane import RED, StandInLane, green
-from tests.support.typed import run_here
 
 
 def report_of(model: OneModel) -> ModelReport:
@@ -129,43 +124,3 @@ def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_
     found = repair.repair_of(lane.model, RewriteChoice())
     assert (found.now.sqnr_db == by_channel) is kept is bool(found.by_channel)
     assert (repair.BY_CHANNEL in found.rewrites) is kept
-
-
-@pytest.mark.parametrize("words", [[], ["net.py:make"], ["net.py:make", "-o", "out", "--accept"]])
-def test_a_command_that_says_neither_a_model_with_its_output_nor_a_suite_is_wrong(words: list[str]) -> None:
-    with pytest.raises(UsageError):
-        run_here(verb, *words)
-
-
-def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    suite = tmp_path / "suite.toml"
-
-    def program(name: str) -> OneModel:
-        def gives(model: OneModel) -> Outcome:
-            if name.startswith("interrupted"):
-                raise KeyboardInterrupt
-            rewritten = model.typed != name
-            return green(30) if rewritten and name.startswith("good") else Outcome("dies")
-
-        of_suite = SimpleNamespace(suite=suite, name=name, lane="executorch")
-        return replace(StandInLane(tmp_path, name, gives=gives).model, program=of_suite)
-
-    report = report_of(StandInLane(tmp_path).model)
-    asked = RewriteChoice()
-    some = [program("good/8a8w/SM8650"), program("bad/8a8w/SM8650")]
-    assert repair.repair_suites(some[:1], asked, report, accepts=False) == 0
-    assert not load_accepted(accepted_path(suite, "repaired")).subjects
-    assert repair.repair_suites(some, asked, report, accepts=True) == 1
-    with pytest.raises(KeyboardInterrupt):
-        repair.repair_suites(
-            [program("good/fp16/SM8650"), program("interrupted")], asked, report, accepts=True
-        )
-    accepted = load_accepted(accepted_path(suite, "repaired")).subjects
-    assert {subject: values["after.verdict"] for subject, values in accepted.items()} == {
-        "executorch/good/8a8w/SM8650": "green",
-        "executorch/bad/8a8w/SM8650": "dies",
-        "executorch/good/fp16/SM8650": "green",
-    }
-    assert "green, 30.0 dB" in capsys.readouterr().out

@@ -39,9 +39,6 @@ def folder(tmp_path: Path) -> Path:
         ("divergence --suite models.toml -k net.onnx", "executorch"),
         ("divergence --lane onnx -k net", "onnx"),
         ("audit net.onnx --no-such-flag", "onnx"),
-        ("repair --suite models.toml --lane onnx -k net", "onnx"),
-        ("tune --suite models.toml --lane onnx --floor 30dB", "onnx"),
-        ("tune --suite models.toml -k net.onnx --floor 30dB", "executorch"),
         ("forecast net.onnx --precision 8a8w", "onnx"),
     ],
 )

@@ -8,23 +8,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ci.explain.losses import GroupScore
 from ci.explain.tune import Goal, Point, Tuned, TuneSearch, as_text, wrong
-from ci.model_commands import tune as verb
-from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
-from ci.one_model.model import ONNX, OneModel
+from ci.model_commands.tune import Floor, budget, goal_of
 from ci.one_model.product import Outcome
-from ci.one_model.report import ModelReport
-from ci.suite.suite_file import accepted_path
-from provisioning.accepted_file import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.stage_run import StageRun
-from tests.support.stand_in_lane import StandInLane, green
-from tests.support.typed import run_here
 
 NAMES = ("8a8w", "16a8w")
 GAINS = (0.001, 0.03, 0.0002, 0.01, 0.0001, 0.004, 0.0005, 0.00005)
@@ -232,65 +223,6 @@ def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
     assert found.chosen is not None and cat in found.chosen.units and len(found.chosen.units) < len(GAINS)
     by_task = TuneSearch(chip.units, measure, Goal({"top1": 0.0}), NAMES)
     assert not by_task.goal.loses_a_part(found.points[0])
-
-
-def program_of(suite: Path, lane: StandInLane, name: str) -> OneModel:
-    program = SimpleNamespace(suite=suite, lane="executorch", name=name, case_name=name, soc="SM8650")
-    return replace(lane.model, program=program)
-
-
-def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(tmp_path: Path) -> None:
-    suite = tmp_path / "suite.toml"
-    chips = {"holds": Chip(units()), "misses": Chip(units(), left=0.1)}
-    goal = Goal({"sqnr_db": 30.0})
-
-    def mixture(model: OneModel) -> Tuned:
-        name = Path(model.typed).name
-        if name not in chips:
-            raise KeyboardInterrupt
-        return tuned(chips[name], goal)
-
-    def tune(*names: str, accepts: bool) -> int:
-        models = [program_of(suite, StandInLane(tmp_path, name), name) for name in names]
-        report = ModelReport("suite", models[0], StageRun.as_typed("tune", "wheels", "host"))
-        return tune_suites(models, mixture, report, accepts=accepts)
-
-    assert tune("holds", accepts=False) == 0
-    assert not load_accepted(accepted_path(suite, TUNED)).subjects
-    assert tune("misses", accepts=True) == 1
-    with pytest.raises(KeyboardInterrupt):
-        tune("holds", "interrupted", accepts=True)
-    accepted = load_accepted(accepted_path(suite, TUNED)).subjects
-    assert set(accepted) == {"executorch/holds/SM8650", "executorch/misses/SM8650"}
-
-
-def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> None:
-    """Without the rewrite that makes it worse, and with a scale for each channel where that is better."""
-    tried: list[OneModel] = []
-
-    def gives(model: OneModel) -> Outcome:
-        rewrites = Path(model.typed).stem
-        return green(
-            5 if "harms" in rewrites else 20 if model.per_channel else 10 + 2 * ("helps" in rewrites)
-        )
-
-    goal = Goal({"sqnr_db": 30.0})
-
-    def mixture(model: OneModel) -> Tuned:
-        tried.append(model)
-        return tuned(Chip(units()), goal)
-
-    lane = StandInLane(tmp_path, "net.onnx", gives, ONNX.flags)
-    report = ModelReport("suite", lane.model, StageRun.as_typed("tune", "wheels", "host"))
-    tune_suites([program_of(tmp_path / "suite.toml", lane, "net")], mixture, report, accepts=False)
-    (model,) = tried
-    assert Path(model.typed).stem == "helps" and model.per_channel
-
-
-@pytest.mark.parametrize("words", [[], ["net.py:make", "--accept"]])
-def test_tune_wants_a_model_or_a_suite_and_keeps_results_of_suites_alone(words: list[str]) -> None:
-    with pytest.raises(UsageError):
-        run_here(verb, *words, "--floor", "30dB")
 
 
 def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:

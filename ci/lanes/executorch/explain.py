@@ -71,13 +71,6 @@ def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
     return [program for program in chosen_programs(choice, selection) if program.backend == "htp"]
 
 
-def of_suites(model: OneModel, choice: Choice) -> Sequence[OneModel]:
-    return [
-        replace(model.for_chip(program.soc), precision=program.run.precision, program=program)
-        for program in on_htp(choice, model.selection)
-    ]
-
-
 def divergence_of(
     model: OneModel,
     program: ExecutorchProgram,

@@ -97,8 +97,6 @@ NOT_RUN = ("--verify", "none")
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[ExecutorchProgram]:
-    if model.program:
-        return [model.program]
     programs = [program_of(model, soc, model.keep_on_cpu, suite) for soc in model.selection.socs]
     require_fp16(programs)
     return programs
@@ -203,8 +201,7 @@ def product_of(
 
 
 def stem_of(model: OneModel, program: ExecutorchProgram) -> str:
-    stem = program.case_name if model.program else model.file.name
-    return f"{stem}-{program.soc}-{program.run.name}"
+    return f"{model.file.name}-{program.soc}-{program.run.name}"
 
 
 def run_fields_of(program: ExecutorchProgram, facts: ChipProgram) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +13,6 @@ from ci.explain.divergence import DivergenceLimits, DivergenceResult
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES
 from ci.lanes.onnx.graph import REWRITTEN, GraphProblem, load_graph
 from ci.lanes.onnx.product import (
     answer_in,
@@ -28,11 +27,9 @@ from ci.lanes.onnx.records import (
     Losses,
     Mixed,
     ModelChanges,
-    Preparing,
 )
 from ci.lanes.onnx.stage import chosen_programs, plan_of
-from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
-from ci.models import wheels
+from ci.lanes.onnx.suite import OnnxProgram
 from ci.one_model.model import OneModel
 from ci.operators.table import Inexact, inexact_onnx
 from ci.suite.accuracy import in_words
@@ -80,47 +77,6 @@ def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float 
         rest="left",
     )
     return answered(step, Scores).answer
-
-
-def of_suites(model: OneModel, choice: Choice) -> Sequence[OneModel]:
-    programs = chosen_programs(choice, model.selection)
-    by_code = [row for row in programs if row.case.factory or ":" in row.case.samples]
-    exported = _exported(model, by_code)
-    return [_of(model, program, exported.get(program.name)) for program in programs]
-
-
-def _exported(model: OneModel, programs: Sequence[OnnxProgram]) -> Mapping[str, Path]:
-    """The folders of models and samples that the suite's code makes, with the packages that it needs."""
-    if not programs:
-        return {}
-    plan = plan_of(programs, model.selection, model.work)
-    step = command_step(plan, "onnx-exported", "exported_files", prepared=Preparing(), keeps_files=True)
-    done = {name: require_done(result) for name, result in run_cached_step(step, programs).items()}
-    return {name: result.folder for name, result in done.items() if result.folder}
-
-
-def _of(whole: OneModel, program: OnnxProgram, exported: Path | None) -> OneModel:
-    """MODEL as the case has it."""
-    case = program.case
-    if exported:
-        path, samples = exported / EXPORTED, str(exported / EXPORTED_SAMPLES)
-        dimensions: tuple[str, ...] = ()
-    else:
-        roots = wheels.folders(program.needs.wheels, whole.selection.store)
-        path = wheels.located(case.model, program.search_path, roots)
-        samples = samples_of(case, program.search_path)
-        dimensions = tuple(assignments_of(case.dimensions))
-    return replace(
-        whole.for_chip(program.soc),
-        typed=str(path),
-        program=program,
-        precision=program.run.kind,
-        calibrate=samples or None,
-        dimensions=dimensions,
-        per_channel=program.run.per_channel or whole.per_channel,
-        calibration=program.run.calibration,
-        inferences=whole.inferences or case.inferences,
-    )
 
 
 def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:

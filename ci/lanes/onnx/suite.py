@@ -49,7 +49,7 @@ class OnnxRun(MixedRun):
     calibration: Annotated[int, Field(ge=1)] | None = None
     """How many samples the ranges are taken from at most; [32 drawn ones, 200 of `samples`]."""
     repaired: bool = False
-    """Whether it is compiled with what `qnn-ci repair` rewrites for this build."""
+    """Whether it is compiled with what `repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
     """Options of the provider, the session and the run: docs/options.md."""
 

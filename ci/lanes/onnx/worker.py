@@ -20,7 +20,7 @@ from ci.explain.divergence import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
 from ci.explain.rewriting import RewriteChoice
 from ci.forecast import QnnEstimates
-from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES, graphs, provider, steps
+from ci.lanes.onnx import graphs, provider, steps
 from ci.lanes.onnx.graph import (
     NotCompilable,
     digest_without_metadata,
@@ -57,7 +57,7 @@ from ci.lanes.onnx.samples import (
 )
 from ci.lanes.onnx.steps import Comparison
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
-from ci.models.arrays import save, save_one, saved
+from ci.models.arrays import save, saved
 from ci.models.inputs import checked
 from ci.models.user_model import BadFactory
 from ci.models.wheels import located
@@ -266,18 +266,6 @@ def _rewritten(order: OnnxOrder, choice: RewriteChoice) -> CommandAnswer:
     return CommandAnswer(prepared=held[0][0], answer=as_json(changes))
 
 
-def _exported_files(order: OnnxOrder, _: Nothing) -> CommandAnswer:
-    """A suite's model and the samples that its code makes, as a user would have them."""
-    prepared, folder = held[0]
-    shutil.copyfile(prepared.model, order.into / EXPORTED)
-    samples = order.into / EXPORTED_SAMPLES
-    samples.mkdir()
-    given = [sample for name in (SAMPLES, CALIBRATION) for sample in saved(folder / name)]
-    for number, sample in enumerate(given):
-        save_one(samples / f"{number:04}.npz", sample)
-    return CommandAnswer(prepared=prepared)
-
-
 def _ran(request: Mapping[str, object]) -> dict[str, object]:
     """A compiled .onnx on the emulator, another one on the CPU."""
     asked = read(OnnxRunRequest, request)
@@ -310,7 +298,6 @@ export = _task(_export, Preparing)
 compiled = _task(_compiled, CompileOptions)
 quantized_file = _task(_quantized_file, FileName)
 rewritten = _task(_rewritten, RewriteChoice)
-exported_files = _task(_exported_files, Nothing)
 mixed = _answering(steps.mixed, Nothing)
 losses = _answering(graphs.losses, Nothing, name=QUANTIZED)
 estimated = _answering(steps.estimate, Chips)
