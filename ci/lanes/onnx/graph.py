@@ -38,10 +38,6 @@ Size: TypeAlias = "int | tuple[int, ...]"
 
 REWRITTEN = "rewritten.onnx"
 """A rewritten model's file in a result's folder."""
-DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-"""Operators whose output shape is known only after they ran."""
-PADDED = ("NonMaxSuppression", "NonZero")
-"""The provider accepts these if the model says how large the output may become."""
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 SHOWN = 5
@@ -276,7 +272,7 @@ def all_in_float(model: onnx.ModelProto) -> bool:
 
 def problems_of(model: onnx.ModelProto) -> list[GraphProblem]:
     """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
-    return [*open_inputs(model), *_sizes_of_data(model), *_types(model)]
+    return [*open_inputs(model), *_types(model)]
 
 
 def is_context(model: onnx.ModelProto) -> bool:
@@ -294,21 +290,6 @@ def open_inputs(model: onnx.ModelProto) -> Iterator[GraphProblem]:
             fix = "fix it: " + " ".join(f"--dimension {shlex.quote(text)}" for text in sizes)
             message = f"{tensor}: HTP needs every size fixed"
             yield GraphProblem("onnx-dynamic-shape", tensor.name, message, fix)
-
-
-def _sizes_of_data(model: onnx.ModelProto) -> Iterator[GraphProblem]:
-    known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
-    for node in model.graph.node:
-        if node.op_type not in DATA_DEPENDENT:
-            continue
-        outputs = [known.get(name) for name in node.output]
-        if node.op_type in PADDED and all(tensor and tensor.static for tensor in outputs):
-            continue
-        fix = "replace it by a mask of fixed size, or do this step outside the model"
-        if node.op_type in PADDED:
-            fix = f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {fix}"
-        message = f"{node.op_type} has an output whose size depends on the data, but HTP needs fixed sizes"
-        yield GraphProblem("onnx-dynamic-shape", _name(node), message, fix)
 
 
 def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:
