@@ -38,12 +38,8 @@ def _row(option: Option) -> str:
     if option.default:
         values += f" [{option.default}]"
     notes = [option.summary]
-    if option.set_by:
-        notes.append(f"set by {option.set_by}")
-    if option.no_context:
-        notes.append("refused: the provider then writes no compiled context")
-    if option.platform:
-        notes.append(f"{option.platform} only")
+    if option.refused:
+        notes.append(f"refused: {option.refused}")
     if option.needs:
         notes.append(f"needs {', '.join(option.needs)}")
     return f"| `{option.name}` | {values} | {'; '.join(notes)} |"

@@ -46,10 +46,8 @@ class Option(Model):
     """Inference fails with it if the context is embedded."""
     soc_at_least: int = 0
     """The lowest chip number that the provider accepts it for."""
-    set_by: str = ""
-    no_context: bool = False
-    """The provider then writes something else in place of a compiled context, and `compile` fails."""
-    platform: str = ""
+    refused: str = ""
+    """Why it cannot be set here."""
 
     @model_validator(mode="after")
     def _enums_have_values(self) -> Option:
@@ -129,12 +127,8 @@ def _problems(
 ) -> Iterator[tuple[str, str]]:
     """What is wrong with a value, each with what to write instead."""
     name, least, left_out = option.name, option.least or 0, f"leave {option.name} out"
-    if option.set_by:
-        yield f"{name} is set by {option.set_by}", left_out
-    if option.no_context:
-        yield f"{name} makes the provider write no compiled context", left_out
-    if option.platform:
-        yield f"{name} works only on {option.platform}, and this compiles on x86-64 Linux", left_out
+    if option.refused:
+        yield f"{name}: {option.refused}", left_out
     if option.kind == "flag" and text not in ("0", "1"):
         yield f"{name}: expected 0 or 1, found {text!r}", f"{name}=1"
     if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < least):
