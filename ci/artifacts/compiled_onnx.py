@@ -118,26 +118,6 @@ def parse_model(data: memoryview, path: Path) -> CompiledModel:
     )
 
 
-def context_binaries(path: Path) -> list[bytes]:
-    """The context binary of each node that has one, from the model or from the file beside it.
-
-    Each file once."""
-    contexts: dict[Path | int, bytes] = {}
-    try:
-        for number, node in enumerate(Message(memoryview(bytes_of(path))).message(7).messages(1)):
-            stored = _stored(node) if node.text(4) == CONTEXT_OPERATOR else None
-            if isinstance(stored, str):
-                file = context_beside(path, stored)
-                contexts[file] = contexts.get(file) or bytes_of(file)
-            elif stored is not None:
-                contexts[number] = bytes(stored)
-    except Malformed as error:
-        raise CheckFailed(
-            f"{path}: expected a compiled ONNX model, found {error}", fix="compile or copy it again"
-        ) from error
-    return list(contexts.values())
-
-
 def _last(messages: Iterable[Message], name: str) -> Message:
     """The last entry or attribute of this name; without fields if there is none."""
     found = Message(memoryview(b""))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ci.artifacts import refusals
 from ci.artifacts.against_sdk import Inside, against
-from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, Dlc, context_binaries, read_dlc, read_model
+from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, Dlc, read_dlc, read_model
 from ci.artifacts.formats import TIMES
 from ci.artifacts.program import (
     QNN_BACKEND,
@@ -83,8 +83,11 @@ def run(args: argparse.Namespace) -> int:
     loading = against(contents, args.against) if args.against else None
     extracted: list[Path] = []
     if args.extract:
-        if isinstance(contents, ContextStrings):
-            raise UsageError(f"--extract: {file} is a context binary itself", fix="leave it out")
+        if not isinstance(contents, CompiledProgram):
+            raise UsageError(
+                f"--extract is for ExecuTorch's programs, and {file} is none",
+                fix="leave it out: a context binary is one itself, and lies beside a compiled .onnx",
+            )
         extracted = extract(file, contents, args.extract)
     answer.add(file=str(file), kind=KINDS[type(contents)], **asdict(contents))
     sys.stdout.writelines(f"{in_line(line)}\n" for line in described(file, contents))
@@ -222,7 +225,7 @@ def _context(context: ContextStrings, indent: str) -> Iterator[str]:
         yield f"{indent}{name}: {', '.join(values) or 'not named inside'}"
 
 
-# Compiled graphs taken out of a program, or of a model that ONNX Runtime compiled
+# Compiled graphs taken out of a program
 
 
 _MAGIC = 0x5678ABCD
@@ -233,9 +236,9 @@ byte 256.
 _HEADER = 256
 
 
-def extract(path: Path, contents: CompiledProgram | CompiledModel, into: Path) -> list[Path]:
+def extract(path: Path, contents: CompiledProgram, into: Path) -> list[Path]:
     """Write each graph into the folder; nothing is written if one of them cannot be read."""
-    parts = [*(_of_program(path, contents) if isinstance(contents, CompiledProgram) else _of_model(path))]
+    parts = [*_of_program(path, contents)]
     if not parts:
         raise CheckFailed(f"{path}: there is nothing compiled for QNN in it", fix="name another file")
     written = []
@@ -290,9 +293,3 @@ def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, byt
             raise CheckFailed(f"{path}: a method is called {delegate.method!r}, which is no file name")
         suffix, context = context_in(whole[delegate.offset : delegate.offset + delegate.size])
         yield f"{path.stem}.{delegate.method}_{index}{suffix}", context
-
-
-def _of_model(path: Path) -> Iterator[tuple[str, bytes | memoryview]]:
-    for index, data in enumerate(context_binaries(path)):
-        suffix = ".dlc" if data.startswith(DLC_MARK) else ".bin"
-        yield f"{path.stem}.context_{index}{suffix}", data
