@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from ci.explain.tune import Goal, Tuned
     from ci.one_model.report import ModelReport
 
-    Mixture = Callable[[OneModel], Tuned]
-
 EXAMPLES = """\
   qnn-ci tune net.py:model --soc SM8650 --floor 35dB
   qnn-ci tune model.pt2 --calibrate samples/ --floor 30dB --budget ddr=4MB
@@ -34,6 +30,7 @@ EXAMPLES = """\
 
 USUAL = ("8a8w", "16a8w")
 SAMPLES = 32
+"""That judge each program, where --inferences names no number."""
 BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -71,13 +68,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SCHEME",
         help=f"twice: the cheap one, then the exact one [{', '.join(USUAL)}]",
     )
-    valued(
-        parser,
-        "--samples",
-        "N",
-        f"samples that judge each program [{SAMPLES}]",
-        type=count,
-    )
     parser.add_argument(
         "-o",
         "--output",
@@ -99,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     model, output = one_model_of(args), args.output
     require_one_chip(model.selection)
     goal = goal_of(args.floor, args.metric, dict(args.budget))
-    model = replace(model, inferences=args.samples or model.inferences or SAMPLES)
+    model = replace(model, inferences=model.inferences or SAMPLES)
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
         raise UsageError(f"--precision {' '.join(precisions)}: expected two", fix=TWO_PRECISIONS)
@@ -107,8 +97,11 @@ def run(args: argparse.Namespace) -> int:
     about += model.named
     if "ms" in goal.budget and model.lane != ONNX:
         raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
-    mixture = partial(tuned, precisions=(precisions[0], precisions[1]), goal=goal)
-    return reported("tune", model, about, lambda report: _tuned(model, mixture, output, report))
+
+    def work(report: ModelReport) -> int:
+        return _written(tuned(model, (precisions[0], precisions[1]), goal), model, output, report)
+
+    return reported("tune", model, about, work)
 
 
 def floor(text: str) -> Floor:
@@ -146,7 +139,7 @@ def goal_of(least: Floor | None, metric: str | None, most: dict[str, float]) -> 
     return Goal(floors, most, metric or "")
 
 
-def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport) -> int:
+def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
     from ci.explain.tune import as_text, document, settings_of, wrong
     from ci.one_model.output import keep_origins, require_own, writing_into
@@ -154,7 +147,6 @@ def _tuned(model: OneModel, mixture: Mixture, output: Path, report: ModelReport)
     from ci.suite.suite_file import PRECISION_SUFFIX, precision_text
     from provisioning.base.files import disk_errors
 
-    found = mixture(model)
     answer.add(model=model.typed, **document(found))
     print("\n".join(as_text(found)))
     if found.chosen is None:

@@ -23,11 +23,21 @@ from ci.report.values import (
     verdict_of,
     word,
 )
-from ci.suite.costs import TITLES, cost_rule
+from ci.suite.accuracy import cost_rule
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering import plural
 from provisioning.base.units import in_decibels, seconds, size
 
+COST_TITLES = {
+    "ddr_read": "DDR read",
+    "ddr_written": "DDR written",
+    "ddr_spilled": "spilled",
+    "ddr_filled": "filled",
+    "pte_bytes": ".pte",
+    "context_bytes": "context",
+    "cpu_seconds": "compiling",
+}
+"""The columns of costs, in order."""
 FIGURES = {
     "metric": "metric of the task",
     "float_metric": "the same of the float model",
@@ -213,7 +223,7 @@ def accuracy_of(row: Row) -> Iterator[ShownFigure]:
 def _costs(row: Row, rules: Collection[str]) -> Iterator[ShownFigure]:
     """The stage decides which cost is bad, because it knows the tolerances."""
     values, agreed = mapping(row.get("costs")), mapping(row.get("baseline"))
-    for key, title in TITLES.items():
+    for key, title in COST_TITLES.items():
         value, mark = number(values, key), number(agreed, key)
         if value is None or (not value and not mark):
             continue

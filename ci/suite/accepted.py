@@ -13,8 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ci.suite.accuracy import FIGURES, at_worst, below_floor, required_of, rounded
-from ci.suite.costs import TITLES, cost_rule
+from ci.suite.accuracy import FIGURES, at_worst, below_floor, cost_rule, required_of, rounded
 from ci.suite.programs import THRESHOLD_NAMES, Program
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
@@ -27,17 +26,15 @@ from provisioning.base.settings import MANIFESTS
 
 
 class Costs(Model):
-    """One program's costs; None if not measured. Titles are for tables, descriptions for messages."""
+    """One program's costs; None if not measured. Descriptions are for messages."""
 
-    ddr_read: int | None = Field(None, title=TITLES["ddr_read"], description="bytes read from DDR")
-    ddr_written: int | None = Field(None, title=TITLES["ddr_written"], description="bytes written to DDR")
-    ddr_spilled: int | None = Field(None, title=TITLES["ddr_spilled"], description="bytes spilled to DDR")
-    ddr_filled: int | None = Field(None, title=TITLES["ddr_filled"], description="bytes filled from DDR")
-    pte_bytes: int | None = Field(None, title=TITLES["pte_bytes"], description="bytes of the .pte")
-    context_bytes: int | None = Field(
-        None, title=TITLES["context_bytes"], description="bytes of the context and its .onnx"
-    )
-    cpu_seconds: float | None = Field(None, title=TITLES["cpu_seconds"], description="seconds of compiling")
+    ddr_read: int | None = Field(None, description="bytes read from DDR")
+    ddr_written: int | None = Field(None, description="bytes written to DDR")
+    ddr_spilled: int | None = Field(None, description="bytes spilled to DDR")
+    ddr_filled: int | None = Field(None, description="bytes filled from DDR")
+    pte_bytes: int | None = Field(None, description="bytes of the .pte")
+    context_bytes: int | None = Field(None, description="bytes of the context and its .onnx")
+    cpu_seconds: float | None = Field(None, description="seconds of compiling")
 
 
 COSTS = Costs.model_fields

@@ -1,4 +1,4 @@
-"""The one place that compares a program's outputs with the expected ones."""
+"""The one place that compares a program's outputs with the expected ones, and the names of figures."""
 
 from __future__ import annotations
 
@@ -67,6 +67,10 @@ USUAL_OF_16_BITS_DB = 36.0
 LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
 DIGITS = 6
 """How many are written of a figure, and shown at least."""
+
+
+def cost_rule(name: str) -> str:
+    return f"cost-{name.replace('_', '-')}"
 
 
 class Among(NamedTuple):

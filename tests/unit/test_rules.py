@@ -16,7 +16,7 @@ from ci.diagnose.tables import failure_rules
 from ci.lanes.executorch import findings
 from ci.lanes.onnx.worker import KINDS
 from ci.suite.accepted import COSTS
-from ci.suite.costs import cost_rule
+from ci.suite.accuracy import cost_rule
 from provisioning.base import toml
 from provisioning.base.command_line import main
 from provisioning.base.settings import MANIFESTS, ROOT
