@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +28,7 @@ from ci.results import (
     surroundings,
 )
 from ci.trouble import of_error
-from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, Template, run, template_of
+from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, run
 from provisioning.base.errors import ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
@@ -137,6 +136,8 @@ class Step:
     """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
     leaves_files: bool = False
     """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
+    remembers_all: bool = False
+    """Whether results that it does not accept are kept too, for when it does."""
     log_in_folder: str = ""
     """The name of its log where that is one of its result's files."""
 
@@ -160,15 +161,12 @@ class _Export:
 class _StepRun:
     """The programs of one step that have the same packages."""
 
-    def __init__(
-        self, step: Step, programs: Sequence[Named], own: Packages | None, template: Template | None
-    ) -> None:
-        """`template` is of the step's home, where it has been started already."""
+    def __init__(self, step: Step, programs: Sequence[Named], own: Packages | None) -> None:
         self._step, self._own, self._programs = step, own, {row.name: row for row in programs}
         self._work, store = step.plan.work, step.plan.selection.store
         self._logs = step.plan.logs
         self._cached, self._this_run = CachedResults(store, step.kind), OfThisRun(store, os.environ)
-        self._home, self._template = step.home(own), template
+        self._home = step.home(own)
         base = surroundings(store, self._home.environment, own.folder if own else None)
         self._base: Key = {**base, "suite": own.key() if own else {}}
         # A cached program without files has none that --keep could keep.
@@ -185,10 +183,7 @@ class _StepRun:
 
     def results(self) -> dict[str, Result]:
         step = self._step
-        with (
-            tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as shared,
-            nullcontext(self._template) if self._template else template_of(self._home) as template,
-        ):
+        with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as shared:
             self._shared = Path(shared)
             tasks, exports = [], dict[str, ChildTask]()
             for program in self._programs.values():
@@ -208,7 +203,7 @@ class _StepRun:
                 sys.stderr.write(f"{step.title}: {cached} cached, {left} to do\n")
             run(
                 tasks,
-                template,
+                self._home,
                 step.title,
                 self._line,
                 self._work.jobs,
@@ -394,7 +389,7 @@ class _StepRun:
         result = replace(self._result(program, reply), folder=into)
         if not step.leaves_files:
             self._final_log(program).unlink(missing_ok=True)
-        if not step.accepts(program, result):
+        if not step.remembers_all and not step.accepts(program, result):
             if name in self._keys:
                 # An earlier result of the same key would hide this one.
                 self._cached.forget(self._keys[name])
@@ -421,14 +416,9 @@ def variables_named_in(modules: Iterable[Path], environ: Mapping[str, str]) -> I
     yield from sorted(name for name in named & environ.keys() if not name.startswith("QNN_CI_"))
 
 
-def run_step(
-    step: Step, programs: Sequence[Named], own: Packages | None = None, template: Template | None = None
-) -> dict[str, Result]:
-    """The result of each program by name. `template` is of the step's home, where it has been started
-    already."""
-    if not programs:
-        return {}
-    return _StepRun(step, programs, own, template).results()
+def run_step(step: Step, programs: Sequence[Named], own: Packages | None = None) -> dict[str, Result]:
+    """The result of each program by name."""
+    return _StepRun(step, programs, own).results() if programs else {}
 
 
 def require_done(result: Result) -> Result:

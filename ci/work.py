@@ -124,7 +124,7 @@ NO_EXPORTS = Exports({})
 
 def run(
     tasks: Sequence[ChildTask],
-    home: Home | Template,
+    home: Home,
     title: str,
     line: Callable[[str, Outcome], Line],
     jobs: int | None = None,
@@ -138,7 +138,7 @@ def run(
         return {}
     if len({task.name for task in tasks}) != len(tasks):
         raise ValueError("two tasks have the same name")
-    with template_of(home) if isinstance(home, Home) else contextlib.nullcontext(home) as template:
+    with template_of(home) as template:
         schedule = _Schedule(tasks, template, exports, jobs, memory or memory_budget())
         with progress(title, list(schedule.waiting), line, schedule.doing) as shown:
             schedule.run(shown)
@@ -182,10 +182,10 @@ def template_of(home: Home) -> Iterator[Template]:
 def asking(home: Home, function: str, log: Path, timeout: float) -> Iterator[Asker]:
     """For commands whose result is not cached: each request is done in a fork of one template."""
     with template_of(home) as template:
-        yield lambda **request: asked(template, function, log, timeout, request)
+        yield lambda **request: _asked(template, function, log, timeout, request)
 
 
-def asked(
+def _asked(
     template: Template, function: str, log: Path, timeout: float, request: Mapping[str, object]
 ) -> dict[str, object]:
     """The reply to one request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +29,7 @@ from ci.runner import ready_runner
 from ci.suite.installed import find_as_workers
 from ci.suite.options import Choice, matcher, parse_shard, shard
 from ci.suite.stage import machine_failed
-from ci.work import Home, Template, asked
+from ci.work import Home, asking, sharing_templates
 from provisioning.base import rendering, units
 from provisioning.base.commands import Fix, leave_out, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -52,7 +52,7 @@ class UpstreamPlan(WorkPlan):
 
     suite: UpstreamSuite
     machinery: SuiteKeyContext
-    template: Template
+    home: Home
     """Of the processes that run them; it has collected them."""
     judge: Judge
     usual: AcceptedTests
@@ -102,7 +102,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         kind=plan.suite.name,
         title=f"{plan.suite.name} tests",
         function=f"{plan.suite.worker}:ran",
-        home=lambda own: plan.template.home,
+        home=lambda own: plan.home,
         request=lambda test: {"test": test.name, "keep": plan.work.keep},
         key=lambda test, results: {"test": test.name, "suite": suite, **plan.machinery.key(results)},
         reply=UpstreamVerdict,
@@ -110,6 +110,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         accepts=lambda test, result: accept or not is_surprise(test, result),
         line=line,
         leaves_files=True,
+        remembers_all=True,
         left=left,
     )
 
@@ -153,21 +154,15 @@ def prepare(
     suites: Sequence[UpstreamSuite],
     options: UpstreamOptions,
     environ: Mapping[str, str],
-    started: ExitStack,
     judged_by: JudgedBy,
 ) -> list[UpstreamPlan]:
     """The suites with tests that the flags choose. All are listed before the first test runs, so that a
     mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
     choice = options.choice
-    alone = len(suites) > 1
-    plans = {
-        suite.name: make_plan(suite, options, environ, judged_by, to_list_alone=alone) for suite in suites
-    }
-    for plan in plans.values():
-        started.callback(plan.template.close)
+    plans = {suite.name: make_plan(suite, options, environ, judged_by) for suite in suites}
     slots = options.work.jobs or default_slots()
     with ThreadPoolExecutor(slots) as pool:
-        listing = {name: pool.submit(list_tests, plan, alone=alone) for name, plan in plans.items()}
+        listing = {name: pool.submit(list_tests, plan) for name, plan in plans.items()}
         listed = {name: tests.result() for name, tests in listing.items()}
     runs: list[UpstreamPlan] = []
     unmatched = set(choice.words)
@@ -195,8 +190,6 @@ def make_plan(
     options: UpstreamOptions,
     environ: Mapping[str, str],
     judged_by: JudgedBy,
-    *,
-    to_list_alone: bool,
 ) -> UpstreamPlan:
     """Everything except the list of tests, which may need a worker."""
     selection, work = options.selection, options.work
@@ -234,7 +227,7 @@ def make_plan(
         logs=logs,
         suite=suite,
         machinery=on,
-        template=Template(home),
+        home=home,
         judge=judge,
         usual=load_tests(suite.name, DEFAULT_PROFILE, DEFAULT_SOC),
         slots=slots,
@@ -259,14 +252,14 @@ def sample_of(tests: Sequence[str]) -> Sequence[str]:
     return [test for test, number in hashes if number % SAMPLE == 0] or tests[:1]
 
 
-def list_tests(plan: UpstreamPlan, *, alone: bool) -> list[str]:
-    """Every test of the suite; with `alone`, its processes end then.
+def list_tests(plan: UpstreamPlan) -> list[str]:
+    """Every test of the suite.
 
     The list is no verdict, so --no-cache does not apply."""
-    template, store = plan.template, plan.selection.store
+    home, store = plan.home, plan.selection.store
     results = CachedResults(store, "lists of tests")
     key = {
-        **surroundings(store, template.home.environment),
+        **surroundings(store, home.environment),
         "suite": plan.suite.model_dump(mode="json"),
     }
     key |= plan.machinery.key(results)
@@ -274,14 +267,12 @@ def list_tests(plan: UpstreamPlan, *, alone: bool) -> list[str]:
     if cached is None:
         log = plan.logs / "list.log"
         try:
-            reply = asked(template, f"{plan.suite.worker}:listed", log, START_LIMIT, {})
+            with asking(home, f"{plan.suite.worker}:listed", log, START_LIMIT) as ask:
+                reply = ask()
         except CheckFailed as error:
             message = f"the tests could not be listed ({error.message})"
-            raise EnvironmentLacking(message, fix=template.home.fix) from error
+            raise EnvironmentLacking(message, fix=home.fix) from error
         cached = results.keep(plan.suite.name, key, reply)
-    if alone:
-        # It takes memory, and its suite's turn may be hours away.
-        template.close()
     results.close()
     return [*read(TestNames, cached.facts).tests]
 
@@ -304,14 +295,16 @@ def run_suites(
 ) -> int:
     _check(suites, options)
     selection = options.selection
-    with ExitStack() as started:
+    # A suite that is alone runs in forks of the process that lists it. Of several, each process would take
+    # memory until its turn, which may be hours away.
+    with sharing_templates() if len(suites) == 1 else nullcontext():
         if options.list_only:
-            for plan in prepare(suites, options, environ, started, judged_by):
+            for plan in prepare(suites, options, environ, judged_by):
                 _print_list(plan)
             return 0
         with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
             # Each suite is reported, and what it accepts is written, before the next one runs.
-            for plan in prepare(suites, options, environ, started, judged_by):
+            for plan in prepare(suites, options, environ, judged_by):
                 verdicts = run_tests(plan, options)
                 judge = _close(stage, plan, options, verdicts)
                 if keep:
@@ -397,12 +390,12 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     _announce(plan)
     step = testing(plan, accept=options.accept)
-    results = run_step(step, plan.programs, template=plan.template)
+    results = run_step(step, plan.programs)
     # Once more: a kill from outside says nothing about a test.
     failures = ((name, result.failure) for name, result in results.items())
     if killed := {name for name, failure in failures if failure and failure.kind == "killed"}:
         again = [job for job in plan.programs if job.name in killed]
-        results |= run_step(step, again, template=plan.template)
+        results |= run_step(step, again)
     return {test: verdict_of(test, result) for test, result in results.items()}
 
 
