@@ -86,8 +86,6 @@ class FolderState:
     """Why the folder must be emptied first; empty if it can be used."""
     configured: Mapping[str, str] = field(default_factory=dict)
     """What each project was configured with."""
-    finished: bool = False
-    """Whether all that was built is installed too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +120,9 @@ class Build:
         self._record(configured)
         prepare()
         self.log.write_text("", encoding="utf-8")
-        worked = False
         for project in self.projects:
             # Ninja itself has CMake configure again when a CMake file changed.
             if configured.get(project.name) != (wanted := self._configured(project)):
-                worked = True
                 configured.pop(project.name, None)
                 self._record(configured)
                 # It has options of earlier builds, and what a configuring that failed did not find.
@@ -135,14 +131,13 @@ class Build:
                 self._execute(self.configuring(project))
                 configured[project.name] = wanted
                 self._record(configured)
-            worked |= self._execute(self.building(project))
-            if project.install and (worked or not state.finished):
+            self._execute(self.building(project))
+            if project.install:
                 self._execute(self.installing(project))
-        self._record(configured, finished=True)
         return state
 
-    def _execute(self, command: BuildCommand) -> bool:
-        return execute(command, self.log, self.environ(os.environ), jobs=self.jobs)
+    def _execute(self, command: BuildCommand) -> None:
+        execute(command, self.log, self.environ(os.environ), jobs=self.jobs)
 
     def commands(self) -> Iterator[BuildCommand]:
         """The commands of a build in an empty folder."""
@@ -185,11 +180,11 @@ class Build:
             record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(record["format"])
-            identity, configured, finished = record["identity"], record["configured"], record["finished"]
+            identity, configured = record["identity"], record["configured"]
         except (OSError, ValueError, KeyError, TypeError):
             return FolderState(("its inputs are not known",))
         reasons = _differences(identity, self._identity())
-        return FolderState(reasons) if reasons else FolderState((), configured, finished)
+        return FolderState(reasons) if reasons else FolderState((), configured)
 
     def empty(self) -> None:
         """Remove what builds put there and nothing else."""
@@ -215,13 +210,8 @@ class Build:
         arguments = [self._definitions(project), project.arguments, self.listing]
         return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
 
-    def _record(self, configured: Mapping[str, str], *, finished: bool = False) -> None:
-        record = {
-            "format": FORMAT,
-            "identity": self._identity(),
-            "configured": dict(configured),
-            "finished": finished,
-        }
+    def _record(self, configured: Mapping[str, str]) -> None:
+        record = {"format": FORMAT, "identity": self._identity(), "configured": dict(configured)}
         replace_text(self.folder / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
@@ -254,8 +244,8 @@ class Ticker:
             print(text, file=sys.stderr, flush=True)
 
 
-def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, jobs: int = 1) -> bool:
-    """Append all that the command prints to the log; returns whether Ninja had anything to do.
+def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, jobs: int = 1) -> None:
+    """Append all that the command prints to the log.
 
     Raises CheckFailed with the first error, or EnvironmentLacking when memory or disk ran out.
     """
@@ -268,7 +258,7 @@ def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, job
         start = out.tell()
         ended = "interrupted"
         try:
-            code, steps = _stream(command, out, environ, ticker)
+            code = _stream(command, out, environ, ticker)
             ended = "done" if code == 0 else "failed"
         finally:
             ticker.end(f"{command.title}: {ended} in {units.seconds(time.monotonic() - begun)}")
@@ -276,7 +266,6 @@ def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, job
         with log.open(encoding="utf-8", errors="replace") as written:
             written.seek(start)
             raise failure(command, code, written.read(), log, jobs)
-    return steps > 0
 
 
 def failure(
@@ -314,11 +303,8 @@ def first_error(text: str) -> str:
     return "\n".join(f"  {line}" for line in shown[:_CONTEXT_LINES] if line.strip())
 
 
-def _stream(
-    command: BuildCommand, out: TextIO, environ: Mapping[str, str], ticker: Ticker
-) -> tuple[int, int]:
-    """Returns the exit code, and how many of Ninja's steps were done."""
-    steps = 0
+def _stream(command: BuildCommand, out: TextIO, environ: Mapping[str, str], ticker: Ticker) -> int:
+    """Returns the exit code."""
     with subprocess.Popen(
         command.argv,
         stdin=subprocess.DEVNULL,
@@ -334,14 +320,13 @@ def _stream(
             for line in process.stdout:
                 out.write(line)
                 if progress := _NINJA.match(line):
-                    steps += 1
                     ticker.step(int(progress.group(1)), int(progress.group(2)))
         except BaseException:
             # Otherwise Ninja and its compilers would keep running.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             raise
-        return process.wait(), steps
+        return process.wait()
 
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
