@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ci.artifacts.program import digest_without_time
 from provisioning.base.findings import Severity
 from tests.support import whole
 from tests.support.lowering_suites import Done, environment, run, suite
 from tests.support.sdk import sdk_root
+from tests.support.typed import typed
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
@@ -137,3 +143,19 @@ def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Pa
     )
     assert (done.code, done.rules("net")) == (1, {"lowering-soc"})
     assert "SM8850 has HTP v81, and QNN v2.49.40" in done.report.findings[0].message
+
+
+@pytest.mark.whole
+def test_a_program_that_is_compiled_twice_is_the_same(tmp_path: Path) -> None:
+    """A tenth of the shipped programs, others each day: a cached result would else be one of several."""
+    listed = typed("test_lowering", "--list", env=environment()).stdout.splitlines()
+    drawn = random.Random(date.today().isoformat()).sample(listed, math.ceil(len(listed) / 10))
+    names = [line.split()[0] for line in drawn]
+    chosen = [word for name in names for word in ("-k", name)]
+    digests = []
+    for folder in ("first", "second"):
+        ended = run("test_lowering", tmp_path / folder, "--no-cache", *chosen)
+        programs: Any = ended.report.metrics["programs"]
+        assert ended.code == 0 and set(programs) == set(names), ended.err
+        digests.append({name: digest_without_time(Path(row["program"])) for name, row in programs.items()})
+    assert digests[0] == digests[1]
