@@ -134,12 +134,12 @@ def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
             record = ran_in(result)
             result = replace(result, record=replace(record, figures={**record.figures, **score.figures}))
         wrong = findings_of(program, result, compiled_in(lowered))
-        looked_at = result.folder is not None and bool(wrong or plan.work.keep)
-        if result.folder and looked_at:
-            shutil.copytree(result.folder, evidence)
+        folder = result.folder if wrong or plan.work.keep else None
+        if folder:
+            shutil.copytree(folder, evidence)
             for path in _folder_of(compiled, program).glob("*.raw"):
                 shutil.copyfile(path, evidence / path.name)
-        results[program.name] = replace(result, folder=evidence if looked_at else None)
+        results[program.name] = replace(result, folder=evidence if folder else None)
     return results
 
 
