@@ -83,7 +83,8 @@ def fewest_of(model: OneModel, choice: RewriteChoice, before: Outcome) -> Repair
             part = rewritten if chosen == all_rules else lane.rewritten(model, replace(choice, rules=rules))
             candidate = of_rewritten(model, part)
             known[chosen] = part, measured(candidate) if candidate else before
-            sys.stderr.write(f"  with {', '.join(rules)}: {known[chosen][1].in_words()}\n")
+            if len(all_rules) > 1:
+                sys.stderr.write(f"  with {', '.join(rules)}: {known[chosen][1].in_words()}\n")
         return known[chosen][1]
 
     kept: Rules = ()
