@@ -69,7 +69,8 @@ def compile_model(model: OneModel, suite: Path | None, report: ModelReport, hist
             write_products(products, model, new, publish, report, history)
             if addition:
                 addition.write(products)
-    return judged(explained(model, programs, compiled, history), report)
+    products = explained(model, programs, compiled, history)
+    return judged(products, report)
 
 
 def compile_precisions(model: OneModel, precisions: Sequence[str], suite: Path | None) -> int:

@@ -166,19 +166,33 @@ def report(
 ) -> None:
     """Put the findings and the row of each program into the report. A program without a verdict has none in
     `verdicts`: what it needs has failed."""
-    commands = {program.name: suites.repeat(program, stage.stage) for program in plan.programs}
     rows: dict[str, Metric] = {}
+    failed = 0
     for program in plan.programs:
         if own := verdicts.get(program.name):
             findings = one_a_cause([*own.findings])
             stage.findings += findings
-            row = row_of(program, findings, commands[program.name])
-            rows[program.name] = {**row, **own.row}
+            failed += verdict(findings) == "fail"
+            rows[program.name] = {
+                "suite": str(program.suite),
+                "case": program.case_name,
+                "run": program.run.name,
+                "soc": program.soc,
+                "tags": list(program.run.tags),
+                "verdict": verdict(findings),
+                "command": suites.repeat(program, stage.stage),
+                **own.row,
+            }
     for result in results.values():
         stage.findings += not_passed(plan.programs, result)
     *_, last = results.values()
-    stage.metrics |= counts(rows, last.values())
-    stage.metrics |= {"selected": len(plan.programs), **source_of_executorch()}
+    stage.metrics |= {
+        "selected": len(plan.programs),
+        "cached": sum(result.cached for result in last.values()),
+        "failed": failed,
+        "programs": rows,
+        **source_of_executorch(),
+    }
     suites_with_packages = {row.needs: row.suite for row in plan.programs if row.needs}
     packages: dict[str, Metric] = {
         str(suite): dict(installed(needs, plan.selection.store).versions)
@@ -186,29 +200,6 @@ def report(
     }
     if packages:
         stage.metrics["packages"] = packages
-
-
-def row_of(program: Program, findings: Sequence[Finding], command: Fix) -> dict[str, Metric]:
-    """What every lane's row of a program has in a report."""
-    return {
-        "suite": str(program.suite),
-        "case": program.case_name,
-        "run": program.run.name,
-        "soc": program.soc,
-        "tags": list(program.run.tags),
-        "verdict": verdict(findings),
-        "command": command,
-    }
-
-
-def counts(rows: Mapping[str, Metric], results: Iterable[Result]) -> dict[str, Metric]:
-    """The report's figures about its programs."""
-    return {
-        "selected": len(rows),
-        "cached": sum(result.cached for result in results),
-        "failed": sum(isinstance(row, dict) and row["verdict"] == "fail" for row in rows.values()),
-        "programs": dict(rows),
-    }
 
 
 def machine_failed(findings: Iterable[Finding]) -> bool:
