@@ -37,7 +37,6 @@ from provisioning.base.selection import add_selection
 if TYPE_CHECKING:
     from ci.lanes.llm.commands import Emulated
     from ci.one_model.output import Ran
-    from provisioning.base.findings import Metric
 
 EXAMPLES = """\
   qnn-ci run out/net-SM8750-8a8w.pte --input x.npy -o outputs
@@ -124,9 +123,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
             return 0
         beside = compared(ran.outputs, outputs_in(Parser.user_folder() / typed), typed)
         print("\n".join(beside.lines))
-        figures: dict[str, Metric] = {name: dict(row) for name, row in beside.figures.items()}
-        report.more["compared"] = figures
-        answer.add(compared=figures)
+        answer.add(compared={name: dict(row) for name, row in beside.figures.items()})
         if beside.differ:
             report.fail(beside.lines[-1])
         return int(beside.differ)

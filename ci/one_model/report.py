@@ -27,9 +27,6 @@ class ModelReport:
     name: str
     model: OneModel
     stage: StageRun
-    more: dict[str, Metric] = field(default_factory=dict)
-    """Other metrics that have a row for each model."""
-
     cells: list[Mapping[str, str]] = field(default_factory=list)
     """Of each program that was made: what a table of several precisions says."""
 
@@ -102,14 +99,11 @@ def _merged(report: ModelReport, printed: str, reports: Path) -> None:
         "when": stage.started,
         "seconds": now.seconds,
     }
-    stage.metrics |= {MODELS: {name: row}, **{key: {name: value} for key, value in report.more.items()}}
-    stage.metrics |= source_of_executorch()
+    models: dict[str, Metric] = {name: row}
     with suppress(FileNotFoundError, ValueError):
         earlier = Report.read(reports / f"{stage.stage}.json")
-        for key, rows in stage.metrics.items():
-            others = earlier.metrics.get(key)
-            if isinstance(others, dict) and isinstance(rows, dict):
-                stage.metrics[key] = {**{other: others[other] for other in others if other != name}, **rows}
+        if isinstance(others := earlier.metrics.get(MODELS), dict):
+            models = {**{other: others[other] for other in others if other != name}, name: row}
         stage.findings += [finding for finding in earlier.findings if finding.subject != name]
         written = {artifact.path for artifact in stage.artifacts}
         stage.artifacts += [
@@ -117,5 +111,6 @@ def _merged(report: ModelReport, printed: str, reports: Path) -> None:
             for artifact in earlier.artifacts
             if artifact.path not in written and Path(artifact.path).is_file()
         ]
+    stage.metrics |= {MODELS: models, **source_of_executorch()}
     # Not by `write`: an answer (--json) has this command's own findings alone.
     replace_text(reports / f"{stage.stage}.json", stage.finish().as_json())
