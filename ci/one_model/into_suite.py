@@ -17,7 +17,7 @@ from ci.one_model.product import Compiles, Product
 from ci.suite.precision import scheme_named, written_name
 from ci.suite.programs import SuiteRun, Suites
 from provisioning.base import toml
-from provisioning.base.commands import add_flags, session
+from provisioning.base.commands import add_flags, leave_out, session
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, project
@@ -169,6 +169,11 @@ class Addition:
 
 def addition_of(model: OneModel, suite: Path) -> Addition:
     """Refuses a suite that cannot have the model, before anything is compiled."""
+    if model.backend not in (None, "htp"):
+        raise UsageError(
+            f"--suite adds a run for the HTP, and --backend is {model.backend}",
+            fix=leave_out("--suite", f', and write backend = "{model.backend}" into a run by hand'),
+        )
     _require_place(suite)
     lane: Compiles = model.lane.product
     program = lane.programs_of(model, suite)[0]

@@ -192,6 +192,7 @@ ON_LPAI = ("--backend", "lpai", "--precision", "8a8w")
         (("gone.pt2", "-o", "out"), 2),
         (("net.py:net", "--embed", "-o", "out"), 2),
         (("net.py:net", "--suite", "gone/models.toml", "-o", "out"), 2),
+        (("net.py:net", "--suite", "models.toml", "--backend", "lpai", "-o", "out"), 2),
         (("net.py:net", "--calibrate", "gone", "-o", "out"), 2),
         (("net.py:net", "-o", "/proc/out"), 2),
         (("net.py:net", *ON_LPAI, "-o", "out"), 1),
