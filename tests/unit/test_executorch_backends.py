@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.compile import refusals
-from ci.lanes.executorch.findings import of_lpai, only_library_missing
-from ci.lanes.executorch.records import InTorch, OnLpai
+from ci.lanes.executorch.findings import accuracy_in_torch, only_library_missing
 from ci.lanes.executorch.suite import Backend, ExecutorchCase, ExecutorchProgram
-from ci.models.model_lines import OperatorAt
 from ci.suite.programs import Thresholds
 from provisioning.base.findings import Finding, Severity
 
@@ -66,15 +64,12 @@ def test_a_program_for_the_lpai_is_held_to_its_thresholds_in_pytorch(
 ) -> None:
     case = case_of({"thresholds": {"sqnr_db": 20.0}})
     row = ExecutorchProgram(Path("suite.toml"), "net", case, case.runs[0], "SM8850")
-    left = OperatorAt("aten.expand_copy.default", "", "net.py:3", "x.expand(2)")
-    findings = list(of_lpai(row, OnLpai(InTorch({"sqnr_db": sqnr_db}, ()), (left,))))
-    assert [finding.rule for finding in findings] == [*rules, "lpai-annotation"]
-    assert "aten.expand_copy.default at net.py:3" in findings[-1].message
+    assert [finding.rule for finding in accuracy_in_torch(row, {"sqnr_db": sqnr_db})] == rules
 
 
 def test_an_inaccurate_model_is_an_error_of_the_model_even_where_the_library_lacks() -> None:
     lacks = Finding("lpai-library", Severity.ERROR, "net", "", "")
-    note = Finding("lpai-annotation", Severity.WARNING, "net", "", "")
+    note = Finding("accuracy-usual", Severity.WARNING, "net", "", "")
     assert only_library_missing([lacks, note])
     assert not only_library_missing([lacks, Finding("lpai-accuracy", Severity.ERROR, "net", "", "")])
     assert not only_library_missing([note])

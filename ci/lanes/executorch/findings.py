@@ -15,7 +15,6 @@ from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import COMPILED, LIBRARY_MISSING, LOG, RAN, ExecutorchPlan
 from ci.lanes.executorch.records import (
     ChipProgram,
-    OnLpai,
     Quantized,
     compiled_in,
     figures_of,
@@ -263,22 +262,12 @@ def cost(
     yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)
 
 
-def of_lpai(program: ExecutorchProgram, lpai: OnLpai) -> Iterator[Finding]:
-    """For a quantized LPAI program: its accuracy in PyTorch, and operators that may split it."""
-    figures = lpai.in_torch.figures
+def accuracy_in_torch(program: ExecutorchProgram, figures: Mapping[str, float]) -> Iterator[Finding]:
+    """That of a quantized program for the LPAI, which the emulator does not have."""
     if misses := missed(program.thresholds, figures):
         message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
         again = SUITES.repeat(program, "test_lowering")
         yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)
-    for row in lpai.unannotated:
-        source = f" at {row.source} `{row.code}`" if row.source else ""
-        message = (
-            f"LPAI's annotator has no rule for {row.operator}{source}: if the LPAI does not support it,"
-            " the graph is cut, but an LPAI program must be one partition"
-        )
-        fix = "write it with operators that LPAI supports, or run this part on the CPU before or after"
-        place = Place.read(row.source)
-        yield Finding("lpai-annotation", Severity.WARNING, program.name, message, fix, place)
 
 
 def only_library_missing(findings: Sequence[Finding]) -> bool:
@@ -298,8 +287,8 @@ def of_compiled(
         yield failure_finding(program, result.failure, LOWERING)
         return
     record = compiled_in(result)
-    if record.lpai:
-        yield from of_lpai(program, record.lpai)
+    if record.in_torch:
+        yield from accuracy_in_torch(program, record.in_torch.figures)
     yield from delegation(program, record)
     yield from factory_notes(program, record.notes, SUITES.repeat(program, LOWERING))
     shown = shown_by_inputs(record.nodes, record.least, program.run.precision, program.soc, build_id)

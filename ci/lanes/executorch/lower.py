@@ -35,7 +35,6 @@ from ci.lanes.executorch.records import (
     ChipProgram,
     CompileRequest,
     KeptOnCpu,
-    OnLpai,
 )
 from ci.models.factory import (
     computed_weights,
@@ -54,7 +53,6 @@ from ci.operators.partition.decisions import (
     delegated_nodes,
     is_quantizer,
     left_on_cpu,
-    module_of,
     operator_name,
     partition_of,
 )
@@ -227,9 +225,6 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     run, samples, expected = chip_model.run, chip_model.compared, chip_model.expected
     into, log, computed = request.into, request.log, ComputedModel.of(chip_model)
     module, reference, worst = computed.module, computed.reference, computed.losses[:NAMED]
-    on_lpai = None
-    if chip_model.backend == "lpai":
-        on_lpai = OnLpai(computed.in_torch(chip_model), unannotated(module.graph))
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
     watch = PartitionerSpy(new_text(log))
     search = Search(log, watch)
@@ -277,7 +272,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
         partition=tuple(parts),
         nodes=nodes,
         least=_least_of(samples),
-        lpai=on_lpai,
+        in_torch=computed.in_torch(chip_model) if chip_model.backend == "lpai" else None,
         ddr=total(graphs),
         graphs=len(graphs),
         without_time=digest_without_time(into / PROGRAM),
@@ -432,23 +427,3 @@ def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> 
         ]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
     return Failed("compile", workaround.message, joined(fixes, "; or "), source)
-
-
-ANNOTATION = "quantization_annotation"
-
-MOVES = ("clone", "contiguous", "alias", "detach")
-"""Operators without a rule that export removes before the partitioner runs."""
-
-
-def unannotated(graph: Any) -> tuple[OperatorAt, ...]:
-    """Operators that LPAI's annotator left in float: one for each line of the model."""
-    operators: dict[tuple[str, str], OperatorAt] = {}
-    for node in graph.nodes:
-        if node.op != "call_function" or is_quantizer(node) or ANNOTATION in node.meta:
-            continue
-        name = operator_name(node)
-        if name.removeprefix("aten.").partition(".")[0] in MOVES:
-            continue
-        source, code = source_of(node)
-        operators.setdefault((name, source), OperatorAt(name, module_of(node), source, code))
-    return tuple(operators.values())

@@ -99,15 +99,6 @@ class InTorch:
     slices: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OnLpai:
-    """What the emulator cannot tell of a program, as it has no LPAI."""
-
-    in_torch: InTorch
-    unannotated: tuple[OperatorAt, ...]
-    """The operators that LPAI's annotator left in float."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What a compile says of the model and its inputs, whatever it ends with."""
@@ -148,7 +139,8 @@ class ChipProgram(ModelFacts):
     """The traits of each node in a delegate (`delegated_nodes`)."""
     least: float = 0.0
     """The least value of its inputs."""
-    lpai: OnLpai | None = None
+    in_torch: InTorch | None = None
+    """Of a program for the LPAI, which the emulator does not have."""
     ddr: Traffic = NO_TRAFFIC
     graphs: int = 0
     """Of which the compiler wrote a summary."""

@@ -97,8 +97,8 @@ def _row_of_compiled(
     record = result.record if result is not None else None
     if result is None or not isinstance(record, ChipProgram):
         return shown
-    if record.lpai:
-        shown["figures"] = dict(record.lpai.in_torch.figures)
+    if record.in_torch:
+        shown["figures"] = dict(record.in_torch.figures)
     return shown | {
         "cached": result.cached,
         "program": str(program_file(result)),
