@@ -28,10 +28,6 @@ class Met(NamedTuple):
         at = f" at {self.line}" if self.line else ""
         return f"known of {self.operator}{at}: {self.fault.title} ({self.fault.id})"
 
-    @property
-    def warning(self) -> str:
-        return f"{self}; {self.fault.fix}"
-
 
 @cache
 def versions_of(build_id: str = "") -> Mapping[Product, str]:
@@ -48,12 +44,11 @@ def faults_in(
     *,
     dies: bool = False,
     least: float | None = None,
-    by_inputs: bool = False,
     seen_db: float | None = None,
 ) -> list[Met]:
     """Those of the emulator that programs of ExecuTorch can have, with these nodes (`delegated_nodes`): such
-    as give wrong numbers, or with `dies` no program. `least`: the least value of their inputs, if known;
-    `by_inputs`: those alone that it decides. First comes what is measured to lose as much as is seen."""
+    as give wrong numbers, or with `dies` no program. `least`: the least value of their inputs, if
+    known. First comes what is measured to lose as much as is seen."""
     arch = soc_named(soc).arch
     found = []
     for fault in load_faults():
@@ -61,7 +56,6 @@ def faults_in(
             fault.met
             and fault.dies is dies
             and fault.where == "emulator"
-            and (fault.least is not None or not by_inputs)
             and fault.lane in ("executorch", "any")
             and (not fault.schemes or scheme in fault.schemes)
             and (not fault.arches or arch in fault.arches)
@@ -79,14 +73,6 @@ def effect_db(fault: Fault) -> float:
     """The SQNR that its script printed first; that of equal outputs if it printed none."""
     printed = DECIBELS.search(fault.figure or fault.effect)
     return float(printed[1]) if printed else EXACT_DB
-
-
-def shown_by_inputs(
-    nodes: Mapping[str, Traits], least: float, scheme: str, soc: str, build_id: str
-) -> list[Met]:
-    """Those that the values of its inputs, the least of them, give a program with these nodes."""
-    versions = versions_of(build_id)
-    return faults_in(nodes, scheme, soc, versions, least=least, by_inputs=True)
 
 
 def _concerned(fault: Fault, nodes: Mapping[str, Traits]) -> Iterator[Traits]:

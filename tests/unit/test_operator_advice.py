@@ -24,7 +24,6 @@ from ci.outcome import Result
 from provisioning.known_faults import NO_FIX
 from tests.support.lowering import compiled_as
 from tests.support.own_table import own_table
-from tests.support.programs import BUILD_ID
 
 WHOLE = {"result": "whole", "db": 50, "cases": 9}
 LOW = {"across [0.5, 2.5]": {"result": "wrong", "db": -6}}
@@ -144,7 +143,7 @@ def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
 def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
     given(SM8350={"16a8w": {**WHOLE, "others": LOW}, "8a8w": WHOLE})
     nodes = {"log": Traits("aten.log.default"), "q": Traits("quantized_decomposed.quantize")}
-    rows = {"16a8w": explain.audit_row(compiled_as(nodes=nodes), "16a8w", "SM8350", BUILD_ID)}
+    rows = {"16a8w": explain.audit_row(compiled_as(nodes=nodes), "16a8w", "SM8350")}
     text = "\n".join(as_text(rows))
     assert (
         "log at 16a8w on the emulator of SM8350: whole 50 dB; WRONG -6 dB" in text
@@ -168,7 +167,7 @@ def test_audit_warns_of_what_was_measured_with_this_nodes_shapes_alone(
     tmp_path: Path, operator: str, shapes: tuple[tuple[int, ...], ...], scheme: str, warns: bool
 ) -> None:
     compiled = compiled_as(nodes={"node": Traits(operator, shapes=shapes)})
-    assert bool(explain.audit_row(compiled, scheme, "SM8650", BUILD_ID).inexact) is warns
+    assert bool(explain.audit_row(compiled, scheme, "SM8650").inexact) is warns
 
 
 TYPES = f"{REFUSES}: Tensor 0 and 0 have mismatching datatypes"
@@ -191,7 +190,7 @@ def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_o
     on_cpu = CpuOperator("aten.exp.default", "", "", "", "exp", reason, kernel=True)
     nodes = {"exp": Traits("aten.exp.default")}
     rows = {
-        scheme: explain.audit_row(compiled, scheme, "SM8750", BUILD_ID)
+        scheme: explain.audit_row(compiled, scheme, "SM8750")
         for scheme, compiled in (
             ("8a8w", compiled_as(left=[on_cpu])),
             ("16a8w", compiled_as(left=[on_cpu] * left_at_16_bits, nodes=nodes)),
@@ -226,7 +225,7 @@ def test_a_fix_of_several_lines_is_said_once_behind_the_last() -> None:
     ]
     compiled = compiled_as(left=left)
     said = list(on_cpu_in_words(compiled))
-    audited = list(as_text({"fp16": explain.audit_row(compiled, "fp16", "SM8750", BUILD_ID)}))
+    audited = list(as_text({"fp16": explain.audit_row(compiled, "fp16", "SM8750")}))
     for lines in (said, audited[audited.index("on the CPU") + 1 :]):
         kinds = [next(word for word in (":3", ":5", ":8", "→") if word in line) for line in lines]
         assert kinds == [":3", ":5", "→", ":8"]

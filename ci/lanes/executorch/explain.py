@@ -41,7 +41,7 @@ from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators.conditions import Traits
-from ci.operators.faults import faults_in, shown_by_inputs, versions_of
+from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import inexact, operators_in
 from ci.outcome import Result, WorkerDied
 from ci.plain import as_json
@@ -172,13 +172,12 @@ def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
         except CheckFailed as error:
             rows[scheme] = NoProgram(error.message, error.fix)
             continue
-        rows[scheme] = audit_row(compiled, scheme, selection.soc, plan.build_id)
+        rows[scheme] = audit_row(compiled, scheme, selection.soc)
     return with_precisions(rows, selection.soc)
 
 
-def audit_row(compiled: ChipProgram, scheme: str, soc: str, build_id: str) -> AuditRow:
+def audit_row(compiled: ChipProgram, scheme: str, soc: str) -> AuditRow:
     known, kept = inexact(operators_in(compiled.nodes), scheme, soc), compiled.kept_on_cpu
-    shown = shown_by_inputs(compiled.nodes, compiled.least, scheme, soc, build_id)
     return AuditRow(
         delegated=dict(Counter(operators_of(compiled.nodes))),
         cpu=tuple(map(SuggestedOperator.of, compiled.left)),
@@ -187,7 +186,6 @@ def audit_row(compiled: ChipProgram, scheme: str, soc: str, build_id: str) -> Au
         ddr=compiled.ddr,
         kept_on_cpu=KeptNodes(kept.because, kept.nodes) if kept else None,
         inexact=tuple(known),
-        warnings=tuple(met.warning for met in shown),
     )
 
 

@@ -23,7 +23,7 @@ from ci.lanes.executorch.records import (
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.model_lines import OperatorAt
 from ci.operators.conditions import Traits
-from ci.operators.faults import Met, faults_in, shown_by_inputs, versions_of
+from ci.operators.faults import Met, faults_in, versions_of
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
 from ci.suite.accepted import Baseline, Tolerances, growth, load_tolerances
@@ -291,11 +291,6 @@ def of_compiled(
         yield from accuracy_in_torch(program, record.in_torch.figures)
     yield from delegation(program, record)
     yield from factory_notes(program, record.notes, SUITES.repeat(program, LOWERING))
-    shown = shown_by_inputs(record.nodes, record.least, program.run.precision, program.soc, build_id)
-    for met in shown:
-        yield Finding(
-            "known-fault", Severity.WARNING, program.name, str(met), met.fault.fix, Place.read(met.line)
-        )
     yield from artifact(program, result, build_id)
     yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
 

@@ -63,7 +63,6 @@ from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
 from ci.one_model.product import Outcome, Product, each_product, require_fp16
-from ci.operators.faults import shown_by_inputs
 from ci.outcome import Refused, Result
 from ci.plain import as_json
 from ci.runner import Runner, call_runner, ready_runner
@@ -177,9 +176,7 @@ def product_of(
     where = model.command("quantize", program.soc, "--where")
     evidence = Evidence(program.run.kind, facts.used, bool(suspects))
     accuracy = verdict_of_one_model(stem, figures, slices, divergence, where, causes, evidence)
-    scheme, soc = program.run.precision, program.soc
-    shown = shown_by_inputs(facts.nodes, facts.least, scheme, soc, plan.build_id)
-    warnings = [*notes_of(facts), *(met.warning for met in shown), *accuracy.warnings]
+    warnings = [*notes_of(facts), *accuracy.warnings]
     outcome = replace(outcome_of(compiled, run), wrong=accuracy.wrong, of_chip=accuracy.of_chip)
     found = [
         Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
