@@ -52,6 +52,7 @@ FACTS = {
     "programs": ("array", "compile, quantize: the record of each, with its files, words and warnings"),
     "reference": ("string", "divergence: what the program is compared with"),
     "refused": ("array", "repair: each place that was not rewritten, and why"),
+    "reports": ("array", "report: each, as its file has it"),
     "schemes": ("array", "tune: the cheap and the exact precision"),
     "soc": ("string", "audit, profile, repair: the chip"),
     "sqnr_db": (("number", "string"), "divergence: of the whole program"),
