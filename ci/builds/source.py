@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ci.builds import built_files
-from ci.builds.built_files import BILL_OF_MATERIALS, alone_in, part_of, replace_build
-from ci.builds.cmake import STEERING
-from ci.builds.install import PYTHON, assemble, collect, describe, strip_program
+from ci.builds.built_files import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
+from ci.builds.cmake import STEERING, answer
+from ci.builds.install import PYTHON, assemble, collect, describe, identity, strip_program
 from ci.builds.source_plan import BuildOptions, SourcePlan, notes_of, plan_of
 from ci.builds.tree import link_with_copies, make_overlay
 from provisioning.base.commands import quoted
-from provisioning.base.files import replace_text
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity
-from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
+from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.dist import FOLDER, MANIFEST
 from provisioning.manifest import load_profile
+
+PLACED = "placed.json"
+"""What the last build put into dist/, in its build folder."""
 
 
 def script(plan: SourcePlan) -> str:
@@ -87,15 +91,22 @@ def _put_into_dist(plan: SourcePlan, stage: StageRun, glibc: str, selection: Sel
         message = "CMake found no program that strips for this target: the files keep their symbols"
         fix = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
         stage.add("build-strip", Severity.WARNING, plan.target, message, fix)
-    private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
-    built = collect(plan)
-    with part_of(plan.dist) as part:
-        copies = assemble(list(built), part, strip)
-        stage.findings += built_files.check(copies, plan.target, glibc, private)
-        if any(finding.severity is Severity.ERROR for finding in stage.findings):
-            return False
-        describe(plan, copies, built.values(), part, selection.profile)
-        replace_build(part, plan.dist)
+    answers = [answer(plan.build / project.build).name for project in plan.recipe.projects]
+    rules = [identity(plan, selection.profile), glibc, strip, _own_code(), answers]
+    placed = plan.root / PLACED
+    if not _stands(placed, rules, plan.dist):
+        placed.unlink(missing_ok=True)
+        private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
+        built = collect(plan)
+        with part_of(plan.dist) as part:
+            copies = assemble(list(built), part, strip)
+            stage.findings += built_files.check(copies, plan.target, glibc, private)
+            if any(finding.severity is Severity.ERROR for finding in stage.findings):
+                return False
+            describe(plan, copies, built.values(), part, selection.profile)
+            replace_build(part, plan.dist)
+        stamps = {"built": _stamps(file.path for file in built), "dist": _stamps(_placed_in(plan.dist))}
+        replace_text(placed, json.dumps({"rules": rules, **stamps}, indent=2))
     files = json.loads((plan.dist / MANIFEST).read_text(encoding="utf-8"))["files"]
     stage.artifacts += [
         Artifact(file["kind"], str(plan.dist / file["path"]), file["sha256"], file["size"]) for file in files
@@ -103,6 +114,33 @@ def _put_into_dist(plan: SourcePlan, stage: StageRun, glibc: str, selection: Sel
     stage.artifacts += [Artifact.of("sbom", plan.dist / BILL_OF_MATERIALS)]
     stage.artifacts += [Artifact.of("manifest", plan.dist / MANIFEST)]
     return True
+
+
+def _stands(placed: Path, rules: Sequence[object], dist: Path) -> bool:
+    """Whether dist/ has what CMake built last, checked by the same rules: a gigabyte is not copied again."""
+    try:
+        record = json.loads(placed.read_text(encoding="utf-8"))
+        stamps = {"built": _stamps(map(Path, record["built"])), "dist": _stamps(_placed_in(dist))}
+        return bool(record == json.loads(json.dumps({"rules": rules, **stamps})))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _placed_in(dist: Path) -> Iterator[Path]:
+    for name in OURS:
+        yield from [dist / name] if (dist / name).is_file() else (dist / name).rglob("*")
+
+
+def _stamps(files: Iterable[Path]) -> dict[str, tuple[int, int, int]]:
+    stamps = {str(path): path.stat() for path in files}
+    return {path: (stamp.st_size, stamp.st_mtime_ns, stamp.st_ino) for path, stamp in stamps.items()}
+
+
+def _own_code() -> str:
+    """A digest of what decides what a build ships, and whether it passes."""
+    tables = (MANIFESTS / "validation.toml", MANIFESTS / "device_libraries.toml")
+    files = (*sorted(Path(__file__).parent.glob("*.py")), *tables)
+    return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
 
 
 def put_into_python(plan: SourcePlan, stage: StageRun) -> None:

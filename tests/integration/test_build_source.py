@@ -172,8 +172,10 @@ def test_the_dry_run_prints_the_commands_that_the_build_runs(sources: Sources, a
 def test_a_changed_source_is_compiled_alone_and_what_fails_leaves_the_last_good_build(tmp_path: Path) -> None:
     tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
     first = build(ARM64, tmp_path, tree, sdk)
+    inodes = {path: path.stat().st_ino for path in first.dist.rglob("*")}
     unchanged = build(ARM64, tmp_path, tree, sdk)
     assert (unchanged.code, unchanged.report["artifacts"]) == (0, first.report["artifacts"]), unchanged.err
+    assert {path: path.stat().st_ino for path in first.dist.rglob("*")} == inodes
     assert not re.search(r"(?m)^\[|^\$ \S+ -S", unchanged.log)
     source = tree / "backends/qualcomm/runtime/backends/htp/target/HtpDevice.cpp"
     source.write_text(source.read_text(encoding="utf-8").replace("4000", "4001"), encoding="utf-8")
