@@ -12,7 +12,6 @@ from pathlib import Path
 from ci.explain.audit import (
     AuditRow,
     AuditRows,
-    KeptNodes,
     NoProgram,
     SuggestedOperator,
     with_precisions,
@@ -177,15 +176,14 @@ def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
 
 
 def audit_row(compiled: ChipProgram, scheme: str, soc: str) -> AuditRow:
-    known, kept = inexact(operators_in(compiled.nodes), scheme, soc), compiled.kept_on_cpu
     return AuditRow(
         delegated=dict(Counter(operators_of(compiled.nodes))),
         cpu=tuple(map(SuggestedOperator.of, compiled.left)),
         usable=all(row.kernel for row in compiled.left),
         delegates=compiled.delegates,
         ddr=compiled.ddr,
-        kept_on_cpu=KeptNodes(kept.because, kept.nodes) if kept else None,
-        inexact=tuple(known),
+        kept_on_cpu=compiled.kept_on_cpu,
+        inexact=tuple(inexact(operators_in(compiled.nodes), scheme, soc)),
     )
 
 

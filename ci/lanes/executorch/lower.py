@@ -25,6 +25,7 @@ from torch.fx import Node
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
 from ci.child import new_text, size_of, text_since
+from ci.explain.audit import KeptNodes
 from ci.explain.losses import BeyondHalf, beyond_of
 from ci.explain.torch_graph import TorchGraph, operator_at, outputs_of
 from ci.explain.torch_values import Passing, Tensors
@@ -34,7 +35,6 @@ from ci.lanes.executorch.quantization import ComputedModel, Patterns, kind_of, s
 from ci.lanes.executorch.records import (
     ChipProgram,
     CompileRequest,
-    KeptOnCpu,
 )
 from ci.models.factory import (
     computed_weights,
@@ -267,7 +267,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
         reference=choices.reference,
         choices=choices.places,
         beyond=_beyond_half_of(chip_model),
-        kept_on_cpu=KeptOnCpu(tuple(workaround.cpu_nodes), workaround.message) if workaround else None,
+        kept_on_cpu=KeptNodes(workaround.message, tuple(workaround.cpu_nodes)) if workaround else None,
         left=tuple(cpu_operators),
         partition=tuple(parts),
         nodes=nodes,

@@ -164,7 +164,7 @@ def product_of(
     if quantized := in_words(figures, "reference_"):
         more += [f"{quantized} against the quantized model"]
     more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
-    kept = [*model.keep_on_cpu, *(facts.kept_on_cpu.nodes if facts.kept_on_cpu else ())]
+    kept = [*model.keep_on_cpu, *(facts.kept_on_cpu.cpu_nodes if facts.kept_on_cpu else ())]
     flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
     divergence = model.command("divergence", program.soc, *flags)
     slices = measured.slices
@@ -203,7 +203,7 @@ def stem_of(model: OneModel, program: ExecutorchProgram) -> str:
 
 def run_fields_of(program: ExecutorchProgram, facts: ChipProgram) -> dict[str, object]:
     """What a suite's run allows of this program: operators on the CPU, and delegates."""
-    kept = facts.kept_on_cpu.nodes if facts.kept_on_cpu else ()
+    kept = facts.kept_on_cpu.cpu_nodes if facts.kept_on_cpu else ()
     return {
         "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
         "delegates": None if facts.delegates == program.case.delegates else facts.delegates,
@@ -294,7 +294,7 @@ def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
         if fix:
             yield f"    → {fix}"
     if kept := facts.kept_on_cpu:
-        yield f"  kept on the CPU: {', '.join(kept.nodes)}: {kept.because}"
+        yield f"  kept on the CPU: {', '.join(kept.cpu_nodes)}: {kept.because}"
 
 
 def scheme_of(named: UserModel, precision: str | None) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
+from ci.explain.audit import KeptNodes
 from ci.explain.divergence import DivergenceLimits
 from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import Need, RewrittenPlace
@@ -84,14 +85,6 @@ class WrapRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptOnCpu:
-    """What --keep-going left on the CPU."""
-
-    nodes: tuple[str, ...]
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
 class InTorch:
     """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
 
@@ -132,7 +125,7 @@ class ChipProgram(ModelFacts):
     """Operators whose indices are outputs."""
     beyond: tuple[BeyondHalf, ...] = ()
     """Operators whose values leave fp16."""
-    kept_on_cpu: KeptOnCpu | None = None
+    kept_on_cpu: KeptNodes | None = None
     left: tuple[CpuOperator, ...] = ()
     partition: tuple[GraphPart, ...] = ()
     nodes: Mapping[str, Traits] = field(default_factory=dict)
