@@ -33,7 +33,8 @@ BEFORE_THE_TABLE = """\
 # Known faults
 
 This page lists what QNN, ExecuTorch and ONNX Runtime's QNN provider get wrong, and what to write instead.
-`compile` and `divergence` name the fault that can explain a wrong result. Its name prints its entry:
+`compile` and `divergence` name the fault that can explain a wrong result. `diagnose`
+prints what is known of it:
 
 ```console
 $ qnn-ci diagnose exp-below-minus-88
@@ -48,10 +49,10 @@ Outputs are wrong without any message, unless an entry quotes one.
 | at 16 bits, at 8 bits | in each precision with 16-bit or 8-bit activations; fp16 is not one |
 | versions | those that have the fault, as far as we know |
 | **Correct** | similar models without the fault |
-| **SQNR …**, **Measured** | what the script printed: first with the fault, then for similar models without |
+| **SQNR …**, **Result …**, **Measured** | what the script printed of models with and without the fault |
 | SQNR | [how exact the outputs are](accuracy.md#what-is-a-good-sqnr): 40 dB is an error of 1 % |
 | **Fix** | what to write instead; a figure in dB is the SQNR with this fix |
-| **See it** | a command that shows the fault; `net.py:model` and `model.onnx` stand for your model |
+| **See it** | a command that shows the fault in these versions; `net.py:model`, `model.onnx`: your model |
 | **Script** | a short program that shows the fault: [how to run it](#is-each-fault-still-there) |
 """
 
@@ -77,7 +78,7 @@ figures:
 | `changed` | the similar model is wrong too, or only some of the models with the fault are correct now | 2 |
 
 In a clone, `nox -s lab -- faults` runs all scripts. It passes if each prints `still` and the figures of this
-page. `--accept` writes new figures; `--close` ends the versions of a fault that is gone. The workflow
+page. `--accept` writes new figures; `--close` ends the version range of each fault that is gone. The workflow
 faults.yml runs it every night with newer versions, and opens a pull request for faults that are gone.
 
 This page is generated from [known_faults.toml](../manifests/known_faults.toml): add a fault there, then run
@@ -120,7 +121,8 @@ def _fault(fault: Fault) -> Iterator[str]:
         yield f"- **Upstream:** {fault.upstream}"
     if fault.source.startswith("https:"):
         yield f"- **Thread:** [{fault.source.removeprefix('https://github.com/')}]({fault.source})"
-    if fault.show:
+    # A device's fault is shown by no command here.
+    if fault.show and fault.where == "emulator":
         yield f"- **See it:** `{fault.shown_by.installed}`"
     if fault.script:
         yield f"- **Script:** [{fault.script}](../{fault.script})"

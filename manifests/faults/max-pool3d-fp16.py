@@ -1,4 +1,4 @@
-"""max-pool3d-fp16: `max_pool3d` at fp16 returns only the first sample
+"""max-pool3d-fp16: `max_pool3d` at fp16 loses the batch dimension
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import sys

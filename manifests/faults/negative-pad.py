@@ -1,4 +1,4 @@
-"""negative-pad: `pad` that removes at one end and adds at the other gives other values
+"""negative-pad: `pad` that removes at one end and adds at the other is wrong
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math
