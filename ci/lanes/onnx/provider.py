@@ -205,18 +205,25 @@ def compiled(
             # Traced only now: at a quantized GRU the trace itself crashes (trace-of-a-quantized-gru).
             # What HTP takes may be written already, and the provider replaces no context.
             aside = context.with_stem(f"{context.stem}-audited")
-            audit, _ = audited(model, precision, soc, settings, aside, log)
+            audit, _ = audited(model, precision, soc, settings, aside, log, begin)
             raise _not_taken(model, audit, precision, why) from error
         raise _not_compiled(error, refusals(text_since(log, begin)), why) from error
     return _traffic(log, begin)
 
 
 def audited(
-    model: Path, precision: Precision, soc: Soc, settings: Settings, context: Path, log: Path
+    model: Path,
+    precision: Precision,
+    soc: Soc,
+    settings: Settings,
+    context: Path,
+    log: Path,
+    begin: int | None = None,
 ) -> tuple[Audit, Traffic | None]:
-    """Compile what HTP takes, trace what it does not, and why; the context has the other nodes beside it."""
+    """Compile what HTP takes, trace what it does not, and why; the context has the other nodes beside it. QNN
+    gives its reasons once in a process: `begin` is where the log has those of an earlier compile."""
     doing("compile")
-    begin, trace = size_of(log), context.parent / "trace"
+    begin, trace = size_of(log) if begin is None else begin, context.parent / "trace"
     provider = provider_options(precision, soc, settings, None)
     provider |= {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(trace)}
     options = {**_context_options(settings, context, False), FALLBACK: "0"}
