@@ -14,16 +14,12 @@ from pathlib import Path
 from ci.jobs import Job
 from ci.lanes.executorch.verb import SUITE
 from ci.suite.options import add_choice, check, shard
-from provisioning.base.command_line import Parser, count, switch, valued
-from provisioning.base.commands import leave_out
-from provisioning.base.errors import UsageError
-from provisioning.base.files import write_named
+from provisioning.base.command_line import Parser, count, valued
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
   nox -s matrix -- --shards 4
   nox -s matrix -- --suite ../mine/models.toml --tag nightly
-  nox -s matrix -- --github
 """
 
 WORTH_A_JOB = 90
@@ -42,12 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=4,
     )
-    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there [stdout]")
-    switch(group, "--github", "also write matrix= and empty= to the file GITHUB_OUTPUT names")
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.github.stage import append
     from ci.lanes.executorch.stage import jobs_of
     from ci.lanes.executorch.suite import all_programs, choose
 
@@ -63,16 +56,7 @@ def run(args: argparse.Namespace) -> int:
     choice = [*_each("--suite", map(from_here, suites)), *_each("--tag", args.tag), *_each("-k", args.words)]
     choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
     matrix = matrix_of([*jobs_of(programs, selection.profile).values()], args.shards, choice)
-    text = json.dumps(matrix)
-    if args.output:
-        write_named(args.output, f"{text}\n", fix="name another --output")
-    else:
-        sys.stdout.write(f"{text}\n")
-    if args.github:
-        if not os.environ.get("GITHUB_OUTPUT"):
-            message = "--github: GITHUB_OUTPUT is not set"
-            raise UsageError(message, fix=leave_out("--github", "; the JSON is on stdout"))
-        append("GITHUB_OUTPUT", f"matrix={text}\nempty={str(not matrix['include']).lower()}\n", os.environ)
+    sys.stdout.write(f"{json.dumps(matrix)}\n")
     return 0
 
 
