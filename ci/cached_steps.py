@@ -114,10 +114,6 @@ class Step:
     own_packages: bool = True
     """Whether the user's code runs in it, with the packages that its suite names."""
 
-    timeout: float | None = None
-    """Where it is not the plan's."""
-    flag: str = "--timeout"
-    """Of the command line: what sets the time limit."""
     cost: Callable[[Any], Job] = _cheap
     accepts: Callable[[Any, Result], bool] = _any
     """Whether a result is one to keep, and to take when it is there."""
@@ -328,9 +324,14 @@ class _StepRun:
         if clash := asked.keys() & folders:
             raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
         request = {**asked, **folders}
-        limits = self._work.timeout if step.timeout is None else step.timeout, step.flag
         return ChildTask(
-            program.name, step.function, request, *limits, step.cost(program), name, self._work.until
+            program.name,
+            step.function,
+            request,
+            self._work.timeout,
+            cost=step.cost(program),
+            export=name,
+            until=self._work.until,
         )
 
     def _final_log(self, program: Named) -> Path:
@@ -363,7 +364,7 @@ class _StepRun:
     def _failed(self, program: Named, outcome: WorkerDied | Refused) -> Result:
         step, log = self._step, self._final_log(program)
         self._put_log(program)
-        failure = failure_of(outcome, log, step.flag)
+        failure = failure_of(outcome, log)
         if step.ended and isinstance(outcome, WorkerDied) and failure.blame != "machine":
             failure = step.ended(program, outcome, log)
         if failure.of_work and program.name in self._keys:

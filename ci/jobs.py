@@ -24,9 +24,6 @@ from provisioning.base.units import roughly
 
 R = TypeVar("R")
 
-RUN_TIMEOUT = 300.0
-"""Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
@@ -40,7 +37,6 @@ class WorkOptions:
     """Whether to leave what was made with the logs."""
     keep_going: bool = False
     """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
-    run_timeout: float = RUN_TIMEOUT
     until: float = math.inf
     """A time of time.monotonic() at which whatever is at work ends."""
 

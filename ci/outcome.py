@@ -135,8 +135,8 @@ class Failure:
         return self.blame != "machine" and self.kind != "timeout"
 
 
-def failure_of(outcome: WorkerDied | Refused, log: Path, flag: str = "--timeout") -> Failure:
-    """Why a task has no result; `flag` sets its time limit."""
+def failure_of(outcome: WorkerDied | Refused, log: Path) -> Failure:
+    """Why a task has no result."""
     if isinstance(outcome, Refused):
         details = outcome.details
         words = outcome.kind, outcome.message, outcome.fix
@@ -144,7 +144,7 @@ def failure_of(outcome: WorkerDied | Refused, log: Path, flag: str = "--timeout"
     if trouble := outcome.trouble(log):
         return Failure.of(trouble, log)
     message, fix = outcome.explained(log)
-    fix = f"give it longer with {flag}" if outcome.kind == "timeout" else fix
+    fix = "give it longer with --timeout" if outcome.kind == "timeout" else fix
     return Failure(outcome.kind, message, fix or session("diagnose", log), log)
 
 

@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ci.jobs import RUN_TIMEOUT, WorkOptions
+from ci.jobs import WorkOptions
 from ci.models.user_model import MODEL_HELP, UserModel, user_model
 from ci.suite.options import add_choice, add_work, host_selection, work_of
 from ci.suite.precision import precision_named, scheme_named
-from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
+from provisioning.base.command_line import TIMEOUT, Parser, count, repeatable, switch, valued
 from provisioning.base.commands import Fix, leave_out, session
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.selection import add_selection, selection_of
@@ -64,7 +64,7 @@ PYTORCH = ModelLane(
     "PyTorch models",
     "ci.lanes.executorch",
     "executorch",
-    ("keep_going", "keep_on_cpu", "backend", "jobs", "run_timeout", "variable"),
+    ("keep_going", "keep_on_cpu", "backend", "jobs", "variable"),
 )
 ONNX = ModelLane(
     "ONNX models",
@@ -368,8 +368,6 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     verbose = "also show QNN's build, traffic with memory, and all slices of the outputs"
     parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
     add_work(parser.add_argument_group("how"), "a step")
-    help = f"end a run on the emulator after S seconds [{RUN_TIMEOUT:g}]"
-    valued(pytorch, "--run-timeout", "S", help, type=duration)
     pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
 
 

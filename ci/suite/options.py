@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from ci.jobs import RUN_TIMEOUT, Job, WorkOptions, longest_first
+from ci.jobs import Job, WorkOptions, longest_first
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable, switch, valued
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError
@@ -100,9 +100,8 @@ def add_work(
 ) -> None:
     """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
     else `work_of` reads are the command's own."""
-    unset = ("jobs", "run_timeout")
     off = ("no_cache", "why", "keep", "keep_going")
-    group.set_defaults(**dict.fromkeys(unset), **dict.fromkeys(off, False))
+    group.set_defaults(jobs=None, **dict.fromkeys(off, False))
     add_timeout(group, unit, timeout)
     if cached:
         switch(group, "--no-cache", "ignore cached results; new ones are still written")
@@ -117,7 +116,6 @@ def work_of(args: argparse.Namespace) -> WorkOptions:
         why=args.why,
         keep=args.keep,
         keep_going=args.keep_going,
-        run_timeout=args.run_timeout or RUN_TIMEOUT,
     )
 
 

@@ -148,12 +148,10 @@ def duration(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, found {text!r}")
 
 
-def add_timeout(
-    parser: argparse._ActionsContainer, work: str, default: float = TIMEOUT, *, flag: str = "--timeout"
-) -> None:
+def add_timeout(parser: argparse._ActionsContainer, work: str, default: float = TIMEOUT) -> None:
     """Add the flag of a time limit for `work`."""
     text = f"end {work} after S seconds [%(default)g]"
-    parser.add_argument(flag, type=duration, default=default, metavar="S", help=text)
+    parser.add_argument("--timeout", type=duration, default=default, metavar="S", help=text)
 
 
 def switch(parser: argparse._ActionsContainer, flag: str, help: str) -> None:

@@ -281,9 +281,7 @@ class Emulator:
             what: make_program(self.folder / what, text=SUITE.replace("case.net", f"case.{what}"))
             for what in names
         }
-        plan = plan_of(
-            self.folder, list(programs.values()), WorkOptions(jobs=1, why=True, run_timeout=timeout)
-        )
+        plan = plan_of(self.folder, list(programs.values()), WorkOptions(timeout, jobs=1, why=True))
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
         results = measure(plan, Runner.at(self.runner), compiled)
         return [results[program.name] for program in programs.values()]

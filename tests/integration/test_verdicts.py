@@ -59,11 +59,3 @@ def test_in_onnx_runtimes_lane_other_classes_fail(tmp_path: Path) -> None:
     rows: Any = done.report.metrics["programs"]
     figures = rows["steep/8a8w/SM8650"]["figures"]
     assert "sqnr_db" not in figures and figures["agreement"] < 1
-
-
-@pytest.mark.long("lowers a program")
-def test_a_run_that_its_time_limit_ended_names_the_flag_of_that_limit(tmp_path: Path) -> None:
-    path = suite(tmp_path / "models", {"net": {"scheme": "8a8w"}})
-    done = run("test_emulator", tmp_path, "--suite", path, "--run-timeout", "0.01")
-    (finding,) = [finding for finding in done.report.findings if finding.severity.value == "error"]
-    assert "--run-timeout" in f"{finding.message} {finding.fix}"

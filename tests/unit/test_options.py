@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ci.jobs import RUN_TIMEOUT, WorkOptions
+from ci.jobs import WorkOptions
 from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.executorch.suite import programs_of
@@ -41,7 +41,7 @@ COMMANDS: list[tuple[Any, list[str]]] = [
 @pytest.mark.parametrize("verb", STAGES)
 def test_a_stage_without_flags_chooses_all_and_writes_nothing(verb: Any) -> None:
     options = stage_options(parsed(verb))
-    assert options.choice == Choice() and options.work == WorkOptions(TIMEOUT, run_timeout=RUN_TIMEOUT)
+    assert options.choice == Choice() and options.work == WorkOptions(TIMEOUT)
     assert options.accept == Accept() and not options.list_only
 
 
@@ -49,11 +49,11 @@ def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
     suite = tmp_path / "mine.toml"
     suite.touch()
     choice = ["--suite", suite, "--tag", "pr", "-k", "8a8w", "--shard", "1/2"]
-    how = ["--jobs", 3, "--timeout", 7, "--no-cache", "--why", "--run-timeout", 5]
+    how = ["--jobs", 3, "--timeout", 7, "--no-cache", "--why"]
     accept = ["--accept", "--reason", "new weights"]
     options = stage_options(parsed(emulator_verb, *choice, *how, *accept, "--list"))
     assert options.choice == Choice((suite,), ("pr",), ("8a8w",), "1/2")
-    assert options.work == WorkOptions(7, 3, cache=False, why=True, run_timeout=5)
+    assert options.work == WorkOptions(7, 3, cache=False, why=True)
     assert options.accept == Accept(values=True, reason="new weights") and options.list_only
 
 
@@ -77,7 +77,6 @@ def test_a_command_for_one_model_has_the_models_lane(
     ("model", "flag"),
     [
         ("net.onnx", ["--keep-going"]),
-        ("net.onnx", ["--run-timeout", "3"]),
         ("net.py:make", ["--per-channel"]),
         ("net.onnx", ["--prefill", "64"]),
     ],

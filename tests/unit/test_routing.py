@@ -95,7 +95,6 @@ def test_wrong_words_are_refused_with_no_package_at_hand(folder: Path) -> None:
     ("words", "flag"),
     [
         ("compile {model} -o {out} --jobs 2", "--jobs"),
-        ("compile {model} -o {out} --run-timeout 0.001", "--run-timeout"),
         ("audit {model} --jobs 2", "--jobs"),
     ],
 )

@@ -129,14 +129,14 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
     monkeypatch.setattr(trouble, "BUSY", 0.05)
     log = tmp_path / "0.log"
     request = {"file": str(tmp_path / "numbers"), "busy": busy, "log": str(log)}
-    task = ChildTask("task", "tests.support.tasks:hang", request, 1.5, "--run-timeout")
+    task = ChildTask("task", "tests.support.tasks:hang", request, 1.5, "--limit")
     outcomes = run([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))
     died = death(outcomes["task"])
-    assert died.kind == "timeout" and "--run-timeout" in died.sentence(log)
+    assert died.kind == "timeout" and "--limit" in died.sentence(log)
     assert not any(map(is_there, numbers(tmp_path)))
     found = died.trouble(log)
     assert (found is None) == busy, "the machine held up what did not compute"
-    assert found is None or "--run-timeout" in found.fix
+    assert found is None or "--limit" in found.fix
 
 
 def numbers(folder: Path) -> list[int]:

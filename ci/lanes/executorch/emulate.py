@@ -75,8 +75,6 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         key=key,
         reply=EmulatorRun,
         own_packages=False,
-        timeout=plan.work.run_timeout,
-        flag="--run-timeout",
         cost=cost,
         # Its figures are judged each time, and its metric is computed of them: whatever they are, they stay.
         keeps_files=True,
@@ -96,7 +94,7 @@ def _line(program: ExecutorchProgram, result: Result) -> Line:
 
 
 def _ended(program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
-    fix = "give it longer with --run-timeout" if gone.kind == "timeout" else ""
+    fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
     return Failure(gone.kind, gone.sentence(log), fix, log)
 
 

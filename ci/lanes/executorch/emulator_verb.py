@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ci.jobs import RUN_TIMEOUT
 from ci.lanes.executorch.verb import add_flags
 from ci.suite.options import stage_options
-from provisioning.base.command_line import add_timeout
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -21,8 +19,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    group = add_flags(parser)
-    add_timeout(group, "a run", RUN_TIMEOUT, flag="--run-timeout")
+    add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
