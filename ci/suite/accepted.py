@@ -13,7 +13,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ci.suite.accuracy import FIGURES, at_worst, below_floor, cost_rule, required_of, rounded
+from ci.suite.accuracy import (
+    FIGURES,
+    LESS_IS_BETTER,
+    at_worst,
+    below_floor,
+    cost_rule,
+    required_of,
+    rounded,
+)
 from ci.suite.programs import THRESHOLD_NAMES, Program
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
@@ -269,7 +277,7 @@ def growth(
         yield Finding(cost_rule(name), Severity(tolerance.severity), program, message, fix)
 
 
-NEAREST_DB, NEAREST_COSINE = 100.0, 0.999999
+NEAREST_DB = 100.0
 """The strictest threshold: beyond it, one more bit of rounding would fail."""
 
 
@@ -362,12 +370,7 @@ def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:
         return math.nan
     if name.endswith("sqnr_db"):
         return max(0.0, _down(min(*values, NEAREST_DB) - margin_db, 1))
-    if name.endswith("cosine"):
-        # The distance from 1 grows with the power of the noise.
-        return max(0.0, min(_down(1 - (1 - min(values)) * 10 ** (margin_db / 10), 6), NEAREST_COSINE))
-    if name in ("top1", "metric") or name.endswith("agreement"):
-        return at_worst(name, min(values))
-    return at_worst(name, max(values) * 10 ** (margin_db / 20))
+    return at_worst(name, (max if name in LESS_IS_BETTER else min)(values))
 
 
 def _down(value: float, digits: int) -> float:

@@ -42,8 +42,6 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Thresholds(Model):
     """Minimum accuracy of the emulator's outputs. Names without a prefix compare with the float model."""
 
-    cosine: Share | None = None
-    """For older suites. sqnr_db says more: the cosine does not see outputs of another magnitude."""
     sqnr_db: NotNegative | None = None
     """At least 10, if it is not named."""
     agreement: Share | None = None
@@ -51,9 +49,6 @@ class Thresholds(Model):
     choice_agreement: Share | None = None
     """The same, with indices that choose equal values, as of argmax: these are held to 1 in place of the
     other."""
-    max_abs: NotNegative | None = None
-    max_rel: NotNegative | None = None
-    """As a part of the largest absolute expected value."""
     top1: Share | None = None
     """The share of rows whose largest value is at the same place."""
     slice_sqnr_db: NotNegative | None = None
@@ -62,7 +57,6 @@ class Thresholds(Model):
     """What the function of the case's metric gives."""
     max_metric_loss: NotNegative | None = None
     """How much of it may be lost against the float model."""
-    reference_cosine: Share | None = None
     reference_agreement: Share | None = None
     reference_sqnr_db: NotNegative | None = None
     """Compared with the quantized model on the CPU: the error that the chip adds to the quantization
@@ -71,7 +65,7 @@ class Thresholds(Model):
     @property
     def placeholder(self) -> bool:
         """Outputs that are all zero would pass."""
-        return self.sqnr_db == 0 and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
+        return self.sqnr_db == 0
 
 
 THRESHOLD_NAMES = {

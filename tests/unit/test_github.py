@@ -71,7 +71,7 @@ def adopter(tmp_path: Path) -> dict[str, str]:
     suite.parent.mkdir(parents=True)
     runs = (
         '[[case.{0}.run]]\nlane = "executorch"\nprecision = "{1}"\n'
-        'socs = ["SM8650"]\ntags = ["{2}"]\nthresholds.cosine = 0.9\n'
+        'socs = ["SM8650"]\ntags = ["{2}"]\nthresholds.top1 = 0.9\n'
     )
     suite.write_text(
         "schema = 2\n"

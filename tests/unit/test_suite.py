@@ -31,7 +31,7 @@ lane = "executorch"
 precision = "8a8w"
 socs = ["SM8650", "SM8750"]
 tags = ["pr"]
-thresholds = { cosine = 0.99 }
+thresholds = { top1 = 0.99 }
 """
 
 
@@ -54,8 +54,8 @@ class TestModel:
         [
             ('"SM8750"]', '"SM9999"]', "SM9999"),
             ("tags = ", "tag = ", "tag"),
-            ("{ cosine = 0.99 }", "{ cosin = 0.99 }", "cosin"),
-            ("{ cosine = 0.99 }", "{ sqnr_db = -1 }", "sqnr_db"),
+            ("{ top1 = 0.99 }", "{ topp1 = 0.99 }", "topp1"),
+            ("{ top1 = 0.99 }", "{ sqnr_db = -1 }", "sqnr_db"),
             ("factory =", 'backend = "dsp"\nfactory =', "backend"),
             ("factory =", "inputs = [{ shape = [1], low = 2 }]\nfactory =", "low"),
             (

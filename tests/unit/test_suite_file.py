@@ -125,13 +125,13 @@ class TestOneFile:
         for suites, size in ((EXECUTORCH, 1), (ONNX, 2)):
             (baseline,) = baselines_of(suites.programs_of(path), "wheels").values()
             values = {"build_id": "v1", "ddr_read": size}
-            thresholds = {"net/8a8w": {"least.cosine": size / 4}}
+            thresholds = {"net/8a8w": {"least.top1": size / 4}}
             baseline.rewritten({"net/8a8w/SM8650": values}, thresholds, {"net/8a8w"})
         for suites, size in ((EXECUTORCH, 1), (ONNX, 2)):
             (baseline,) = baselines_of(suites.programs_of(path), "wheels").values()
             recorded = baseline.of("net/8a8w/SM8650")
             assert recorded and recorded.ddr_read == size
-            assert suites.programs_of(path)[0].accepted.cosine == size / 4
+            assert suites.programs_of(path)[0].accepted.top1 == size / 4
 
 
 class TestGate:
