@@ -110,9 +110,8 @@ class PythonEnvironments:
                 stamp.unlink(missing_ok=True)
                 shutil.rmtree(home, ignore_errors=True)
                 uv = self._uv_for(name)
-                # A terminal can show a bar.
-                say = None if sys.stderr.isatty() else self.log
-                with at_work(f"Making the {name} environment", say):
+                # Lines on a terminal too: what draws bars is not installed yet.
+                with at_work(f"Making the {name} environment", self.log):
                     self._fill(name, home, uv)
                 stamp.write_text(wanted, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")

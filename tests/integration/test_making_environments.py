@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import pty
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +115,32 @@ def test_installed_copies_share_the_environment_of_one_lock_file(
     lock.write_text(f"# of the newest\n{lock.read_text()}")
     copies[1].interpreter("small")
     assert Path(newer).is_file() and not Path(older).exists()
+
+
+def test_on_a_terminal_it_needs_no_package_that_draws(
+    environments: PythonEnvironments, tmp_path: Path
+) -> None:
+    """As in the Python of a user who installed qnn-ci and nothing else."""
+    code = (
+        "import sys; from pathlib import Path; sys.modules['rich'] = None\n"
+        "from provisioning.python_environments import PythonEnvironments\n"
+        "PythonEnvironments(*map(Path, sys.argv[1:2]), lambda line: sys.stderr.write(line + '\\n'),"
+        " *map(Path, sys.argv[2:])).interpreter('small')"
+    )
+    folders = [str(tmp_path / name) for name in ("environments", "torch", "locks")]
+    environ = {**os.environ, "UV_FIND_LINKS": str(tmp_path / "links"), "UV_NO_INDEX": "1"}
+    environ |= {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *folders], env=environ, stdout=theirs, stderr=theirs, stdin=theirs
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):
+            while block := os.read(ours, 1 << 16):
+                shown += block
+    os.close(ours)
+    assert not process.returncode and b"The small environment took" in shown, shown
 
 
 INTERPRETER = """\
