@@ -15,12 +15,13 @@ import json
 import os
 import site
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from provisioning.base.files import hash_file, replace_text
+from provisioning.base.settings import ROOT
 
 Stamp = tuple[int, int, int, int]
 """Size, mtime, ctime (nanoseconds) and inode: while these are equal, the file is taken for unchanged."""
@@ -102,29 +103,27 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
     return tuple(folder for folder in (*own, *site.getsitepackages(), *user) if Path(folder).is_dir())
 
 
-def installed(folders: tuple[str, ...], search: list[str], named: Callable[[str], str]) -> dict[str, str]:
-    """What every key has of these folders of distributions, and of the folders of PYTHONPATH.
-
-    `named` gives a text a name for each root, since files that Python starts name places."""
+def installed(folders: tuple[str, ...], search: list[str], store: Path) -> dict[str, str]:
+    """What every key has of these folders of distributions, and of the folders of PYTHONPATH."""
     found: dict[str, str] = {}
     others: list[list[str]] = []
     for number, folder in enumerate(folders):
-        content = content_of(folder)
+        content = content_of(folder, store)
         found |= {name: version for name, version in content.distributions.items() if name not in found}
         others += [[str(number), *row] for row in content.others.items()]
-        others += [[str(number), name, _text(Path(folder, name), named)] for name in content.started]
+        others += [[str(number), name, _text(Path(folder, name))] for name in content.started]
     for number, folder in enumerate(search):
         for name in STARTED[1:]:
             if (path := Path(folder, name)).exists():
-                others.append([f"PYTHONPATH {number}", name, _text(path, named)])
+                others.append([f"PYTHONPATH {number}", name, _text(path)])
     # No distribution has this name.
     return {**found, "(files)": _digest(json.dumps(sorted(others)))}
 
 
 @cache
-def content_of(folder: str) -> FolderContent:
-    """Once in a process."""
-    files = files_in(folder)
+def content_of(folder: str, store: Path) -> FolderContent:
+    """Once in a process. The store remembers the digests of files that have not changed."""
+    files, digests = files_in(folder), Digests(store)
     distributions, others, recorded = {}, {}, set()
     for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
         written, rows = files[record][2] or files[record][1], []
@@ -137,7 +136,7 @@ def content_of(folder: str) -> FolderContent:
             if stamp is None:
                 others[name] = "absent"
             elif (size and stamp[0] != int(size)) or max(stamp[1], stamp[2]) > written:
-                found = hash_file(Path(folder, name))
+                found = digests.of(Path(folder, name))
                 if algorithm != "sha256" or _as_in_records(found) != digest:
                     others[name] = found
         title, _, version = record.partition(".dist-info")[0].rpartition("-")
@@ -146,7 +145,8 @@ def content_of(folder: str) -> FolderContent:
     for name in files.keys() - recorded:
         if not name.endswith((*STARTED, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
             with contextlib.suppress(OSError):
-                others[name] = hash_file(Path(folder, name))
+                others[name] = digests.of(Path(folder, name))
+    digests.save()
     started = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTED)))
     return FolderContent(distributions, others, started)
 
@@ -195,9 +195,10 @@ def _as_in_records(digest: str) -> str:
     return base64.urlsafe_b64encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
-def _text(path: Path, named: Callable[[str], str]) -> str:
+def _text(path: Path) -> str:
+    """Without the toolkit's own place, which files that Python runs when it starts may name."""
     try:
-        return _digest(named(os.fsdecode(path.read_bytes())))
+        return _digest(os.fsdecode(path.read_bytes()).replace(str(ROOT), "{toolkit}"))
     except OSError as error:
         return error.strerror or "unreadable"
 

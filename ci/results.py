@@ -261,7 +261,7 @@ def surroundings(store: Path, environ: Mapping[str, str], packages: Path | None 
         "python": python_name(),
         "processor": processor(),
         "variables": {name: environ[name] for name in table().fixed if name in environ},
-        "packages": dict(installed(folders, search, _named)),
+        "packages": dict(installed(folders, search, store)),
         "PYTHONPATH": code,
         "toolkit": toolkit(),
     }
@@ -281,11 +281,6 @@ def toolkit() -> str:
 
 
 CODE = (".py", ".so", ".json", ".yaml", ".fbs")
-
-
-def _named(text: str) -> str:
-    """Without the toolkit's own place, which files that Python runs when it starts may name."""
-    return text.replace(str(ROOT), "{toolkit}")
 
 
 def folder_digest(

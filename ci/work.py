@@ -105,21 +105,17 @@ Outcome = dict[str, object] | WorkerDied | Refused
 """A task's reply, or why there is none."""
 
 
-def needs_work(task: ChildTask, reply: Mapping[str, object]) -> ChildTask | Outcome:
-    return task
-
-
 @dataclass(frozen=True)
 class Exports:
     """Tasks that others need: each is done once, and stays so that the others are forks of it."""
 
     tasks: Mapping[str, ChildTask]
-    settle: Callable[[ChildTask, Mapping[str, object]], ChildTask | Outcome] = needs_work
+    settle: Callable[[ChildTask, Mapping[str, object]], ChildTask | Outcome]
     """A task that needs an export, and that export's reply, as what is to be done, or as an outcome that is
     known without any work."""
 
 
-NO_EXPORTS = Exports({})
+NO_EXPORTS = Exports({}, lambda task, reply: task)
 
 
 def run(

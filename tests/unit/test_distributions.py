@@ -46,7 +46,7 @@ def as_in_a_new_process() -> None:
 
 def seen(site: Path, *search: Path) -> dict[str, str]:
     as_in_a_new_process()
-    return installed((str(site),), [str(path) for path in search], str)
+    return installed((str(site),), [str(path) for path in search], site.parent / "store")
 
 
 def later(path: Path, text: str) -> None:
