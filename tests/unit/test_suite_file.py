@@ -150,11 +150,6 @@ class TestGate:
         assert list(self.stages(Path())) == ["test_lowering", "test_emulator"]
         assert "test_onnx" in self.stages(Path(), "test_onnx")
 
-    def test_a_named_stage_without_a_run_of_its_lane_is_a_usage_error(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="test_onnx") as caught:
-            self.stages(written(tmp_path, ONNX_ALONE), "test_lowering")
-        assert caught.value.exit_code == 2
-
 
 def test_of_a_suite_that_cannot_be_read_one_lane_is_left_to_say_what_is_wrong(tmp_path: Path) -> None:
     assert lanes_of(written(tmp_path)) == ("executorch", "onnx", "llm")
