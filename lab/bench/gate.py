@@ -1,8 +1,8 @@
 """A suite's programs, cold and with nothing changed, against a plain script that does the same one by one.
 
 The aim of the cold run is for two cores, which can at best do it in half the time: both ways call the same
-torch.export, exir and QNN, which take most of it. Ours adds a worker that imports, a fork for each program and
-a process for each run.
+torch.export, exir and QNN, which take most of it. Ours adds a worker that imports, a fork for each program
+and a process for each run.
 """
 
 from __future__ import annotations
