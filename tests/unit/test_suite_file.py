@@ -150,6 +150,14 @@ class TestGate:
         assert list(self.stages(Path())) == ["test_lowering", "test_emulator"]
         assert "test_onnx" in self.stages(Path(), "test_onnx")
 
+    def test_a_stage_that_is_named_gets_suites_that_have_nothing_for_it_and_says_so_itself(
+        self, tmp_path: Path
+    ) -> None:
+        path = written(tmp_path, ONNX_ALONE)
+        assert self.stages(path, "test_llm")["test_llm"] == ("--suite", str(path))
+        with pytest.raises(UsageError, match="nothing for test_llm"):
+            LLM.programs_of(path)
+
 
 def test_of_a_suite_that_cannot_be_read_one_lane_is_left_to_say_what_is_wrong(tmp_path: Path) -> None:
     assert lanes_of(written(tmp_path)) == ("executorch", "onnx", "llm")
