@@ -563,15 +563,15 @@ class _Fork:
     channel: socket.socket
     ended: int
     """A descriptor that can be read when it has ended."""
-    wanted: bool = True
+    alive: bool = True
 
     def kill(self) -> None:
-        self.wanted = False
+        self.alive = False
         # It is no other process's number yet, as only its parent waits for it.
         os.kill(self.process, signal.SIGKILL)
 
     def close(self) -> None:
-        self.wanted = False
+        self.alive = False
         self.channel.close()
         os.close(self.ended)
 
@@ -584,7 +584,7 @@ def _serve(control: socket.socket) -> None:
     open_to_orders = True
     while open_to_orders or forks:
         waits: dict[Any, _Fork | None] = {fork.ended: fork for fork in forks}
-        waits |= {fork.channel: fork for fork in forks if fork.wanted}
+        waits |= {fork.channel: fork for fork in forks if fork.alive}
         waits |= {control: None} if open_to_orders else {}
         for ready in select.select([*waits], [], [])[0]:
             fork = waits[ready]
@@ -594,20 +594,20 @@ def _serve(control: socket.socket) -> None:
                 if folder:
                     forks.append(_fork_for(Path(os.fsdecode(folder)), files, [control, *forks]))
                 else:
-                    for unwanted in forks:
-                        unwanted.kill()
+                    for other in forks:
+                        other.kill()
             elif ready is fork.channel:
                 # Its time is up, or nobody waits for it; unless it has ended just now.
-                if fork.wanted:
+                if fork.alive:
                     fork.kill()
             else:
                 forks.remove(fork)
                 _report_end(fork, {other.process for other in forks})
 
 
-def _fork_for(folder: Path, files: Sequence[int], inherited: Sequence[socket.socket | _Fork]) -> _Fork:
+def _fork_for(folder: Path, files: Sequence[int], open_files: Sequence[socket.socket | _Fork]) -> _Fork:
     channel, *orders = (socket.socket(fileno=number) for number in files)
-    process = _forked(partial(_work, folder, channel, orders, inherited))
+    process = _forked(partial(_work, folder, channel, orders, open_files))
     for control in orders:
         control.close()
     return _Fork(process, channel, os.pidfd_open(process))
@@ -650,11 +650,11 @@ def _work(
     folder: Path,
     channel: socket.socket,
     orders: Sequence[socket.socket],
-    inherited: Sequence[socket.socket | _Fork],
+    open_files: Sequence[socket.socket | _Fork],
 ) -> None:
     """What the process of a task does. With `orders` it stays to be forked."""
     os.setsid()
-    for file in inherited:
+    for file in open_files:
         file.close()
     order: child.Order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     os.sched_setaffinity(0, order["cores"])

@@ -64,16 +64,16 @@ def supervise(
 
     display = display_for(sys.stderr)
     screen = display if isinstance(display, Screen) else None
-    printed, output = os.pipe()
-    sent, events = os.pipe()
-    told = {CHANNEL: channel_value(events)} if screen else {}
+    text, output = os.pipe()
+    event_lines, events = os.pipe()
+    channel = {CHANNEL: channel_value(events)} if screen else {}
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            command, env={**environ, **told}, stdout=output, stderr=output, pass_fds=[events]
+            command, env={**environ, **channel}, stdout=output, stderr=output, pass_fds=[events]
         )
         os.close(output)
         os.close(events)
-        reading = _Reading({printed: _Text(stream, shown, screen), sent: _Events(screen)})
+        reading = _Reading({text: _Text(stream, shown, screen), event_lines: _Events(screen)})
         thread = threading.Thread(target=reading.run, daemon=True)
         thread.start()
         try:
