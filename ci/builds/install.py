@@ -96,7 +96,12 @@ def strip_program(build: Path) -> str:
     """The program that CMake found for this target."""
     cache = (build / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace")
     strip = re.search(r"^CMAKE_STRIP:\w+=(.+)$", cache, re.MULTILINE)
-    return strip.group(1) if strip and Path(strip.group(1)).is_file() else ""
+    if strip is None or not Path(strip.group(1)).is_file():
+        raise CheckFailed(
+            "CMake found no program that strips for this target",
+            fix="give one: --cmake-arg CMAKE_STRIP=/path/to/strip",
+        )
+    return strip.group(1)
 
 
 def describe(

@@ -87,10 +87,6 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:
 def _put_into_dist(plan: SourcePlan, stage: StageRun, glibc: str, selection: Selection) -> bool:
     """Replace the last build if the files pass every check; returns whether they did."""
     strip = strip_program(plan.build) if plan.build_type == "Release" else ""
-    if plan.build_type == "Release" and not strip:
-        message = "CMake found no program that strips for this target: the files keep their symbols"
-        fix = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
-        stage.add("build-strip", Severity.WARNING, plan.target, message, fix)
     answers = [answer(plan.build / project.build).name for project in plan.recipe.projects]
     rules = [identity(plan, selection.profile), glibc, strip, _own_code(), answers]
     placed = plan.root / PLACED
