@@ -13,7 +13,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.builds import toolchain
@@ -255,7 +255,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
     recipe = load_recipe(selection.target)
     ndk = [ANDROID_NDK] if recipe.toolchain == "ndk" else []
     needs = (QNN_SDK, *ndk, *([] if options.executorch else [EXECUTORCH_SOURCE]))
-    _check_headers(profile, selection, environ)
+    _check_headers(profile, selection, environ, needs)
     environment = resolve(selection, environ, needs=needs)
     environment.explain()
     suffix = "" if options.build_type == "RelWithDebInfo" else f"-{options.build_type}"
@@ -286,17 +286,24 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
     )
 
 
-def _check_headers(profile: Profile, selection: Selection, environ: Mapping[str, str]) -> None:
+def _check_headers(
+    profile: Profile, selection: Selection, environ: Mapping[str, str], needs: tuple[str, ...]
+) -> None:
     """Refuse a profile without headers before anything is provisioned for it."""
     if users_own(QNN_SDK, selection.store, environ, []) or any(
         not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
         for part in profile.components[QNN_SDK].parts
     ):
         return
-    raise EnvironmentLacking(
-        f"the profile {profile.name} has QNN's libraries without the headers that a build needs",
-        fix=add_flags("--profile", OFFICIAL_PROFILE),
-    )
+    message = f"the profile {profile.name} has QNN's libraries without the headers that a build needs"
+    try:
+        # All that lacks is said at once, with the command that brings it.
+        resolve(replace(selection, profile=OFFICIAL_PROFILE), environ, needs=needs)
+    except EnvironmentLacking as lacking:
+        raise EnvironmentLacking(
+            f"{message}, and {OFFICIAL_PROFILE} has them; {lacking.message}", fix=lacking.fix
+        ) from lacking
+    raise EnvironmentLacking(message, fix=add_flags("--profile", OFFICIAL_PROFILE))
 
 
 def sdk_at(root: Path) -> LocatedSdk:
