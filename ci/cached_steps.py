@@ -364,6 +364,9 @@ class _StepRun:
     def _failed(self, program: Named, outcome: WorkerDied | Refused) -> Result:
         step, log = self._step, self._final_log(program)
         self._put_log(program)
+        if program.name not in self._folders and (export := self._export_of(program)):
+            # It has not begun: its model could not be exported.
+            log = Path(str(export.request["log"]))
         failure = failure_of(outcome, log)
         if step.ended and isinstance(outcome, WorkerDied) and failure.blame != "machine":
             failure = step.ended(program, outcome, log)

@@ -130,6 +130,7 @@ class TestCompiling:
             "crash": ("crash", "SIGSEGV"),
             "killed": ("killed", "when memory runs out"),
             "refuse": ("factory", "it is no model"),
+            "export_crash": ("crash", "its last words: what it printed"),
         }
         bad = {what: program_of(tmp_path, what, what) for what in expected}
         good = [program_of(tmp_path, "make", f"good{n}", n) for n in (1, 2)]
