@@ -46,9 +46,11 @@ Outputs are wrong without any message, unless an entry quotes one.
 | in an entry | meaning |
 | --- | --- |
 | `16a8w` | 16-bit activations and 8-bit weights, [a precision](start.md#which-precision) |
-| at 16 bits, at 8 bits | in each precision with 16-bit or 8-bit activations; fp16 is not one |
+| `16a4w_block` | 16-bit activations and 4-bit weights, with a scale for each block of weights |
+| `fp16a8w` | fp16 activations and 8-bit weights |
+| at 16 bits, at 8 bits | with 16-bit or 8-bit integer activations, at any size of the weights; so not fp16 |
 | versions | those that have the fault, as far as we know |
-| **Correct** | similar models without the fault |
+| **Correct** | similar models, or other versions, without the fault |
 | **SQNR …**, **Result …**, **Measured** | what the script printed of models with and without the fault |
 | SQNR | [how exact the outputs are](accuracy.md#what-is-a-good-sqnr): 40 dB is an error of 1 % |
 | **Fix** | what to write instead; a figure in dB is the SQNR with this fix |

@@ -1,4 +1,4 @@
-"""concat-of-a-constant: A constant of one value at the end of a quantized `cat` becomes zeros
+"""concat-of-a-constant: A constant of equal elements at the end of a quantized `cat` becomes zeros
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math
