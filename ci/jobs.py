@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
-    """How work is done, and with what limits. Times are seconds, memory is bytes."""
+    """How work is done, and with what limits. Times are seconds."""
 
     timeout: float = TIMEOUT
     jobs: int | None = None
