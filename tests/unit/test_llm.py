@@ -24,6 +24,7 @@ from ci.lanes.llm.commands import Emulated, tokenizer_differences
 from ci.lanes.llm.genie import CONFIG as GENIE_CONFIG
 from ci.lanes.llm.genie import emulator_settings, require_short, require_sizes, setting, write_config
 from ci.lanes.llm.graphs import shared_encodings
+from ci.lanes.llm.needs import CompileNeeds
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -470,6 +471,34 @@ class TestCheckpoint:
             spans = [shape.part(number, parts) for number in range(parts)]
             layers = [layer for first, last in spans for layer in range(first, last)]
             assert all(first < last for first, last in spans) and layers == list(range(shape.num_layers))
+
+    @pytest.mark.parametrize(
+        ("layers", "parts", "precision", "calibrated", "minutes", "gigabytes"),
+        [(2, 2, "16a8w", 8184, 7.65, 9.9), (16, 5, "16a8w", 1536, 13.5, 9.7), (16, 4, "fp16", 0, 3.8, 5.8)],
+    )
+    def test_what_a_compile_needs_is_said_before_it(
+        self,
+        tmp_path: Path,
+        layers: int,
+        parts: int,
+        precision: str,
+        calibrated: int,
+        minutes: float,
+        gigabytes: float,
+    ) -> None:
+        """As 1B's true shape was measured."""
+        published = PUBLISHED["Llama-3.2-1B"]["config"]
+        (tmp_path / "config.json").write_text(json.dumps(published | {"num_hidden_layers": layers}))
+        shape = read_architecture(tmp_path)
+        context = 1024 if layers == 2 else 128
+        rows = [[0] * calibrated]
+        order = replace(ORDER, parts=parts, precision=precision, context=context, calibration=rows)
+        needs = CompileNeeds.of(shape, order, pace=1.0)
+        assert needs.seconds / 60 == pytest.approx(minutes, rel=0.3)
+        assert needs.memory / 1e9 == pytest.approx(gigabytes, rel=0.2)
+        assert len(list(needs.lines(tmp_path / "not" / "there"))) == 1
+        [_, memory, disk] = replace(needs, memory=1e15, disk=1e15).lines(tmp_path)
+        assert "memory" in memory and "--parts" in memory and "disk" in disk
 
     def test_a_half_downloaded_shard_is_named(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file

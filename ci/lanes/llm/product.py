@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from ci.cached_steps import require_done
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.genie import CONFIG, EMULATOR_BYTES, require_sizes, sizes_of
+from ci.lanes.llm.needs import CompileNeeds, pace
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -171,7 +173,12 @@ def products_of(model: OneModel, programs: Sequence[Checkpoint]) -> list[Product
     work = replace(work, timeout=LANGUAGE_TIMEOUT if work.timeout == TIMEOUT else work.timeout, jobs=1)
     plan = LlmPlan.of(programs, model.selection, work)
     (program,) = programs
-    results = run_cached_step(compiling(plan, program.compiled), plan.programs)
+    order = program.compiled
+    if order.through == GENIE:
+        shape = read_architecture(Path(order.model))
+        for line in CompileNeeds.of(shape, order, pace()).lines(model.output):
+            sys.stderr.write(f"{line}\n")
+    results = run_cached_step(compiling(plan, order), plan.programs)
     return [_product(model, program, require_done(results[program.name]))]
 
 

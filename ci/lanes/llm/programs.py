@@ -303,7 +303,7 @@ this folder to the device with the runner and QNN's libraries, and run in it:
 
 With `--decoder_model_version NAME` it puts the prompt into the chat template of a family.
 
-The .pt2 files are for `check` alone.
+The .pt2 files are for `run` and `check` alone.
 """
 
 
