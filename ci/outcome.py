@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal
 from ci.jobs import Line, failed
 from ci.plain import Facts
 from ci.trouble import MACHINE, Blame, Trouble, of_ending, of_error
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 
 BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
@@ -144,8 +144,10 @@ def failure_of(outcome: WorkerDied | Refused, log: Path) -> Failure:
     if trouble := outcome.trouble(log):
         return Failure.of(trouble, log)
     message, fix = outcome.explained(log)
-    fix = "give it longer with --timeout" if outcome.kind == "timeout" else fix
-    return Failure(outcome.kind, message, fix or session("diagnose", log), log)
+    if outcome.kind == "timeout":
+        return Failure(outcome.kind, message, "give it longer with --timeout", log)
+    # What is to be read, such as frames, is in the log.
+    return Failure(outcome.kind, message, joined([fix, session("diagnose", log)]), log)
 
 
 @dataclass(frozen=True, slots=True)

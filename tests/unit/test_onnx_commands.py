@@ -155,7 +155,7 @@ class TestCompile:
         stand_in.wrong = {"do": "anything", "how": "crashes"}
         assert self.compiled(tmp_path) == 1 and not (tmp_path / "out").exists()
         text = capsys.readouterr().err
-        assert "SIGSEGV" in text and str(tmp_path / "reports/onnx/net/fp16/SM8650.log") in text
+        assert "SIGSEGV" in text and f"diagnose -- {tmp_path}/reports/onnx/" in text
 
     def test_of_several_precisions_the_first_that_needs_it_is_searched(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
