@@ -82,7 +82,8 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
             message = f"{message.rstrip('.')}: {in_plain_words(errors[0].strip())}"
         if known := nearest(text):
             message, fix = f"{message.rstrip('.')}. {known}", known.fix
-    if fix == NO_FIX and log:
+    # What is known of a crash sends its reader to the frames.
+    if log and (fix == NO_FIX or (fix and failure.kind == "crash" and str(log) not in fix)):
         message = f"{message.rstrip('.')}: {log} has the rest"
     if failure.kind in ("compile", "crash"):
         return _with_what_is_known(program, message, fix)
