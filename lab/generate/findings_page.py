@@ -53,7 +53,7 @@ Outputs are wrong without any message, unless an entry quotes one.
 | **Correct** | similar models, or other versions, without the fault |
 | **SQNR …**, **Result …**, **Measured** | what the script printed of models with and without the fault |
 | SQNR | [how exact the outputs are](accuracy.md#what-is-a-good-sqnr): 40 dB is an error of 1 % |
-| **Fix** | what to write instead; a figure in dB is the SQNR with this fix, measured apart from the script |
+| **Fix** | what to write instead; a figure in dB is its SQNR in a separate run, measured as in the entry |
 | **See it** | a command that shows the fault in these versions; `net.py:model`, `model.onnx`: your model |
 | **Script** | a short program that shows the fault: [how to run it](#is-each-fault-still-there) |
 """
@@ -80,12 +80,13 @@ figures:
 | `changed` | the similar model is wrong too, or only some of the models with the fault are correct now | 2 |
 
 In a clone, `nox -s lab -- faults` runs all scripts. It passes if each prints `still` and the figures of this
-page. `--accept` writes new figures. If a fault is gone and its versions have no end, such as `>=2.49.40`,
-`--close` adds the end. The workflow faults.yml runs the scripts with `--close` every night, with newer
-versions, and opens a pull request with these ends.
+page. `--accept` writes new figures. If a fault is gone, `--close` excludes the version that does not have it:
+`>=2.49.40` becomes `>=2.49.40,<2.51.0`. A fault of a single version is left for you to edit. The workflow
+faults.yml runs the scripts with `--close` every night, on newer versions, and opens a pull request with these
+changes.
 
-This page is generated from [known_faults.toml](../manifests/known_faults.toml): add a fault there, then run
-`nox -s generate`.
+This page is generated. To add a fault, write an entry in [known_faults.toml](../manifests/known_faults.toml)
+and its fix, with the same id, in [fixes.toml](../manifests/fixes.toml), then run `nox -s generate`.
 """
 
 

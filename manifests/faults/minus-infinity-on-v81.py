@@ -1,4 +1,4 @@
-"""minus-infinity-on-v81: On V81, attention attends to what an input mask excludes with -inf or finfo(float32).min
+"""minus-infinity-on-v81: On V81, masked positions get all the attention if the mask is an input with -inf or finfo(float32).min
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math
