@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from typing import Any
 
 from ci.one_model.model import (
     ONNX,
@@ -64,10 +65,12 @@ def run(args: argparse.Namespace) -> int:
     def command(verb: str, *more: str) -> str:
         return model.command(verb, model.selection.soc, *more) if model.typed else ""
 
-    def tried(result: DivergenceResult) -> str:
-        """Of a suite's program the command that tries fixes."""
+    def tried(result: DivergenceResult, program: Any) -> str:
+        """Of a suite's program, whose model may have arguments, the command that tries fixes."""
         if not model.typed:
-            return session("repair", *choice.words, *(f"--suite={suite}" for suite in choice.suites))
+            precision = program.run.kind
+            again = session("compile", "MODEL", "--precision", precision, "--soc", program.soc, "-o", "out")
+            return Fix("{} tries fixes of the case's model", again)
         cause = of_divergence(result, command("divergence"))
         return proofs_of(model, model.selection.soc, measured(model), cause).fix
 
@@ -93,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         answer.add(program=name, **as_json(result))
         lines = list(as_text(result))
         print("\n".join(lines))
-        fix = fix_of(result, command, tried(result) if differs and result.first else NO_FIX)
+        fix = fix_of(result, command, tried(result, program) if differs and result.first else NO_FIX)
         print(f"next: {fix}")
         if differs:
             message = "; ".join(lines[:2])

@@ -289,6 +289,10 @@ def _unknown(words: Sequence[ast.expr]) -> Iterator[str]:
     yield from (
         f"{verb} has no {word}" for word in rest if word and re.match(r"--\w", word) and word not in flags
     )
+    # Of a word that is put together, its flag is said.
+    made = (text for word in words if not isinstance(word, ast.Constant) for text in _strings(walked(word)))
+    begun = {match[0] for text in made if (match := re.match(r"--\w[\w-]*(?==)", text))}
+    yield from (f"{verb} has no {flag}" for flag in begun - flags)
     if needs and not any(word is None or word in choices or VALUE.fullmatch(word) for word in rest):
         yield f"{verb} needs more"
 
@@ -311,6 +315,7 @@ def test_a_command_of_the_code_that_cannot_be_typed_is_seen() -> None:
 
     assert unknown("session('audit')") and unknown("session('provision', '--no-such-flag')")
     assert unknown("Fix('{} then {}', ('gate',), ('no_such_verb', path))")
+    assert unknown("session('repair', model, *(f'--suite={suite}' for suite in suites))")
     assert not unknown("Fix('{} or {}', ('gate',), ('audit', path, '--precision', 'fp16'))")
 
 
