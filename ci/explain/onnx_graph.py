@@ -24,7 +24,7 @@ QUANTIZED = "_QuantizeLinear_Input"
 
 
 class CpuRuntime(Protocol):
-    """ONNX CpuRuntime on the CPU."""
+    """ONNX Runtime on the CPU."""
 
     def on_cpu(self, model: Path, samples: Iterable[Sample]) -> list[Sample]:
         """The outputs of the model as written."""

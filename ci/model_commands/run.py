@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from ci.one_model.model import (
     CHECKPOINT,
-    LANGUAGE_TIMEOUT,
     ONNX,
     PYTORCH,
     OneModel,
     add_dimension,
+    add_limit,
     add_option,
     present_in,
     program_to_run,
 )
 from provisioning.base import answer
 from provisioning.base.command_line import (
-    TIMEOUT,
     Parser,
     count,
-    duration,
     repeatable,
     switch,
     valued,
@@ -92,8 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     switch(language, "--chat", "put TEXT into the checkpoint's chat template")
     valued(language, "--system", "TEXT", "the system message of the template")
     valued(language, "--tokens", "N", f"at most [{TOKENS}]", type=count)
-    help = f"end a run after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]"
-    valued(parser, "--timeout", "S", help, type=duration)
+    add_limit(parser, "a run")
 
 
 def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:

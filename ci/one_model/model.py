@@ -13,7 +13,7 @@ from ci.jobs import WorkOptions
 from ci.models.user_model import MODEL_HELP, UserModel, user_model
 from ci.suite.options import add_choice, add_work, host_selection, work_of
 from ci.suite.precision import precision_named, scheme_named
-from provisioning.base.command_line import TIMEOUT, Parser, count, repeatable, switch, valued
+from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
 from provisioning.base.commands import Fix, leave_out, session
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.selection import add_selection, selection_of
@@ -245,7 +245,7 @@ def one_model_of(args: argparse.Namespace, *, checkpoints: bool = False) -> OneM
     return OneModel(
         typed=args.model or "",
         lane=lane,
-        work=work_of(args),
+        work=replace(work_of(args), timeout=limit_of(args, lane)),
         precision=args.precision,
         precision_file=args.precision_file,
         calibrate=args.calibrate,
@@ -294,12 +294,22 @@ def model_or_suite_of(args: argparse.Namespace) -> OneModel:
     return replace(model, lane=ONNX) if not args.model and args.lane == "onnx" else model
 
 
+def add_limit(parser: argparse._ActionsContainer, work: str) -> None:
+    """The flag of a time limit whose default `limit_of` knows."""
+    text = f"end {work} after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]"
+    valued(parser, "--timeout", "S", text, type=duration)
+
+
+def limit_of(args: argparse.Namespace, lane: ModelLane) -> float:
+    typed: float | None = args.timeout
+    return typed or (LANGUAGE_TIMEOUT if lane == CHECKPOINT else TIMEOUT)
+
+
 def program_to_run(args: argparse.Namespace) -> OneModel:
     """A program that is compiled already."""
     typed: str = args.model
     lane = lane_of(typed, Parser.user_folder())
-    usual = LANGUAGE_TIMEOUT if lane == CHECKPOINT else TIMEOUT
-    program = OneModel(selection_of(args), typed, lane, WorkOptions(args.timeout or usual))
+    program = OneModel(selection_of(args), typed, lane, WorkOptions(limit_of(args, lane)))
     if lane != ONNX:
         return program
     return replace(program, options=tuple(args.option), as_it_is=args.as_it_is)
@@ -367,7 +377,9 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     add_language(parser.add_argument_group(CHECKPOINT.models))
     verbose = "also show QNN's build, traffic with memory, and all slices of the outputs"
     parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
-    add_work(parser.add_argument_group("how"), "a step")
+    group = parser.add_argument_group("how")
+    add_limit(group, "a step")
+    add_work(group, "a step", None)
     pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
 
 

@@ -96,13 +96,14 @@ def stage_options(args: argparse.Namespace) -> StageOptions:
 
 
 def add_work(
-    group: argparse._ActionsContainer, unit: str, timeout: float = TIMEOUT, *, cached: bool = True
+    group: argparse._ActionsContainer, unit: str, timeout: float | None = TIMEOUT, *, cached: bool = True
 ) -> None:
     """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
-    else `work_of` reads are the command's own."""
+    else `work_of` reads are the command's own; so is that of the limit where `timeout` is None."""
     off = ("no_cache", "why", "keep", "keep_going")
     group.set_defaults(jobs=None, **dict.fromkeys(off, False))
-    add_timeout(group, unit, timeout)
+    if timeout is not None:
+        add_timeout(group, unit, timeout)
     if cached:
         switch(group, "--no-cache", "ignore cached results; new ones are still written")
         switch(group, "--why", "print why each program runs again")
@@ -110,7 +111,7 @@ def add_work(
 
 def work_of(args: argparse.Namespace) -> WorkOptions:
     return WorkOptions(
-        timeout=args.timeout,
+        timeout=args.timeout or TIMEOUT,
         jobs=args.jobs,
         cache=not args.no_cache,
         why=args.why,

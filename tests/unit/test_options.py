@@ -16,6 +16,7 @@ from ci.lanes.onnx import verb as onnx_verb
 from ci.model_commands import audit, compile, divergence, quantize
 from ci.one_model.model import (
     CHECKPOINT,
+    LANGUAGE_TIMEOUT,
     ONNX,
     PYTORCH,
     Language,
@@ -92,6 +93,9 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
     assert one_model_of(args, checkpoints=True).lane == CHECKPOINT
     assert model_to_compile(args).language == Language("genie", 512, 32, None)
+    assert model_to_compile(args).work.timeout == LANGUAGE_TIMEOUT
+    args.timeout = TIMEOUT
+    assert model_to_compile(args).work.timeout == TIMEOUT
 
 
 SUITE = """\

@@ -33,14 +33,14 @@ from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.text import windows
 from ci.lanes.llm.tokenizer import require_tokenizer
 from ci.lanes.llm.weights import require_tensors
-from ci.one_model.model import LANGUAGE_TIMEOUT, Language, OneModel
+from ci.one_model.model import Language, OneModel
 from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
 from ci.outcome import Result
 from ci.plain import read
 from ci.suite.precision import precision_named, scheme_named
 from ci.suite.stage import run_cached_step
-from provisioning.base.command_line import TIMEOUT, Parser
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.units import seconds, size
@@ -169,9 +169,7 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
 
 
 def products_of(model: OneModel, programs: Sequence[Checkpoint]) -> list[Product | ToolkitError]:
-    work = model.work
-    work = replace(work, timeout=LANGUAGE_TIMEOUT if work.timeout == TIMEOUT else work.timeout, jobs=1)
-    plan = LlmPlan.of(programs, model.selection, work)
+    plan = LlmPlan.of(programs, model.selection, replace(model.work, jobs=1))
     (program,) = programs
     order = program.compiled
     if order.through == GENIE:

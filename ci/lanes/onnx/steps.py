@@ -245,7 +245,8 @@ def _pairs_of(number: int, wanted: Sample, found: Sample, among: Choices) -> Ite
 WITHOUT_PLACE = (CONTEXT_OPERATOR, *provider.QUANTIZERS)
 """What the provider and the quantizer add to a model."""
 OPSET = 20
-DRAWN = 9
+COMPARED_SEED = 1 << 20
+"""Of the first drawn sample but one that is compared: no sample that calibrates has it."""
 
 
 def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
@@ -263,13 +264,18 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
         every = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
         samples, calibration, used = divided(every, case.inferences, count)
         constant = constant_inputs(every)
-    if how.drawn:
-        calibration = calibration or [drawn(signature, seed) for seed in range(1, DRAWN)]
+    if how.drawn and not calibration:
+        wanted = most_calibrating(count, given=False)
+        calibration = [drawn(signature, seed) for seed in range(1, wanted + 1)]
+        used = replace(used, calibrating=wanted)
     if not how.compares:
         samples = []
     elif not samples:
         count = case.inferences or drawn_compared(2 * size_of(load_graph(model)).macs)
-        samples = [drawn(signature), *(drawn(signature, DRAWN + number) for number in range(count - 1))]
+        samples = [
+            drawn(signature),
+            *(drawn(signature, COMPARED_SEED + number) for number in range(count - 1)),
+        ]
         used = replace(used, compared=count)
     save(into / SAMPLES, samples)
     save(into / CALIBRATION, calibration)
