@@ -60,6 +60,8 @@ class Cuts:
         """The largest value, where all are too small for fp16 and it errs by a few of its smallest steps."""
         self.rounds: set[str] = set()
         """The nodes at which the chip is right but for a step of the quantizer, or of fp16."""
+        self.worst: dict[str, int] = {}
+        """The sample with the least SQNR."""
         self.errors: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
 
     @property
@@ -81,8 +83,10 @@ class Cuts:
     def _measure(
         self, name: str, expected: Sequence[Sequence[Array]], chip: Sequence[Sequence[Array]]
     ) -> None:
-        pairs = [pair for rows in zip(expected, chip, strict=True) for pair in _pairs(*rows)]
+        by_sample = [_pairs(*rows) for rows in zip(expected, chip, strict=True)]
+        pairs = [pair for rows in by_sample for pair in rows]
         self.sqnr[name] = _sqnr_db(pairs)
+        self.worst[name] = min(range(len(by_sample)), key=lambda number: _sqnr_db(by_sample[number]))
         self.chips[name] = [rows[0] for rows in chip]
         largest = max(_largest(pair.expected) for pair in pairs)
         if 0 < largest < LEAST_HALF and _within(FEW_STEPS, pairs):
@@ -273,6 +277,8 @@ class DivergentOperator(OperatorAt):
     """By node, what else known faults are told by."""
     node: str
     sqnr_db: float
+    sample: int
+    """The number of that with the least SQNR."""
     faint: float | None
     """The largest value, where all are too small for fp16."""
     rounds: bool
@@ -318,6 +324,7 @@ def _operator(cuts: Cuts, name: str, adds: float, alike: int) -> DivergentOperat
         traits=graph.traits(name),
         node=name,
         sqnr_db=cuts.sqnr_of(name),
+        sample=cuts.worst.get(name, 0),
         faint=cuts.faint.get(name),
         rounds=name in cuts.rounds,
         integers=name not in graph.operators,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
-from ci.explain.divergence import DivergenceResult
+from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.losses import FOREVER, Loss, Scores
+from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Outcome, Product
@@ -30,6 +31,11 @@ class Explains(Protocol):
         whole: float | None = None,
     ) -> DivergenceResult:
         """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
+
+    def script_of(
+        self, model: OneModel, program: Any, operator: DivergentOperator, least: float
+    ) -> OperatorScript:
+        """That operator alone, which is wrong below so many decibels."""
 
     def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float = FOREVER) -> Scores:
         """The noise in the outputs if one group of operators alone is quantized."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Protocol
 
 import numpy
@@ -13,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
+from ci.explain.operator_script import ARRAYS, ScriptRequest, arrays_source
 from ci.models.arrays import Array, Sample
 from ci.models.model_lines import OperatorAt
 
@@ -21,6 +24,22 @@ NO_PLACE = OperatorAt("", "", "", "")
 ERROR, FLOAT, UNREAD = "error/", "float/", "unread/"
 QUANTIZED = "_QuantizeLinear_Input"
 """How the quantizer renames what computes an output of the model."""
+FEW = 16
+"""A script shows weights of at most so many values."""
+IMPORTS = """\
+import onnxruntime as ort
+import onnxruntime_qnn as qnn
+"""
+SESSIONS = """
+CPU = ort.SessionOptions()
+CPU.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+expected = ort.InferenceSession(MODEL, CPU, providers=["CPUExecutionProvider"]).run(None, INPUTS)
+ort.register_execution_provider_library("QNN", qnn.get_library_path())
+HTP = ort.SessionOptions()
+HTP.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+HTP.add_provider_for_devices([row for row in ort.get_ep_devices() if row.ep_name == "QNN"][:1], OPTIONS)
+computed = ort.InferenceSession(MODEL, HTP).run(None, INPUTS)
+"""
 
 
 class CpuRuntime(Protocol):
@@ -247,6 +266,23 @@ class OnnxGraph(Graph):
         for outputs in self.runtime.on_cpu(path, inputs):
             yield [outputs[value.name] for value in self.model.graph.output]
 
+    def script(self, request: ScriptRequest, options: Mapping[str, str], before: int) -> str:
+        """The source of a script of one operator, with so many `before` it."""
+        rows = [request.operator]
+        for _ in range(before + 1):
+            rows = [operand for row in rows for operand in self.operands_of(row)]
+        begins = list(dict.fromkeys(self.tensors[row] for row in rows))
+        part = self._computing([self.tensors[self.end_of(request.operator)]], begins)
+        sample = [self.samples[request.sample]]
+        (values,) = values_of(self.model, sample, self.into, self.runtime, begins)
+        inputs = {value.name: values[value.name] for value in part.graph.input}
+        part.graph.ClearField("input")
+        part.graph.input.extend(
+            helper.make_tensor_value_info(tensor, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for tensor, array in inputs.items()
+        )
+        return _source_of(part, inputs, options)
+
 
 def name_of(node: onnx.NodeProto) -> str:
     return str(node.name or node.output[0])
@@ -327,3 +363,21 @@ def _with_errors(source: onnx.ModelProto, tensors: Collection[str]) -> onnx.Mode
 
 def _float(tensor: str, shape: Sequence[int] | None = None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(tensor, TensorProto.FLOAT, shape)
+
+
+def _source_of(model: onnx.ModelProto, inputs: Mapping[str, Array], options: Mapping[str, str]) -> str:
+    for node in model.graph.node:
+        # An exporter writes the user's paths there.
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    content = numpy.frombuffer(model.SerializeToString(), "uint8")
+    small = [tensor for tensor in model.graph.initializer if math.prod(tensor.dims) <= FEW]
+    model.graph.ClearField("initializer")
+    model.graph.initializer.extend(small)
+    options = {name: value for name, value in options.items() if name != "backend_path"}
+    return f"""\
+{IMPORTS}{ARRAYS}{indent(onnx.printer.to_text(model).rstrip(), "# ")}
+MODEL = {arrays_source({"model": content})}["model"].tobytes()
+INPUTS = {arrays_source(inputs)}
+OPTIONS = {options} | {{"backend_path": qnn.get_qnn_htp_path()}}
+{SESSIONS}"""

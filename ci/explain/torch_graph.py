@@ -7,16 +7,20 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from operator import getitem
+from textwrap import indent
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import Graph as FxGraph
+from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.explain.losses import Loss, Scores, losses_of, scores_of
+from ci.explain.operator_script import ARRAYS, ScriptRequest, arrays_source
 from ci.explain.torch_values import (
     OwnErrors,
     Replaced,
@@ -30,6 +34,29 @@ from ci.models.model_lines import OperatorAt, source_of
 from ci.operators.conditions import Traits
 from ci.operators.partition.decisions import constants_of, is_quantizer, module_of, traits_of
 from provisioning.base.units import decibels
+
+IMPORTS = """\
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+from torch import device
+"""
+LOWERED = """\
+class Net(torch.nn.Module):
+{forward}
+
+
+NET = Net().eval()
+for name, values in {weights}.items():
+    NET.register_buffer(name, torch.from_numpy(values))
+INPUTS = tuple(map(torch.from_numpy, {inputs}.values()))
+expected = [NET(*INPUTS)]
+options = qnn.generate_htp_compiler_spec(use_fp16={halves})
+spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.{soc}, options)
+lowered = qnn.to_edge_transform_and_lower_to_qnn(NET, INPUTS, spec).to_executorch()
+computed = Runtime.get().load_program(lowered.buffer).load_method("forward").execute(list(INPUTS))
+"""
 
 
 class TorchGraph(Graph):
@@ -148,6 +175,36 @@ class TorchGraph(Graph):
             tensors = {name: torch.from_numpy(error) for name, error in of_nodes.items()}
             outputs = WithErrors(self.module, self._first, tensors).of(self.samples[0])
             yield [tensor.numpy() for tensor in outputs]
+
+    def script(self, request: ScriptRequest, soc: str, halves: bool, before: int) -> str:
+        """The source of a script of one operator, with so many `before` it."""
+        alone, inputs = self._cut_out(request.operator, request.sample, before)
+        weights = arrays_source({name: buffer.numpy() for name, buffer in alone.named_buffers()})
+        given, forward = arrays_source(inputs), indent(alone.code.strip(), "    ")
+        parts = {"weights": weights, "forward": forward, "inputs": given, "halves": halves, "soc": soc}
+        return f"{IMPORTS}{ARRAYS}{LOWERED.format(**parts)}"
+
+    def _cut_out(self, name: str, sample: int, before: int) -> tuple[GraphModule, dict[str, Array]]:
+        """The operator and those before it, with what quantizes them, and the values that they get."""
+        begins = {name}
+        for _ in range(before + 1):
+            begins = {row for reader in begins for row in self._makers(self.nodes[reader].reads) or [reader]}
+        operands = {self.by_name[begin] for begin in begins if self.nodes[begin].kind != CONSTANT}
+        end, values = self.by_name[self.end_of(name)], values_of(self.module, self.samples[sample])
+        root, graph, inputs = nn.Module(), FxGraph(), dict[str, Array]()
+
+        @cache
+        def copied(source: FxNode) -> FxNode:
+            if source in operands:
+                inputs[source.name] = values[source].numpy()
+                return graph.placeholder(source.name)
+            if source.op == "get_attr":
+                root.register_buffer(f"w_{source.name}", values[source].detach())
+                return graph.get_attr(f"w_{source.name}")
+            return graph.node_copy(source, copied)
+
+        graph.output((copied(end),))
+        return GraphModule(root, graph), inputs
 
 
 def _node_of(node: FxNode) -> Node:

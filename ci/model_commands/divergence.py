@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ci.one_model.model import (
@@ -20,11 +21,13 @@ from ci.one_model.model import (
 )
 from ci.suite.options import add_work, choice_of
 from provisioning.base import answer
-from provisioning.base.command_line import repeatable, valued
+from provisioning.base.command_line import Parser, repeatable, valued
+from provisioning.base.errors import UsageError
 
 EXAMPLES = """\
   qnn-ci divergence net.py:model --precision 16a8w --soc SM8650
   qnn-ci divergence model.onnx --precision 16a8w --calibrate samples/
+  qnn-ci divergence model.onnx --precision 16a8w --write fault.py
   qnn-ci divergence --suite models.toml -k net/16a8w/SM8650
 """
 
@@ -41,7 +44,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
+    valued(parser, "--write", "FILE.py", "cut out that operator with its inputs, as a script", type=Path)
     add_work(parser, "the search", 1200)
+
+
+def require_script(path: Path) -> None:
+    from ci.explain.operator_script import EXIT_CODES
+
+    own = not path.exists() or EXIT_CODES in path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix != ".py" or not own:
+        message = f"--write {path}: expected a new Python file, or an earlier script of this command"
+        raise UsageError(message, fix="--write fault.py, or another name")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
     choice, least, kept = choice_of(args), args.least, tuple(args.keep_on_cpu)
+    script = Parser.user_folder() / args.write if args.write else None
+    if script:
+        require_script(script)
     lane = explainer(model)
     model = replace(model, keep_on_cpu=kept)
 
@@ -96,6 +112,14 @@ def run(args: argparse.Namespace) -> int:
         answer.add(program=name, **as_json(result))
         lines = list(as_text(result))
         print("\n".join(lines))
+        if script and differs and result.first:
+            cut_out = lane.script_of(model, program, result.first, result.least)
+            script.write_text(cut_out.text, encoding="utf-8")
+            report.wrote([script])
+            answer.add(verdict=cut_out.verdict, files=[str(script)])
+            print(f"{script.name}, run alone: {cut_out.verdict}")
+        elif script:
+            print(f"{script.name} is not written: no operator differs")
         fix = fix_of(result, command, tried(result, program) if differs and result.first else NO_FIX)
         print(f"next: {fix}")
         if differs:

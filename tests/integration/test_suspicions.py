@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from provisioning.known_faults import Product, load_faults
+from provisioning.known_faults import Product
 from tests.support.models_of_faults import FAULTS, IMAGES, ROWS, Among, made
 
 pytestmark = [
@@ -73,7 +73,3 @@ def test_a_model_with_the_same_operators_and_other_arguments_is_suspected_of_not
     precision, compute, shape = RIGHT[name]
     torch.manual_seed(0)
     assert suspected(Among(compute, shape).eval(), (torch.randn(shape),), precision) == set()
-
-
-def test_each_of_these_faults_is_a_known_one() -> None:
-    assert {*FAULTS} <= {fault.id for fault in load_faults()}

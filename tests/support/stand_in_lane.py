@@ -28,6 +28,7 @@ POWER = DivergentOperator(
     traits={},
     node="pow_1",
     sqnr_db=2.0,
+    sample=0,
     faint=1e-8,
     rounds=False,
     integers=False,

@@ -16,9 +16,10 @@ from ci.explain.audit import (
     SuggestedOperator,
     with_precisions,
 )
-from ci.explain.divergence import DivergenceResult, partial_of
+from ci.explain.divergence import DivergenceResult, DivergentOperator, partial_of
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, Scores
+from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import (
@@ -34,6 +35,7 @@ from ci.lanes.executorch.product import (
     programs_of,
     quantized_in,
     require_done,
+    stack_of,
 )
 from ci.lanes.executorch.records import ChipProgram, ModelRewrite, compiled_in
 from ci.lanes.executorch.stage import chosen_programs
@@ -119,6 +121,19 @@ def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[st
 def _divergence_in(result: Result) -> DivergenceResult:
     assert isinstance(result.record, DivergenceResult)
     return result.record
+
+
+def script_of(
+    model: OneModel, program: ExecutorchProgram, operator: DivergentOperator, least: float
+) -> OperatorScript:
+    plan = plan_of_model(model, "divergence", [program])
+    packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
+    needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
+    asked = as_json(ScriptRequest.of(operator, program.name, least, needs))
+    step = worker_step(plan, "script", "script", asked, title="the script", reply=OperatorScript)
+    script = require_done(program, plan, run_cached_step(step, [program])).record
+    assert isinstance(script, OperatorScript)
+    return script
 
 
 def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER) -> Scores:

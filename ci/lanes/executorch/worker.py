@@ -24,6 +24,7 @@ from ci.child import Answer, doing, reporting
 from ci.explain.divergence import Divergence, DivergenceResult, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
+from ci.explain.operator_script import OperatorScript, ScriptRequest, proved
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_repair import RepairedModule
 from ci.lanes.executorch import REWRITTEN, SAMPLES
@@ -132,6 +133,12 @@ def suspects_of(
     return {name: faults[name] for _, name in sorted(ranked, key=lambda row: row[0])}
 
 
+def script_of(chip_model: ChipModel, request: ScriptRequest) -> OperatorScript:
+    halves = chip_model.run.precision.startswith("fp16")
+    script = partial(graph_of(chip_model).script, request, chip_model.soc, halves)
+    return proved(request, script)
+
+
 def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
     """Write the model with every rewrite that is needed, matches and is proved, and samples for it."""
     if is_quantized(chip_model.model):
@@ -199,6 +206,7 @@ compiled = _of_model(CompileRequest, lower)
 quantized = _of_model(QuantizeRequest, quantize)
 scored = _of_model(ScoreRequest, scores_of)
 diverged = _of_model(DivergenceRequest, diverge)
+script = _of_model(ScriptRequest, script_of)
 rewritten = _of_model(RewriteRequest, rewrite)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ci.cached_steps import require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
-from ci.explain.divergence import DivergenceLimits, DivergenceResult
+from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
+from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.lanes.onnx.graph import REWRITTEN, GraphProblem, load_graph
 from ci.lanes.onnx.product import (
@@ -65,6 +66,16 @@ def divergence_of(
     faults = [SuspectedFault.of(fault) for fault in known if first.operator in fault.operators]
     inexact = _inexact([first.operator], program, compiles=True)
     return replace(result, first=replace(first, known=(*faults, *inexact)))
+
+
+def script_of(
+    model: OneModel, program: OnnxProgram, operator: DivergentOperator, least: float
+) -> OperatorScript:
+    needs = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "onnxruntime-qnn"))
+    asked = ScriptRequest.of(operator, program.name, least, needs)
+    plan = plan_of([program], model.selection, model.work)
+    step = command_step(plan, "onnx-script", "script", asked=asked, title="the script")
+    return answered(step, OperatorScript).answer
 
 
 def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float = FOREVER) -> Scores:

@@ -19,6 +19,7 @@ from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
+from ci.explain.operator_script import OperatorScript, ScriptRequest, proved
 from ci.explain.rewriting import RewriteChoice, needs_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.graph import (
@@ -146,6 +147,13 @@ def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> Di
     graph = graph_of(files.model, files.samples(), into, places, reference)
     keep, trial = partial(keep_partial, into), ProviderTrial(target)
     return Divergence(graph, trial, limits.least, seconds, limits.whole, keep).search()
+
+
+def script(order: OnnxOrder, files: ModelFiles, request: ScriptRequest) -> OperatorScript:
+    """One operator of the quantized model, alone."""
+    options = provider.provider_options(*target_of(order), None)
+    graph = graph_of(files.model, files.samples(), order.scratch)
+    return proved(request, partial(graph.script, request, options))
 
 
 def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:

@@ -18,6 +18,7 @@ from ci import child
 from ci.child import UNFORESEEN, reporting
 from ci.explain.divergence import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
+from ci.explain.operator_script import ScriptRequest
 from ci.explain.rewriting import RewriteChoice
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import graphs, provider, steps
@@ -302,6 +303,7 @@ mixed = _answering(steps.mixed, Nothing)
 losses = _answering(graphs.losses, Nothing, name=QUANTIZED)
 estimated = _answering(steps.estimate, Chips)
 searched = _answering(graphs.diverge, DivergenceLimits)
+script = _answering(graphs.script, ScriptRequest)
 scored = _answering(steps.scores, ScoreRequest)
 ran = reporting(_ran, error_of)
 measured = reporting(_measured, error_of_metric)

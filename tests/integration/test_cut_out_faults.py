@@ -1,0 +1,80 @@
+"""`divergence --write` of models with a fault: the script shows it alone, with nothing of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioning.base.settings import ROOT
+from provisioning.known_faults import load_faults
+from tests.support.journey_files import FILES
+from tests.support.lowering_suites import environment
+from tests.support.models_of_faults import FAULTS
+from tests.support.typed import typed
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+
+def ran_alone(script: Path) -> tuple[int, str]:
+    """Its exit code and last word, elsewhere and with what `qnn-ci env` prints alone."""
+    printed = typed("env", package="provisioning", env=environment()).stdout
+    variables = dict(
+        shlex.split(line.removeprefix("export "))[0].split("=", 1) for line in printed.splitlines()
+    )
+    environ = {name: os.environ[name] for name in ("PATH", "HOME")} | variables
+    done = subprocess.run(
+        [sys.executable, "-P", script], cwd="/", env=environ, capture_output=True, text=True, check=False
+    )
+    found = re.findall(r"^(still there|gone): ", done.stdout, re.MULTILINE)
+    return done.returncode, found[-1] if found else done.stderr
+
+
+@pytest.mark.long("compiles the operator alone and in its model")
+def test_an_operator_of_an_onnx_model_is_a_script_that_tells_its_fault_from_none(tmp_path: Path) -> None:
+    FILES["ONNX root mean square"](tmp_path / "rms.onnx")
+    FILES["small rows"](tmp_path / "samples")
+    model = ("rms.onnx", "--precision", "16a8w", "--calibrate", "samples")
+    reports = ("--reports", tmp_path / "reports")
+    done = typed("divergence", *model, "--write", "fault.py", *reports, cwd=tmp_path)
+    script = tmp_path / "fault.py"
+    assert done.returncode == 1 and "fault.py, run alone: still there" in done.stdout, done.stderr
+    assert str(ROOT) not in script.read_text()
+    assert ran_alone(script) == (1, "still there")
+    script.write_text(script.read_text().replace("LEAST = 30", "LEAST = -20"))
+    assert ran_alone(script) == (0, "gone")
+
+
+@pytest.mark.parametrize("name", ["net.py", "fault.txt"])
+def test_a_file_of_the_users_own_is_never_overwritten_and_no_search_begins(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    done = typed("divergence", "net.py:model", "--write", name, cwd=tmp_path)
+    assert done.returncode == 2 and name in done.stderr
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_operator_of_a_known_fault_shows_it_alone(name: str, tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "tests" / "support" / "models_of_faults.py", tmp_path / "net.py")
+    with (tmp_path / "net.py").open("a") as model:
+        model.write(f"\n\ndef make():\n    return made({name!r})\n")
+    script, answer = tmp_path / "fault.py", tmp_path / "found.json"
+    asked = ("--precision", FAULTS[name].precision, "--soc", "SM8650", "--write", script, "--json", answer)
+    done = typed(
+        "divergence", f"{tmp_path}/net.py:make", *asked, "--reports", tmp_path / "r", env=environment()
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads(answer.read_text())["verdict"].startswith("still there")
+    assert ran_alone(script) == (1, "still there")
+
+
+def test_each_of_these_faults_is_a_known_one() -> None:
+    assert {*FAULTS} <= {fault.id for fault in load_faults()}
