@@ -26,8 +26,12 @@ from provisioning.base.settings import ROOT
 Stamp = tuple[int, int, int, int]
 """Size, mtime, ctime (nanoseconds) and inode: while these are equal, the file is taken for unchanged."""
 
+MOUNTS = Path("/proc/self/mountinfo")
 YOUNG_SECONDS = 2.0
 """A file that changed more recently than this can change again with the same stamp."""
+
+IMAGES = ("squashfs", "erofs", "iso9660", "udf", "cramfs", "romfs", "fuse")
+"""File systems on which another file may have the stamp of an earlier one: an image that was made anew."""
 
 MOST_DIGESTS = 50_000
 
@@ -36,8 +40,20 @@ def stamp_of(info: os.stat_result) -> Stamp:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
+def images_in(mounts: str) -> tuple[str, ...]:
+    """Where file systems of IMAGES are mounted, by the text of /proc/self/mountinfo; each ends in a slash."""
+    found = []
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith(IMAGES):
+            folder = before.split(" ")[4].encode().decode("unicode_escape")
+            found.append(f"{folder.rstrip('/')}/")
+    return tuple(found)
+
+
 class Digests:
-    """SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent."""
+    """SHA-256 of files. Bytes are read again only if the file's stamp differs, is too recent, or is of a
+    mounted image."""
 
     def __init__(self, store: Path) -> None:
         self._path = store / "cache" / "results" / "digests.json"
@@ -45,16 +61,19 @@ class Digests:
         with contextlib.suppress(OSError, ValueError):
             self._known.update(json.loads(self._path.read_text(encoding="utf-8")))
         self._changed = False
+        self._images = images_in(MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
 
     def of(self, path: Path) -> str:
         """Raises OSError for anything that is not a readable file."""
         name, stamp = str(path), stamp_of(path.stat())
         # True of a stamp in the future as well.
         too_recent = max(stamp[1], stamp[2]) / 1e9 > time.time() - YOUNG_SECONDS
-        if not too_recent and (known := self._known.get(name)) and known[:4] == [*stamp]:
+        on_image = bool(self._images) and os.path.realpath(path).startswith(self._images)
+        is_settled, known = not (too_recent or on_image), self._known.get(name)
+        if is_settled and known and known[:4] == [*stamp]:
             return str(known[4])
         digest = hash_file(path)
-        if not too_recent:
+        if is_settled:
             # Moved to the end, as the most recently used.
             self._known.pop(name, None)
             self._known[name] = [*stamp, digest]

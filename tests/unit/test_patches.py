@@ -38,7 +38,7 @@ REASONS = {
     "unit/test_onnx_stage.py": PROCESS,
     "unit/test_printed_commands.py": "whether this is a clone is known to the process alone",
     "unit/test_cause.py": "a search for a cause answers at once",
-    "unit/test_results.py": "a disk without room, a time long ago, and a toolkit of four files",
+    "unit/test_results.py": "a disk without room, a time long ago, mounts, and a toolkit of four files",
     "unit/test_upstream_verdicts.py": PROCESS,
     "unit/test_work.py": SHORTER,
 }

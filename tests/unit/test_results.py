@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from ci import digests
 from ci import results as cache
 from ci.artifacts.program import digest_without_time
 from ci.results import CachedResults, OfThisRun, folder_digest, processor, relocated, surroundings, toolkit
+from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
 from tests.support.programs import context, program
 
@@ -162,8 +165,6 @@ def test_an_edit_in_place_of_an_installed_package_is_another_key_and_a_touch_is_
     module.write_text("WIDTH = 1\n")
 
     def key() -> Mapping[str, Any]:
-        from ci import digests
-
         for known in (digests.content_of, digests.files_in):
             known.cache_clear()
         return surroundings(tmp_path / "store", {}, tmp_path / "environment")
@@ -196,6 +197,28 @@ def test_another_kind_of_processor_is_another_key(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Path, "read_text", read)
     processor.cache_clear()
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_read_again"), [("ext4", False), ("squashfs", True), ("fuse.erofs", True)]
+)
+def test_of_a_file_on_a_mounted_image_the_stamp_is_not_trusted(
+    kind: str, is_read_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another image in its place may have the same size, times and inodes."""
+    mounts, image = tmp_path / "mountinfo", tmp_path / "an image"
+    image.mkdir()
+    file = image / "libQnnHtp.so"
+    file.write_bytes(b"new")
+    place = str(image).replace(" ", "\\040")
+    mounts.write_text(f"36 35 98:0 / {place} ro,relatime - {kind} /dev/loop0 ro\n")
+    monkeypatch.setattr(digests, "MOUNTS", mounts)
+    monkeypatch.setattr(digests, "YOUNG_SECONDS", -10.0)
+    remembered = tmp_path / "store/cache/results/digests.json"
+    remembered.parent.mkdir(parents=True)
+    remembered.write_text(json.dumps({str(file): [*digests.stamp_of(file.stat()), "old"]}))
+    digest = digests.Digests(tmp_path / "store").of(file)
+    assert digest == (hash_file(file) if is_read_again else "old")
 
 
 def test_another_python_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
