@@ -35,6 +35,7 @@ from ci.work import asking
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT, Selection, store_path
+from provisioning.base.units import EXACT_DB
 from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_checkpoint
 from tests.support.drawn_checkpoints import named_layer
 from tests.support.sdk import sdk_root
@@ -539,6 +540,31 @@ def test_genies_decode_is_quantized_by_all_that_prefill_reads(
         errors.append(np.abs(read - logits_of(load_reference(model), TOKENS)).max())
     prefill, decode = errors
     assert decode < 2 * prefill
+
+
+def test_what_gives_no_numbers_is_as_far_off_as_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its logits, and in each of its parts, of which the median position may have numbers."""
+    from ci.lanes.llm import measure
+
+    monkeypatch.setitem(measure.RUNTIMES, GENIE, "tests.support.broken_runtime")
+    model = write_checkpoint(tmp_path, num_hidden_layers=2, **PLAIN)
+    order = CompileOrder(
+        model=str(model),
+        through=GENIE,
+        soc="SM8650",
+        precision="fp16",
+        context=128,
+        prefill=32,
+        parts=2,
+        calibration=[],
+    )
+    asked = MeasureOrder(compiled=order, text=JudgedText([TOKENS[:40]], TOKENS[:40], [], ""), kind="prefill")
+    (windows,) = measure.order_figures(asked).read.values()
+    assert np.isnan(windows[0].divergence).all() and not any(windows[0].same)
+    parts = measure.order_parts(asked).parts
+    assert [{*part.htp.values()} for part in parts] == [{-EXACT_DB}, {-EXACT_DB}]
 
 
 def train(folder: Path) -> Path:

@@ -218,6 +218,26 @@ def test_what_the_work_gets_is_in_its_key_or_an_exports(
     assert key == other_key or field not in JUDGED
 
 
+@pytest.mark.parametrize("name", LANES)
+def test_a_program_for_another_chip_has_another_key(tmp_path: Path, name: str) -> None:
+    lane = LANES[name]
+    program = lane.program(tmp_path)
+    other = replace(program, soc="SM8850")
+    assert program.soc != other.soc
+    assert _asked(lane, program, tmp_path)[0] != _asked(lane, other, tmp_path)[0]
+
+
+def test_a_program_that_another_qnn_compiles_or_that_keeps_going_has_another_key(tmp_path: Path) -> None:
+    program = make_program(tmp_path)
+    plan, results = _plan_of(program, tmp_path), CachedResults(tmp_path / "store", "any")
+    others = [
+        replace(plan, qnn={**QNN, "libraries": "others"}),
+        replace(plan, work=replace(plan.work, keep_going=True)),
+    ]
+    key, *keys = (lowering(one).key(program, results) for one in (plan, *others))
+    assert key not in keys
+
+
 def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
     """Its program and files by their bytes, wherever they lie; what is judged later is in no key."""
     program = make_program(tmp_path)

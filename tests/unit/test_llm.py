@@ -43,7 +43,7 @@ from ci.lanes.llm.orders import (
     record_of,
 )
 from ci.lanes.llm.product import parts_of
-from ci.lanes.llm.stage import UNREAD, digests_of, source_of
+from ci.lanes.llm.stage import UNREAD, changed_files, digests_of, source_of
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.text import judged_text, share_of_runs, windows
 from ci.lanes.llm.tokenizer import (
@@ -132,6 +132,8 @@ class TestFigures:
 
     def test_what_is_not_a_number_misses_every_limit(self) -> None:
         reference = np.random.default_rng(2).standard_normal((40, 16))
+        # argmax gives the first place of what is no number.
+        reference[:, 0] = 9.0
         broken = window_of(np.full((40, 16), np.nan), reference, [0] * 40)
         assert len(misses(figures_of([broken, broken]), LIMITS)) == len(LIMITS)
 
@@ -784,6 +786,18 @@ def save_record(out: Path, order: CompileOrder, **more: Any) -> None:
     known: dict[str, Any] = {"source": {}, "files": {}, **more}
     record = Record(order=order, size=1, **known)
     (out / RECORD).write_text(record.as_text())
+
+
+def test_a_compiled_file_that_is_gone_or_another_is_named(tmp_path: Path) -> None:
+    names = ("README.md", "edited.bin", "gone.bin", "kept.bin")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    store = tmp_path / "store"
+    save_record(tmp_path, ORDER, files=digests_of(store, {name: tmp_path / name for name in names}))
+    (tmp_path / "gone.bin").unlink()
+    for name in ("README.md", "edited.bin"):
+        (tmp_path / name).write_text("other")
+    assert changed_files(tmp_path, record_of(tmp_path), store) == ["edited.bin", "gone.bin"]
 
 
 def save_tokenizer(folder: Path, words: Mapping[str, int] | None = None, *, begun: bool = False) -> None:
