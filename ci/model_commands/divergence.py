@@ -51,8 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def require_script(path: Path) -> None:
     from ci.explain.operator_script import EXIT_CODES
 
-    own = not path.exists() or EXIT_CODES in path.read_text(encoding="utf-8", errors="replace")
-    if path.suffix != ".py" or not own:
+    new = path.parent.is_dir() and not path.exists()
+    own = path.is_file() and EXIT_CODES in path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix != ".py" or not (new or own):
         message = f"--write {path}: expected a new Python file, or an earlier script of this command"
         raise UsageError(message, fix="--write fault.py, or another name")
 

@@ -60,6 +60,11 @@ def test_a_file_of_the_users_own_is_never_overwritten_and_no_search_begins(name:
     assert (tmp_path / name).read_text() == "mine"
 
 
+def test_a_folder_that_is_missing_is_told_before_the_search(tmp_path: Path) -> None:
+    done = typed("divergence", "net.py:model", "--write", "missing/fault.py", cwd=tmp_path)
+    assert done.returncode == 2 and "missing/fault.py" in done.stderr
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_operator_of_a_known_fault_shows_it_alone(name: str, tmp_path: Path) -> None:
