@@ -84,7 +84,7 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0, poll: float = _PO
         other = Holder.decode(taken)
         if other is not None and other.gone() and taken != tried:
             tried = taken
-            _release(device, folder, taken)
+            _remove_dead(device, folder, taken)
         elif time.monotonic() >= until:
             raise EnvironmentLacking(
                 f"{device.name}: {folder} is in use by {other.description if other else 'another run'}",
@@ -141,6 +141,19 @@ def _release(device: Device, folder: str, holder: str) -> None:
         f"cd {shlex.quote(folder)} || exit 0\n"
         f'[ "$(cat {LOCK}/holder 2>/dev/null)" = {shlex.quote(holder.strip())} ] || exit 0\n'
         f"rm -rf {LOCK}"
+    )
+    device.shell(script, seconds=CLAIM_SECONDS)
+
+
+def _remove_dead(device: Device, folder: str, dead: str) -> None:
+    """Remove a dead holder's claim. Of several runs that try, the one that creates a folder in it does: another
+    could remove the claim that the first has made since."""
+    script = (
+        f"cd {shlex.quote(folder)} && mkdir {LOCK}/dead 2>/dev/null || exit 0\n"
+        f'if [ "$(cat {LOCK}/holder 2>/dev/null)" = {shlex.quote(dead.strip())} ]; then\n'
+        # In one step, so that nobody finds a part of it.
+        f"  mv {LOCK} {LOCK}-$$ && rm -rf {LOCK}-$$\n"
+        f"else rmdir {LOCK}/dead; fi"
     )
     device.shell(script, seconds=CLAIM_SECONDS)
 

@@ -13,11 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
+from provisioning.base.files import write_all
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
 from provisioning.base.progress import CHANNEL, Screen, channel_value, display_for
@@ -67,7 +69,8 @@ def supervise(
     text, output = os.pipe()
     event_lines, events = os.pipe()
     channel = {CHANNEL: channel_value(events)} if screen else {}
-    with log.open("wb") as stream:
+    # Unbuffered: what a full disk did not take must not fail again when the log is closed.
+    with log.open("wb", buffering=0) as stream:
         process = subprocess.Popen(
             command, env={**environ, **channel}, stdout=output, stderr=output, pass_fds=[events]
         )
@@ -111,13 +114,12 @@ class _Reading:
 class _Text:
     """What the stage prints. Above bars only whole lines can be shown."""
 
-    def __init__(self, log: IO[bytes], shown: int | None, screen: Screen | None) -> None:
+    def __init__(self, log: FileIO, shown: int | None, screen: Screen | None) -> None:
         self._log, self._shown, self._screen, self._rest = log, shown, screen, b""
 
     def take(self, block: bytes) -> None:
         with suppress(OSError):  # a full disk ends the log, and not the stage
-            self._log.write(block)
-            self._log.flush()
+            write_all(self._log.fileno(), block)
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             self._show(line + b"\n")

@@ -158,6 +158,13 @@ def test_a_build_without_the_backend_is_refused_with_what_it_made(
         install.collect(plan)
 
 
+def test_what_cannot_be_stripped_does_not_ship(tmp_path: Path) -> None:
+    (tmp_path / "built").write_bytes(b"no program")
+    file = LoadableFile("runner", tmp_path / "built", "bin/built")
+    with pytest.raises(CheckFailed, match="built with exit code 1"):
+        install.assemble([file], tmp_path / "part", "false")
+
+
 def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
     """Whichever stage made it: nothing is left that tells of files that are gone."""
     old = ("bin/a", "bin/b", "lib/old.so", "python/a", "licences/x/COPYING", "sbom.cdx.json", "manifest.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -184,6 +185,31 @@ def test_what_a_killed_run_of_this_machine_left_is_removed(folder: str) -> None:
     with claimed(Local(), folder):
         holder = Holder.decode((Path(folder) / LOCK / "holder").read_text(encoding="utf-8"))
         assert holder is not None and holder.process == me.process
+
+
+class SlowToRemove(Local):
+    """Says when it is about to remove something, and takes a while."""
+
+    def __init__(self) -> None:
+        self.removes = threading.Event()
+
+    def shell(self, script: str, *, seconds: float = 0) -> CommandResult:
+        if "rm -rf" in script and "echo" not in script:
+            self.removes.set()
+        return super().shell(f'rm() {{ sleep 1; command rm "$@"; }}\n{script}', seconds=seconds)
+
+
+def test_of_two_that_find_a_dead_claim_the_slower_one_leaves_what_the_faster_one_took(folder: str) -> None:
+    hold(folder, Holder(this_process().machine, ended_process(), "somebody").encode())
+    slow = SlowToRemove()
+    with ThreadPoolExecutor(1) as pool:
+        slower = pool.submit(claimed(slow, folder).__enter__)
+        assert slow.removes.wait(60)
+        time.sleep(0.3)
+        with claimed(Local(), folder, wait=60, poll=0.01):
+            with pytest.raises(EnvironmentLacking, match="in use"):
+                slower.result()
+            assert (Path(folder) / LOCK / "holder").is_file()
 
 
 def test_what_another_machine_holds_is_left_alone(folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,31 @@ def test_what_an_installation_changes_is_seen(change: str, site: Path, tmp_path:
     assert seen(site, tmp_path / "path") == before
     CHANGES[change](site)
     assert seen(site, tmp_path / "path") != before
+
+
+def test_a_file_of_another_size_than_its_record_says_is_seen_whatever_its_times_are(site: Path) -> None:
+    """One with two names, whose time of change says nothing."""
+    module = with_another_name(site / "part/__init__.py")
+    times = module.stat().st_atime_ns, module.stat().st_mtime_ns
+    before = seen(site)
+    module.write_text("x = 1234")
+    os.utime(module, ns=times)
+    assert seen(site) != before
+
+
+def test_a_file_that_has_just_changed_is_neither_remembered_nor_believed(tmp_path: Path) -> None:
+    """It can change again, and look the same."""
+    store, file = tmp_path / "store", tmp_path / "file"
+    file.write_text("now")
+    right = hashlib.sha256(b"now").hexdigest()
+    known = digests.Digests(store)
+    assert known.of(file) == right
+    known.save()
+    rows = store / "cache" / "results" / "digests.json"
+    assert not rows.exists()
+    rows.parent.mkdir(parents=True)
+    rows.write_text(json.dumps({str(file): [*digests.stamp_of(file.stat()), "before"]}))
+    assert digests.Digests(store).of(file) == right
 
 
 def test_where_and_when_it_was_installed_is_no_matter(site: Path, tmp_path: Path) -> None:

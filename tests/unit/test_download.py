@@ -89,6 +89,23 @@ def test_a_broken_transfer_goes_on_where_it_stopped(fault: Reply, into: Path, pa
     assert 0 < start <= HALF
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(body=b"<html>sign in</html>", headers={"Content-Type": "text/html; charset=utf-8"}),
+        Reply(body=b""),
+        Reply(body=BODY[:HALF], chunked=True),
+    ],
+    ids=["a page", "nothing", "a part of it"],
+)
+def test_what_is_not_the_file_is_not_kept_though_no_hash_says_so(
+    reply: Reply, into: Path, patience: Patience
+) -> None:
+    with FileServer(BODY, [reply] * 3) as server, pytest.raises((IntegrityError, UpstreamError)):
+        fetch(server.url("/sdk.zip"), into, sha256=None, size=len(BODY), patience=patience)
+    assert not into.exists()
+
+
 def test_credentials_go_to_their_host_only(into: Path) -> None:
     with FileServer(BODY) as server:
         there = server.url("/real.bin", host="localhost")

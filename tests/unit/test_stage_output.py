@@ -25,6 +25,11 @@ def test_a_reader_that_left_ends_neither_the_process_nor_the_log(tmp_path: Path)
     assert (tmp_path / "log").read_text() == ("x" * 9999 + "\n") * 99
 
 
+def test_a_disk_that_is_full_ends_the_log_and_not_the_stage(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    assert _run(tmp_path / "log", "print('x'); raise SystemExit(5)") == 5
+
+
 def test_what_the_process_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
     script = "import subprocess; subprocess.Popen(['sleep', '20']); print('done')"
     begun = time.monotonic()

@@ -14,7 +14,7 @@ import pytest
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking, Unlocked
 from provisioning.base.findings import Report
 from provisioning.manifest import Component
 from provisioning.store import Store, Tree
@@ -112,6 +112,24 @@ def test_one_damaged_bit_is_repaired_and_named(house: House) -> None:
     damage(house.store.trees()[0])
     assert house.repaired() == {HTP}
     assert is_true(house.provision(offline=True))
+
+
+def test_a_file_changed_where_it_was_made_is_found_though_its_size_and_mode_are_the_same(
+    house: House,
+) -> None:
+    damage(house.store.trees()[0])
+    assert house.repaired() == {HTP}
+    assert is_true(house.provision(offline=True))
+
+
+def test_a_damaged_tree_that_nobody_proved_is_no_reason_to_trust_a_server(house: House) -> None:
+    house.sdk = component(house.server.url("/sdk.zip"))
+    house.store.provision("qnn-sdk", house.sdk, WIDE, trust_first_download=True)
+    house.restore()
+    for tree in house.store.trees():
+        damage(tree)
+    with pytest.raises(Unlocked):
+        house.provision()
 
 
 @pytest.mark.parametrize("changed", [True, False])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.outcome import Failure
 from ci.trouble import InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -140,3 +141,10 @@ def test_last_words_tell_what_an_exit_code_does_not() -> None:
     trouble = of_ending("runner", -signal.SIGABRT, words)
     assert trouble is not None and trouble.kind == "memory"
     assert of_ending("runner", 0, words) is None
+
+
+def test_what_the_machine_did_and_a_time_limit_say_nothing_against_a_result_that_is_cached() -> None:
+    full = Trouble("disk", "full", "free some space")
+    assert not Failure.of(full).of_work
+    assert not Failure("timeout", "no result after 5 s").of_work
+    assert Failure("crash", "the process was ended by SIGSEGV").of_work
