@@ -146,8 +146,8 @@ def _release(device: Device, folder: str, holder: str) -> None:
 
 
 def _remove_dead(device: Device, folder: str, dead: str) -> None:
-    """Remove a dead holder's claim. Of several runs that try, the one that creates a folder in it does: another
-    could remove the claim that the first has made since."""
+    """Remove a dead holder's claim. Of several runs that try, the one that creates a folder in it does:
+    another could remove the claim that the first has made since."""
     script = (
         f"cd {shlex.quote(folder)} && mkdir {LOCK}/dead 2>/dev/null || exit 0\n"
         f'if [ "$(cat {LOCK}/holder 2>/dev/null)" = {shlex.quote(dead.strip())} ]; then\n'

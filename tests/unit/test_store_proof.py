@@ -114,7 +114,7 @@ def test_one_damaged_bit_is_repaired_and_named(house: House) -> None:
     assert is_true(house.provision(offline=True))
 
 
-def test_a_file_changed_where_it_was_made_is_found_though_its_size_and_mode_are_the_same(
+def test_a_change_where_it_was_made_is_found_though_size_and_mode_are_the_same(
     house: House,
 ) -> None:
     damage(house.store.trees()[0])
