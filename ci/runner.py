@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.outcome import tail
-from ci.trouble import how_it_ended
+from ci.trouble import how_it_ended, of_ending
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
@@ -157,7 +157,8 @@ class Runner:
 def call_runner(
     command: Sequence[str], program: Path, log: Path, environment: Mapping[str, str], timeout: float
 ) -> None:
-    """Run it with its output in the log. Raises CheckFailed with its last error."""
+    """Run it with its output in the log. Raises CheckFailed with its last error, EnvironmentLacking where the
+    machine ended it."""
     try:
         with log.open("wb") as stream:
             code = subprocess.run(
@@ -169,6 +170,8 @@ def call_runner(
         ) from error
     if code:
         text = tail(log, 4000)
+        if trouble := of_ending("runner", code, text, [log.parent]):
+            raise EnvironmentLacking(f"{program}: {trouble.message}", fix=trouble.fix)
         lines = re.findall(LINE_OF_ERROR, text, re.MULTILINE | re.IGNORECASE) or text.splitlines()
         words = f": {lines[-1].strip()}" if lines else ""
         raise CheckFailed(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ci.outcome import Failure
+from ci.runner import call_runner
 from ci.trouble import InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -148,3 +149,19 @@ def test_what_the_machine_did_and_a_time_limit_say_nothing_against_a_result_that
     assert not Failure.of(full).of_work
     assert not Failure("timeout", "no result after 5 s").of_work
     assert Failure("crash", "the process was ended by SIGSEGV").of_work
+
+
+@pytest.mark.parametrize(
+    ("does", "error"),
+    [
+        ("kill -KILL $$", EnvironmentLacking),
+        ("echo 'error: std::bad_alloc'; exit 1", EnvironmentLacking),
+        ("echo 'error: no such program'; exit 1", CheckFailed),
+        ("kill -SEGV $$", CheckFailed),
+    ],
+)
+def test_a_runner_that_the_machine_ended_says_nothing_of_its_program(
+    does: str, error: type[Exception], tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        call_runner(["sh", "-c", does], tmp_path / "net.pte", tmp_path / "log", os.environ, 60)
