@@ -227,6 +227,17 @@ def test_a_program_for_another_chip_has_another_key(tmp_path: Path, name: str) -
     assert _asked(lane, program, tmp_path)[0] != _asked(lane, other, tmp_path)[0]
 
 
+def test_a_file_that_an_option_names_is_in_the_key_by_its_bytes(tmp_path: Path) -> None:
+    lane, file = LANES["test_onnx"], tmp_path / "affinity.json"
+    program = lane.program(tmp_path)
+    run = program.run.model_copy(update={"options": {"op_affinity": str(file)}})
+    keys = []
+    for text in ("{}", "[]"):
+        file.write_text(text)
+        keys.append(_asked(lane, replace(program, run=run), tmp_path)[0])
+    assert keys[0] != keys[1]
+
+
 def test_a_program_that_another_qnn_compiles_or_that_keeps_going_has_another_key(tmp_path: Path) -> None:
     program = make_program(tmp_path)
     plan, results = _plan_of(program, tmp_path), CachedResults(tmp_path / "store", "any")

@@ -15,11 +15,13 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.jobs import WorkOptions
-from ci.lanes.executorch.product import program_of
+from ci.lanes.executorch.compile import ExecutorchPlan
+from ci.lanes.executorch.product import program_of, require_done
 from ci.models.imports import modules_in
 from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
 from ci.models.user_model import user_model, where_paths_begin
 from ci.one_model.model import PYTORCH, OneModel
+from ci.outcome import Failure, Result
 from ci.suite.precision import precision_named, scheme_named
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -115,6 +117,17 @@ def test_relative_paths_of_a_single_model_begin_where_its_user_is(
     assert program_of(model).working_folder == tmp_path
     in_suite = program_of(model, suite=tmp_path / "models" / "suite.toml")
     assert in_suite.working_folder == tmp_path / "models"
+
+
+def test_a_node_that_a_single_model_has_not_is_a_slip_of_the_command_and_of_no_suite(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("def make(): ...")
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
+    program = program_of(OneModel(selection, f"{tmp_path}/net.py:make", PYTORCH, WorkOptions()))
+    plan = ExecutorchPlan((program,), selection, WorkOptions(), tmp_path, {}, {}, tmp_path, {}, {})
+    failure = Failure("suite", "cpu_nodes = 'nope' matches no node")
+    with pytest.raises(UsageError) as caught:
+        require_done(program, plan, {program.name: Result(failure=failure)})
+    assert "--keep-on-cpu" in caught.value.fix and str(program.suite) not in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -354,6 +354,8 @@ def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Map
         sys.stderr.write(f"warning: {finding.message}: {finding.fix}\n")
     if failure := result.failure:
         message, fix = failure_in_words(program, failure)
+        if failure.kind == "suite" and program.suite.name == NO_SUITE:
+            raise UsageError(message, fix="correct --keep-on-cpu (cpu_nodes) or --precision-file (nodes)")
         raise ToolkitError(message, fix=fix, exit_code=failure.exit_code)
     return result
 
