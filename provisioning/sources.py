@@ -251,7 +251,13 @@ def wheel_name(url: str) -> str:
     return unquote(urlsplit(url).path.rpartition("/")[2])
 
 
-_OF_PIP: Sequence[tuple[str, type[UpstreamError], str, str]] = (
+_OF_PIP: Sequence[tuple[str, type[ToolkitError], str, str]] = (
+    (
+        r"No space left|Errno 28\b|Disk quota exceeded",
+        EnvironmentLacking,
+        "pip has no room for its temporary files",
+        "free some space there, or name a folder with room in TMPDIR",
+    ),
     ("do not match the hashes", IntegrityError, "the index sent other bytes than it names", ""),
     (
         r"\b(401|403|407)\b|Unauthorized|Forbidden",
@@ -276,7 +282,7 @@ _OF_PIP: Sequence[tuple[str, type[UpstreamError], str, str]] = (
 """Our words for pip's complaints: pattern, error, message, fix. The first pattern that fits counts."""
 
 
-def explained_pip(source: Wheel, text: str) -> UpstreamError:
+def explained_pip(source: Wheel, text: str) -> ToolkitError:
     text = redact_text(text)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
     errors = [line for line in lines if line.startswith("ERROR")] or lines

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.errors import IntegrityError, UpstreamError
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError
 from provisioning.sources import Wheel, explained_pip
 from tests.support.http_server import FileServer, Reply
 from tests.support.wheels import index_paths, make_wheel
@@ -94,6 +94,12 @@ def test_what_fails_is_reported_without_secrets(
     assert words[refusal] in error.message and FILENAME in error.message
     assert "ERROR" in error.output
     assert "TOPSECRET" not in error.message + error.fix + error.output
+
+
+def test_a_full_disk_is_no_fault_of_the_index() -> None:
+    words = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    error = explained_pip(source(), f"WARNING: connection broken\n{words}")
+    assert isinstance(error, EnvironmentLacking) and "TMPDIR" in error.fix
 
 
 def test_what_pip_says_is_shown_without_its_secrets() -> None:
