@@ -49,6 +49,7 @@ from ci.lanes.llm.text import judged_text, share_of_runs, windows
 from ci.lanes.llm.tokenizer import (
     chat_text,
     encoded_by_transformers,
+    read_text,
     require_tokenizer,
     without_beginning,
 )
@@ -589,6 +590,13 @@ class TestCheckpoint:
         checkpoint(whole_checkpoint, eos_token_id=None)
         assert self.compiled(["compile"], whole_checkpoint) == 2
         assert "eos_token_id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["texts.csv", "texts.jsonl"])
+def test_a_table_of_texts_is_no_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("text,label\n")
+    with pytest.raises(UsageError, match="plain text"):
+        read_text(tmp_path / name)
 
 
 class TestConfiguration:

@@ -183,7 +183,15 @@ def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
     return rest
 
 
+TABLES = (".csv", ".json", ".jsonl", ".parquet")
+"""Forms of data sets: their commas and braces are no text to calibrate or to judge by."""
+
+
 def read_text(path: Path) -> str:
+    if path.suffix.lower() in TABLES:
+        raise UsageError(
+            f"{path}: expected plain text, found a table", fix="write its texts into a .txt file"
+        )
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
