@@ -183,7 +183,7 @@ def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
     return rest
 
 
-TABLES = (".csv", ".json", ".jsonl", ".parquet")
+TABLES = (".csv", ".jsonl", ".parquet")
 """Forms of data sets: their commas and braces are no text to calibrate or to judge by."""
 
 
