@@ -274,17 +274,25 @@ def _holds(wide: Tree, narrow: Tree) -> bool:
 
 
 def _serves(download: Path, used: set[str]) -> bool:
+    """Whether a tree came from it; nor is one garbage that another process has just renamed."""
     name = download.name.partition(".")[0].removeprefix("git-")
     if len(name) == 64 or download.is_dir():
         return name in used
     # Fetched without a known hash: named by its address.
-    return download.suffix != ".part" and hash_file(download) in used
+    try:
+        return download.suffix != ".part" and hash_file(download) in used
+    except FileNotFoundError:
+        return True
 
 
 def _size(path: Path) -> int:
-    if path.is_dir() and not path.is_symlink():
-        return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-    return path.lstat().st_size
+    """0 of what another process removes meanwhile: a dry run keeps nobody from changing the store."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> Unlocked:

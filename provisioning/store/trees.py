@@ -134,7 +134,10 @@ class Trees:
     def quick_check(self, tree: Tree) -> list[Difference]:
         """Differences that show in directory entries; in content, of files that changed since the tree was
         made or proved here. A thousand times as fast as `verify`."""
-        proved = self._proof(tree).stat().st_mtime_ns if self.is_proved(tree) else None
+        proved = None
+        # Another process may be making it anew.
+        with contextlib.suppress(FileNotFoundError):
+            proved = self._proof(tree).stat().st_mtime_ns if self.is_proved(tree) else None
         changed = {
             item.path
             for item in tree.inventory.items

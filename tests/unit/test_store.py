@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -265,6 +267,27 @@ class TestGc:
         house.store.provision("qnn-sdk", house.sdk)
         leftovers = house.store.gc(lambda tree: False, dry_run=True)
         assert len(leftovers) == 2 and all(leftover.path.exists() for leftover in leftovers)
+
+    def test_a_dry_run_beside_a_change_of_the_store_says_what_is_there(self, house: House) -> None:
+        house.store.provision("qnn-sdk", house.sdk)
+        gone = threading.Event()
+
+        def change() -> None:
+            while not gone.is_set():
+                folder = house.store.folder / "in-the-making"
+                folder.mkdir()
+                for number in range(50):
+                    (folder / f"{number}").touch()
+                shutil.rmtree(folder)
+
+        with ThreadPoolExecutor(1) as pool:
+            changing = pool.submit(change)
+            try:
+                for _ in range(100):
+                    house.store.gc(lambda tree: True, dry_run=True)
+            finally:
+                gone.set()
+            changing.result()
 
     def test_what_was_not_used_for_long_goes(self, house: House) -> None:
         tree = house.store.provision("qnn-sdk", house.sdk)
