@@ -10,6 +10,8 @@ import pytest
 
 from ci.artifacts.compiler_log import Traffic
 from ci.artifacts.program import CompiledProgram, Delegate, parse
+from ci.jobs import WorkOptions
+from ci.lanes.executorch.compile import COMPILED, RAN, ExecutorchPlan
 from ci.lanes.executorch.findings import (
     artifact,
     cost,
@@ -17,12 +19,18 @@ from ci.lanes.executorch.findings import (
     failure_in_words,
     faults_of,
     findings_of,
+    of_compiled,
 )
+from ci.lanes.executorch.product import product_of
 from ci.lanes.executorch.records import EmulatorRun
+from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.one_model.model import PYTORCH, OneModel
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
 from ci.suite.accepted import Baseline, Recorded, load_tolerances
+from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
+from provisioning.base.settings import Selection
 from provisioning.known_faults import NO_FIX, load_faults
 from tests.support.lowering import SUITE, compiled_as, make_program
 from tests.support.programs import BUILD_ID, context, options, program
@@ -204,3 +212,57 @@ class TestCost:
 
     def test_a_graph_without_the_compilers_summary_is_an_error(self, tmp_path: Path) -> None:
         assert self._rules(tmp_path, self.agreed, graphs=0) == {"cost-unknown": Severity.ERROR}
+
+
+class TestWhole:
+    """What a stage and `compile` say of a program, where one thing of it is wrong."""
+
+    def plan(self, program: ExecutorchProgram, folder: Path) -> ExecutorchPlan:
+        selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
+        baselines = {program.suite: Baseline(folder / "baseline.json")}
+        more: dict[str, Any] = {"environment": {}, "sdk": folder, "refused": {}}
+        work, qnn = WorkOptions(), {"build_id": BUILD_ID}
+        return ExecutorchPlan((program,), selection, work, folder, baselines, qnn=qnn, **more)
+
+    @pytest.mark.parametrize(
+        ("content", "facts", "rules"),
+        [
+            (None, {}, set()),
+            (None, {"left": [ERF]}, {"lowering-cpu-operator"}),
+            (None, {"delegates": 2, "graphs": 2}, {"lowering-delegates"}),
+            (None, {"graphs": 0}, {"cost-unknown"}),
+            (program(data=context(soc="SM8750")), {}, {"artifact-soc"}),
+        ],
+    )
+    def test_a_stage_looks_at_all_of_it(
+        self, tmp_path: Path, content: bytes | None, facts: dict[str, Any], rules: set[str]
+    ) -> None:
+        made = make_program(tmp_path / "suite")
+        results = {made.name: _compiled(tmp_path, content, **facts)}
+        found = of_compiled(self.plan(made, tmp_path), made, results)
+        assert {finding.rule for finding in found if finding.severity is Severity.ERROR} == rules
+
+    @pytest.mark.parametrize(
+        ("content", "facts", "run", "words"),
+        [
+            (program(data=context(soc="SM8750")), {}, None, "SM8750"),
+            (None, {"left": [replace(ERF, kernel=False)]}, None, "no CPU kernel"),
+            (None, {}, EmulatorRun(rule="run", message="it ended with exit code 40"), "exit code 40"),
+            (None, {}, EmulatorRun(rule="not-finite", message="its outputs are NaN"), "NaN"),
+        ],
+    )
+    def test_compile_refuses_what_is_no_program_for_the_chip_or_does_not_run(
+        self,
+        tmp_path: Path,
+        content: bytes | None,
+        facts: dict[str, Any],
+        run: EmulatorRun | None,
+        words: str,
+    ) -> None:
+        made = make_program(tmp_path / "suite")
+        plan, results = self.plan(made, tmp_path), {COMPILED: _compiled(tmp_path, content, **facts)}
+        model = OneModel(plan.selection, "net.py:make", PYTORCH, plan.work)
+        if run:
+            results[RAN] = Result(record=run)
+        with pytest.raises(CheckFailed, match=words):
+            product_of(model, plan, made, results)

@@ -112,6 +112,7 @@ class TestChanged:
             ({**AGREED, "sqnr_db": 20.0}, ("onnx-changed", Severity.ERROR)),
             ({"sqnr_db": 40.0, "reference_sqnr_db": 40.0}, ("onnx-changed", Severity.ERROR)),
             ({"sqnr_db": 30.0}, ("onnx-changed", Severity.ERROR)),
+            ({**AGREED, "sqnr_db": float("nan")}, ("onnx-changed", Severity.ERROR)),
             ({**AGREED, "variation_sqnr_db": 5.0}, None),
         ],
     )
