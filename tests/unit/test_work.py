@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,30 @@ def numbers(folder: Path) -> list[int]:
 def test_a_task_that_ends_leaves_no_grandchild(tmp_path: Path) -> None:
     (outcome,) = done(tmp_path, "hang", {"file": str(tmp_path / "numbers"), "ends": True})
     assert not is_there(reply(outcome)["grandchild"])
+
+
+def test_where_the_system_ends_the_process_of_all_tasks_they_end_and_no_model_is_to_blame(
+    tmp_path: Path,
+) -> None:
+    """As it does where memory runs out."""
+    file = tmp_path / "numbers"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(done, tmp_path, "hang", {"file": str(file)}, {"file": str(file)}, jobs=1)
+        wait_until(lambda: file.exists() and len(file.read_text().split()) == 2)
+        grandchild, task = numbers(tmp_path)
+        os.kill(parent_of(task), signal.SIGKILL)
+        try:
+            wait_until(lambda: not is_there(task))
+        finally:
+            for process in filter(is_there, (task, grandchild)):
+                os.kill(process, signal.SIGKILL)
+        for outcome in running.result():
+            found = death(outcome).trouble(tmp_path / "0.log")
+            assert found and found.kind == "killed"
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-C", "kill -9"])
