@@ -111,6 +111,8 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     running: RunsPrograms = model.lane.product
 
     def work(report: ModelReport) -> int:
+        # A folder that is another one is refused before anything runs.
+        others = outputs_in(Parser.user_folder() / typed) if typed else {}
         ran = running.run_program(model, inputs, repeat)
         if output:
             write(ran, output, model.typed)
@@ -118,7 +120,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
         print("\n".join(as_text(ran)))
         if not typed:
             return 0
-        beside = compared(ran.outputs, outputs_in(Parser.user_folder() / typed), typed)
+        beside = compared(ran.outputs, others, typed)
         print("\n".join(beside.lines))
         answer.add(compared={name: dict(row) for name, row in beside.figures.items()})
         if beside.differ:

@@ -193,6 +193,8 @@ def write(ran: Ran, folder: Path, typed: str) -> None:
 def outputs_in(folder: Path) -> Sample:
     from ci.models.inputs import read_array
 
+    if not (folder / RECORD).is_file():
+        raise UsageError(f"{folder} has no {RECORD}", fix="name the folder that `run PROGRAM -o` wrote")
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return {str(output["name"]): read_array(folder / output["file"]) for output in record["outputs"]}

@@ -166,6 +166,36 @@ def test_a_program_that_nothing_here_can_run_is_written_where_that_is_wanted(
     assert (tmp_path / "out" / "net-SM8650-fp16.pte").is_file() and "not run" in done.stdout
 
 
+RECURRENT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x):
+        return self.gru(x)[0]
+
+def net():
+    torch.manual_seed(0)
+    return Net().eval(), (torch.randn(1, 5, 8),)
+"""
+
+
+@pytest.mark.whole
+def test_what_the_compiler_dies_of_is_on_the_cpu_only_where_that_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(RECURRENT)
+    words = ("compile", "net.py:net", "--precision", "8a8w", "--no-search", "-o", "out")
+    died = ci(*words, code=1, cwd=tmp_path)
+    assert "--keep-going" in died.stderr and not list(tmp_path.glob("out/*"))
+    done = ci(*words, "--keep-going", cwd=tmp_path)
+    (record,) = (json.loads(path.read_text()) for path in tmp_path.glob("out/*.json"))
+    assert record["kept_on_cpu"]["cpu_nodes"] == ["aten_full_default"]
+    assert "kept on the CPU: aten_full_default" in done.stdout
+
+
 @pytest.mark.whole
 def test_without_the_compiler_for_the_lpai_a_model_is_quantized_for_it_and_measured(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)

@@ -71,6 +71,6 @@ def test_a_flag_of_onnx_models_is_refused_with_another_program(flags: list[str])
 
 def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "y.npy").touch()
-    with pytest.raises(CheckFailed) as caught:
+    with pytest.raises(UsageError) as caught:
         outputs_in(tmp_path)
     assert str(tmp_path) in caught.value.message
