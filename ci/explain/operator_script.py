@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -98,4 +99,7 @@ def _verdict_of(text: str) -> str:
         script = Path(folder) / "fault.py"
         script.write_text(text, encoding="utf-8")
         done = captured([sys.executable, script], cwd=folder)
+    if done.returncode == -signal.SIGKILL:
+        # Of the machine, so that nothing of it is kept as a result.
+        raise MemoryError("the script was killed, as the system does when memory runs out")
     return next(iter(VERDICT.findall(done.stdout)), "")
