@@ -131,8 +131,9 @@ def _packages() -> Iterator[str]:
 
 
 def _provisioned(store: Path) -> Iterator[str]:
-    for tree in sorted((store / "trees").glob(f"{QNN_SDK}-*/")):
-        yield tree.name.removeprefix(f"{QNN_SDK}-").rpartition("-")[0]
+    trees = sorted((store / "trees").glob(f"{QNN_SDK}-*/"))
+    # A build has a tree for each selection of it.
+    yield from dict.fromkeys(tree.name.removeprefix(f"{QNN_SDK}-").rpartition("-")[0] for tree in trees)
 
 
 def _own_sdk() -> Iterator[tuple[str, str]]:

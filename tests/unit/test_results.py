@@ -236,9 +236,9 @@ def test_a_change_of_any_of_the_toolkits_modules_is_another_key_but_of_a_model_t
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("A = 1\n")
 
-    def key() -> str:
+    def key() -> object:
         toolkit.cache_clear()
-        return toolkit()
+        return surroundings(tmp_path / "store", {})
 
     before, counts = key(), {}
     for name in names:
