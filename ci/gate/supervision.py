@@ -3,6 +3,7 @@ end it when interrupted, and explain its death from its log."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -43,6 +44,9 @@ LOGS = "logs"
 READ = 1 << 20
 """How many bytes at the end of a log are searched for known failures."""
 
+_PARENT_DEATH_SIGNAL = 1
+_prctl = ctypes.CDLL(None).prctl
+
 NOX = "nox > "
 """The start of a line that nox itself prints."""
 
@@ -72,7 +76,12 @@ def supervise(
     # Unbuffered: what a full disk did not take must not fail again when the log is closed.
     with log.open("wb", buffering=0) as stream:
         process = subprocess.Popen(
-            command, env={**environ, **channel}, stdout=output, stderr=output, pass_fds=[events]
+            command,
+            env={**environ, **channel},
+            stdout=output,
+            stderr=output,
+            pass_fds=[events],
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  it takes no lock
         )
         os.close(output)
         os.close(events)
@@ -89,6 +98,11 @@ def supervise(
             thread.join()
             if screen:
                 screen.clear()
+
+
+def _end_with_parent() -> None:
+    """A stage ends as after an interruption where who started it is killed."""
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
 @dataclass

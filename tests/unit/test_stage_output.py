@@ -37,6 +37,35 @@ def test_what_the_process_leaves_behind_is_not_waited_for(tmp_path: Path) -> Non
     assert (tmp_path / "log").read_text() == "done\n"
 
 
+def test_a_stage_ends_where_who_started_it_is_killed(tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    stage = (
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(number)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)"
+    )
+    script = (
+        "import os, pathlib, sys; from ci.gate.supervision import supervise\n"
+        f"supervise([sys.executable, '-c', {stage!r}], os.environ, pathlib.Path({str(tmp_path / 'log')!r}))"
+    )
+    gate = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    until = time.monotonic() + 20
+    while not (number.exists() and number.read_text()) and time.monotonic() < until:
+        time.sleep(0.02)
+    gate.kill()
+    gate.wait()
+    while _runs(number.read_text()) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not _runs(number.read_text())
+
+
+def _runs(process: str) -> bool:
+    try:
+        return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_output_and_errors_are_shown_in_the_order_in_which_they_come(tmp_path: Path) -> None:
     script = "import sys; print('one'); print('two', file=sys.stderr); print('three', end='')"
     with (tmp_path / "shown").open("wb") as shown:
