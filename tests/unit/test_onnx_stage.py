@@ -175,6 +175,12 @@ class TestStage:
         assert self.rules(tmp_path) == {"onnx-cpu-node"}
         assert self.stage(tmp_path) == 1 and len(self.done()) == 4
 
+    def test_what_passes_no_more_removes_a_remembered_pass_also_with_no_cache(self, tmp_path: Path) -> None:
+        assert self.stage(tmp_path) == 0
+        self.answers = replace(CONTEXT, near=near(sqnr_db=12.0))
+        assert self.stage(tmp_path, "--no-cache") == 1 and self.stage(tmp_path) == 1
+        assert self.rules(tmp_path) == {"onnx-accuracy"}
+
     def test_costs_are_agreed_on_and_held_to_from_then_on(self, tmp_path: Path) -> None:
         assert self.stage(tmp_path, "--accept") == 0
         path = accepted_path(tmp_path / "onnx.toml", "wheels")

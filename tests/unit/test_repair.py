@@ -11,7 +11,7 @@ import pytest
 from ci.explain import repair
 from ci.explain.rewriting import RewriteChoice
 from ci.one_model.model import ONNX, OneModel
-from ci.one_model.product import Outcome
+from ci.one_model.product import Outcome, Product, judged
 from ci.one_model.report import ModelReport
 from provisioning.base.errors import UsageError
 from provisioning.base.stage_run import StageRun
@@ -124,3 +124,10 @@ def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_
     found = repair.repair_of(lane.model, RewriteChoice())
     assert (found.now.sqnr_db == by_channel) is kept is bool(found.by_channel)
     assert (repair.BY_CHANNEL in found.rewrites) is kept
+
+
+def test_one_wrong_program_of_several_is_the_exit_code_and_in_the_report(tmp_path: Path) -> None:
+    report = report_of(StandInLane(tmp_path).model)
+    assert judged([Product({}), Product({}, outcome=RED)], report) == 1
+    assert [finding.rule for finding in report.stage.findings] == ["model-failed"]
+    assert judged([Product({})], report_of(StandInLane(tmp_path).model)) == 0
