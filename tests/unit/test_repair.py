@@ -10,6 +10,7 @@ import pytest
 
 from ci.explain import repair
 from ci.explain.rewriting import RewriteChoice
+from ci.model_commands.compile import compile_precisions
 from ci.one_model.model import ONNX, OneModel
 from ci.one_model.product import Outcome, Product, judged
 from ci.one_model.report import ModelReport
@@ -131,3 +132,16 @@ def test_one_wrong_program_of_several_is_the_exit_code_and_in_the_report(tmp_pat
     assert judged([Product({}), Product({}, outcome=RED)], report) == 1
     assert [finding.rule for finding in report.stage.findings] == ["model-failed"]
     assert judged([Product({})], report_of(StandInLane(tmp_path).model)) == 0
+
+
+def test_a_precision_that_gives_no_program_is_the_exit_code_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for failing, code in (("16a8w", 1), ("8a8w", 1), ("none", 0)):
+
+        def gives(model: OneModel, failing: str = failing) -> Outcome:
+            return Outcome("it dies") if model.precision == failing else green(40)
+
+        lane = StandInLane(tmp_path, gives=gives)
+        assert compile_precisions(lane.model, ["16a8w", "8a8w"], None) == code
