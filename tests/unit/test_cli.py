@@ -15,6 +15,7 @@ from ci.__main__ import VERBS as CI
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb, count, duration, main
+from provisioning.base.commands import captured
 from provisioning.base.settings import ROOT
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
@@ -173,3 +174,9 @@ def test_a_verb_whose_packages_are_missing_names_the_session_that_installs_them(
     assert ran.returncode == 3
     assert "has no package pydantic" in ran.stderr and "Traceback" not in ran.stderr
     assert "  try: nox -s matrix -- --shards 4" in ran.stderr
+
+
+def test_a_captured_program_reads_what_it_is_given_and_nothing_of_ours() -> None:
+    command = [sys.executable, "-c", "import sys; print(sys.stdin.read())"]
+    assert captured(command, input="given").stdout == "given\n"
+    assert captured(command).stdout == "\n"

@@ -71,6 +71,8 @@ def test_a_file_is_named_for_what_it_is(
     assert inspect(tmp_path / name) == 0
     out = capsys.readouterr().out
     assert all(word in out for word in words)
+    assert inspect(tmp_path / name, "--json", tmp_path / "answer.json") == 0
+    assert json.loads((tmp_path / "answer.json").read_text())["file"] == str(tmp_path / name)
     with pytest.raises(UsageError, match="--extract"):
         inspect(tmp_path / name, "--extract", tmp_path)
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from ci.jobs import WorkOptions
 from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
-from ci.lanes.executorch.suite import programs_of
+from ci.lanes.executorch.suite import ExecutorchRun, programs_of
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
 from ci.model_commands import audit, compile, divergence, quantize
@@ -148,3 +149,19 @@ def test_nothing_that_the_file_says_is_said_beside_it(tmp_path: Path, beside: st
     precision_file(tmp_path, "conv2d")
     with pytest.raises(ManifestError, match="precision_file"):
         programs_of(suite(tmp_path, f'precision_file = "net.precision.toml"\n{beside}'))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"modules": ({"precision": "16a8w", "name": "head"},)},
+        {"nodes": {"16a8w": ("linear",)}},
+        {"annotations": ("mine:annotate",)},
+        {"block_sizes": {"linear": (1, 16)}},
+    ],
+)
+def test_a_float_run_with_an_option_of_quantizing_is_refused(option: dict[str, object]) -> None:
+    plain = {"precision": "fp16", "socs": ("SM8650",)}
+    assert ExecutorchRun.model_validate(plain).precision == "fp16"
+    with pytest.raises(ValidationError):
+        ExecutorchRun.model_validate({**plain, **option})
