@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ci.child import forget_torch, output_to
-from ci.lanes.executorch.records import ChipProgram
+from ci.lanes.executorch.orders import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
 
 
@@ -20,7 +20,7 @@ def programs_of(suite: Path | None) -> list[ExecutorchProgram]:
 def run_in_turn(work: Path, suite: Path | None) -> None:
     from ci.lanes.executorch.export import ChipModel
     from ci.lanes.executorch.lower import lower
-    from ci.lanes.executorch.records import CompileRequest
+    from ci.lanes.executorch.orders import CompileRequest
 
     for program in programs_of(suite):
         folder, log = work / program.name.replace("/", "-"), work / "log"

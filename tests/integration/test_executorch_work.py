@@ -26,7 +26,7 @@ from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import stage
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import measure
-from ci.lanes.executorch.records import ran_in
+from ci.lanes.executorch.orders import ran_in
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.outcome import Result
 from ci.runner import Runner

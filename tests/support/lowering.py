@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.executorch.records import ChipProgram
+from ci.lanes.executorch.orders import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.models.inputs import InputsUsed
 from ci.operators.partition import CpuOperator, GraphPart

@@ -21,8 +21,8 @@ from ci.lanes.executorch.findings import (
     findings_of,
     of_compiled,
 )
+from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import product_of
-from ci.lanes.executorch.records import EmulatorRun
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import PYTORCH, OneModel
 from ci.operators.partition import CpuOperator

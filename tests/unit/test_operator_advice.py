@@ -14,8 +14,8 @@ from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.explain.audit import AuditRow, as_text, with_precisions
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
+from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import on_cpu_in_words
-from ci.lanes.executorch.records import EmulatorRun
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.conditions import Traits
 from ci.operators.partition import CpuOperator

@@ -18,7 +18,7 @@ from ci.cached_steps import NotCached, Step
 from ci.child import closed
 from ci.explain.rewriting import Need
 from ci.jobs import Job, Line, WorkOptions
-from ci.lanes.executorch.records import (
+from ci.lanes.executorch.orders import (
     ChipProgram,
     ExportedRuns,
     ExportRequest,

@@ -13,7 +13,7 @@ from ci.jobs import Job, Line, failed
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import RAN, ExecutorchPlan
 from ci.lanes.executorch.findings import findings_of
-from ci.lanes.executorch.records import (
+from ci.lanes.executorch.orders import (
     ComparedFiles,
     ComparedOutputs,
     EmulatorRun,

@@ -29,6 +29,7 @@ from ci.lanes.executorch.compile import (
     rewriting,
     worker_step,
 )
+from ci.lanes.executorch.orders import ChipProgram, ModelRewrite, compiled_in
 from ci.lanes.executorch.product import (
     plan_of_model,
     program_of,
@@ -37,7 +38,6 @@ from ci.lanes.executorch.product import (
     require_done,
     stack_of,
 )
-from ci.lanes.executorch.records import ChipProgram, ModelRewrite, compiled_in
 from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ci.child import doing, error_reply, reporting
-from ci.lanes.executorch.records import ExportedRun, ExportedRuns, ExportRequest
+from ci.lanes.executorch.orders import ExportedRun, ExportedRuns, ExportRequest
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
 from ci.models.exported import NoDigest, digest_of
 from ci.models.factory import ModelWithInputs, copied, find, infer_all, make

@@ -13,7 +13,7 @@ from ci.diagnose.explain import nearest
 from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import COMPILED, LIBRARY_MISSING, LOG, RAN, ExecutorchPlan
-from ci.lanes.executorch.records import (
+from ci.lanes.executorch.orders import (
     ChipProgram,
     Quantized,
     compiled_in,

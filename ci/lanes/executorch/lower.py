@@ -31,11 +31,11 @@ from ci.explain.torch_graph import TorchGraph, operator_at, outputs_of
 from ci.explain.torch_values import Passing, Tensors
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.export import ChipModel, Failed
-from ci.lanes.executorch.quantization import ComputedModel, Patterns, kind_of, save_raw, step_of
-from ci.lanes.executorch.records import (
+from ci.lanes.executorch.orders import (
     ChipProgram,
     CompileRequest,
 )
+from ci.lanes.executorch.quantization import ComputedModel, Patterns, kind_of, save_raw, step_of
 from ci.models.factory import (
     computed_weights,
     copied,

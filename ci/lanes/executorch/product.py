@@ -46,7 +46,7 @@ from ci.lanes.executorch.findings import (
     suspected_of,
     suspected_on_cpu,
 )
-from ci.lanes.executorch.records import (
+from ci.lanes.executorch.orders import (
     ChipProgram,
     EmulatorRun,
     ModelFacts,

@@ -26,7 +26,7 @@ from ci.explain.torch_graph import (
 )
 from ci.lanes.executorch import QUANTIZED
 from ci.lanes.executorch.export import ChipModel, Failed, figures_in_torch
-from ci.lanes.executorch.records import (
+from ci.lanes.executorch.orders import (
     InTorch,
     Quantized,
     QuantizeRequest,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.child import Meter, blame, doing, places_of, reporting
-from ci.lanes.executorch.records import (
+from ci.lanes.executorch.orders import (
     ComparedOutputs,
     EmulatorRun,
     RunRequest,

@@ -24,7 +24,7 @@ from ci.lanes.executorch.findings import (
     only_library_missing,
     program_file,
 )
-from ci.lanes.executorch.records import ChipProgram, figures_of, ran, ran_in
+from ci.lanes.executorch.orders import ChipProgram, figures_of, ran, ran_in
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.outcome import Result
 from ci.plain import as_json

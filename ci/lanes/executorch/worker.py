@@ -30,9 +30,7 @@ from ci.explain.torch_repair import RepairedModule
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.export import ChipModel, error_of
 from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower, lowered_module
-from ci.lanes.executorch.quantization import Patterns, prepared_model, quantize, save_raw
-from ci.lanes.executorch.quantization import scored as scores_of
-from ci.lanes.executorch.records import (
+from ci.lanes.executorch.orders import (
     CompileRequest,
     DivergenceRequest,
     ModelRewrite,
@@ -40,6 +38,8 @@ from ci.lanes.executorch.records import (
     RewriteRequest,
     WrapRequest,
 )
+from ci.lanes.executorch.quantization import Patterns, prepared_model, quantize, save_raw
+from ci.lanes.executorch.quantization import scored as scores_of
 from ci.models.arrays import Array
 from ci.models.factory import is_quantized
 from ci.models.inputs import as_files
