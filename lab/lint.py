@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         started = time.monotonic()
         return checks[name](), time.monotonic() - started
 
-    stage = StageRun.as_typed("lint", selection.profile, "")
+    stage = StageRun("lint", selection.profile, "")
     if args.fix:
         for name in chosen:
             if name in TOOLS and TOOLS[name].fixer:

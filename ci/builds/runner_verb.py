@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.manifest import load_profile
 
     selection = selection_of(args)
-    stage = StageRun.as_typed("build_runner", selection.profile, selection.target)
+    stage = StageRun("build_runner", selection.profile, selection.target)
     with (
         stage.reported(selection.reports, "runner-build", selection.target),
         disk_errors("choose other folders with --build-dir and --output"),

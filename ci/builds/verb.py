@@ -117,7 +117,7 @@ class SourceBuild:
             plan = plan_of(options, selection, os.environ)
             sys.stdout.write(wheel.script(plan) if args.wheel else source.script(plan))
             return 0
-        stage = StageRun.as_typed(self.name, selection.profile, self.target)
+        stage = StageRun(self.name, selection.profile, self.target)
         with (
             stage.reported(selection.reports, "build", self.target),
             disk_errors("choose other folders with --build-dir and --output"),

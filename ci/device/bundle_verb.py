@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         output=args.output,
     )
     selection = selection_of(args)
-    stage = StageRun.as_typed("bundle", selection.profile, selection.target)
+    stage = StageRun("bundle", selection.profile, selection.target)
     with (
         stage.reported(selection.reports, "bundle", selection.soc),
         disk_errors("choose another folder with --output"),

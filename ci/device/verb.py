@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         output=args.output,
     )
     selection = selection_of(args)
-    stage = StageRun.as_typed("run_device", selection.profile, selection.target)
+    stage = StageRun("run_device", selection.profile, selection.target)
     with stage.reported(selection.reports, "device", options.ssh or options.serial or ""):
         run_bundle(options, selection, stage)
     return stage.close(selection.reports)

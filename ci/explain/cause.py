@@ -21,7 +21,6 @@ from ci.explain.lane import explainer, measured
 from ci.explain.losses import Scores
 from ci.explain.repair import fewest_of
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
-from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
@@ -31,8 +30,7 @@ from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit, Place
-from provisioning.base.rendering import readable
-from provisioning.base.units import in_decibels
+from provisioning.base.units import in_decibels, readable
 from provisioning.known_faults import NO_FIX, SuspectedFault, fix_at
 
 SECONDS = 90.0
@@ -47,9 +45,10 @@ class Cause:
     """What was measured, in words, and the operator that it names, if it names one."""
 
     words: str
-    place: OperatorAt | None = None
     nodes: Sequence[str] = ()
-    """The operator's, or its group's."""
+    """The operator's, or its group's; none where no operator is the cause."""
+    place: Place | None = None
+    """The line of the model that wrote it, if it is known."""
     of_chip: bool = False
     suspected: Sequence[SuspectedFault] = ()
     """The known faults that the operator can have: what they are is not proved here."""
@@ -58,11 +57,6 @@ class Cause:
 
     def in_words(self) -> str:
         return "; ".join([self.words, *(f"suspected: {fault.message}" for fault in self.suspected)])
-
-    @property
-    def line(self) -> str:
-        """The line of the model, if it is known."""
-        return self.place.source if self.place else ""
 
 
 def cause_of(
@@ -95,7 +89,7 @@ def cause_of(
 
 def with_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
     """What a search that the time ended before it named an operator leaves."""
-    return replace(cause, suspected=suspects) if cause.goes_on and not cause.place else cause
+    return replace(cause, suspected=suspects) if cause.goes_on and not cause.nodes else cause
 
 
 def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
@@ -108,9 +102,9 @@ def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
         return found
     if first.rounds:
         grows = first.grows
-        return replace(found, place=grows, nodes=(grows.node,) if grows else ())
+        return replace(found, nodes=(grows.node,), place=grows.line) if grows else found
     faults = [fault for fault in first.known if isinstance(fault, SuspectedFault)]
-    return replace(found, place=first, nodes=(first.node,), suspected=faults)
+    return replace(found, nodes=(first.node,), place=first.line, suspected=faults)
 
 
 def of_scores(scores: Scores) -> Cause:
@@ -123,7 +117,7 @@ def of_scores(scores: Scores) -> Cause:
     if noise < STANDS_OUT * whole:
         return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of the error{some}")
     of_all = f"{_decibels(noise)} if only it is quantized, {_decibels(whole)} if all are"
-    return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst, worst.nodes)
+    return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst.nodes, worst.line)
 
 
 def _decibels(noise: float) -> str:
@@ -234,7 +228,7 @@ def outcome_with_cause(
     fixes, words, place = [proofs.fix], [first.message], first.place
     if cause:
         words += [cause.in_words()]
-        place = Place.read(cause.line) or place
+        place = cause.place or place
         if cause.goes_on:
             untried = list(dict.fromkeys(fault.command for fault in cause.suspected))
             fixes = fixes if proofs.helping or not untried else untried
@@ -371,12 +365,12 @@ def _of_edit(model: OneModel, edit: Edit) -> Outcome | None:
 def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:
     """What answers a fault that is suspected there may begin at another node. Where no place was found, all
     may help."""
-    if cause is None or not (cause.place or cause.suspected):
+    if cause is None or not (cause.nodes or cause.suspected):
         return True
     if any(fault.fault in change.rules for fault in cause.suspected):
         return True
-    if change.source:
-        return change.source == cause.line
+    if change.source and cause.place:
+        return change.source == str(cause.place)
     return change.node in cause.nodes
 
 

@@ -26,11 +26,11 @@ from provisioning.base.command_line import Parser, repeatable
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
-from provisioning.base.rendering import LOG, summary_of, terminal_width, verdict, wants_colour, write
+from provisioning.base.rendering import LOG, summary_of, verdict, wants_colour, write
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import RUN, StageRun
-from provisioning.base.units import seconds
+from provisioning.base.units import seconds, terminal_width
 
 if TYPE_CHECKING:
     from ci.gate.table import GateStage

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("which image?", fix=Fix("{}, one of: {}", ("image", "NAME"), ", ".join(names)))
     plan = plan_of(args.name)
     selection = selection_of(args)
-    stage = StageRun.as_typed("image", plan.profile.name if plan.profile else "", "x86_64-linux")
+    stage = StageRun("image", plan.profile.name if plan.profile else "", "x86_64-linux")
     with stage.reported(selection.reports, "image", plan.name), connected() as engine:
         base = args.base or plan.system.reference
         base_id = engine.image_id(base) or engine.pull(base)

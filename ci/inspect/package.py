@@ -136,7 +136,7 @@ def is_package(path: Path) -> bool:
 
 def run(paths: Sequence[Path], selection: Selection) -> int:
     """One report for all of them."""
-    stage = StageRun.as_typed("inspect", selection.profile, "aarch64-android")
+    stage = StageRun("inspect", selection.profile, "aarch64-android")
     socs = {name: soc_named(name) for name in selection.named_socs}
     packages: dict[str, Metric] = {}
     with stage.reported(selection.reports, "inspect", str(paths[0])):

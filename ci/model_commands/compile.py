@@ -33,79 +33,75 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.one_model.product import History
-    from ci.one_model.report import reported
-    from ci.work import sharing_templates
-
-    precisions: list[str] = list(dict.fromkeys(args.precisions or ()))
+    precisions = list(dict.fromkeys(args.precisions or [None]))
     model, suite = model_to_compile(args), args.suite and args.suite.absolute()
-    if len(precisions) > 1:
-        with sharing_templates():
-            return compile_precisions(model, precisions, suite)
-    model = replace(model, precision=next(iter(precisions), None))
-    return reported(
-        "compile", model, model.named, lambda report: compile_model(model, suite, report, History())
-    )
+    return compile_precisions(model, precisions, suite)
 
 
-def compile_model(model: OneModel, suite: Path | None, report: ModelReport, history: History) -> int:
-    """Write a program for each chip; with `suite`, add the model to that suite too. What is in `history` is
-    not said again."""
+def compile_model(
+    model: OneModel, suite: Path | None, history: History, rows: list[Mapping[str, str]]
+) -> int:
+    """Write a program for each chip, and into `rows` what a table says of it; with `suite`, add the model to
+    that suite too. What is in `history` is not said again."""
     from ci.explain.cause import explained
     from ci.one_model.into_suite import addition_of
     from ci.one_model.output import writing_into
     from ci.one_model.product import ELSEWHERE, Compiles, Product, judged, write_products
+    from ci.one_model.report import reported
     from provisioning.base.files import disk_errors
 
-    lane: Compiles = model.lane.product
-    # What cannot be compiled or added is refused before a folder is made.
-    programs = lane.programs_of(model)
-    addition = addition_of(model, suite) if suite else None
-    output = model.output.absolute()
-    with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
-        compiled = lane.products_of(model, programs)
-        products = [product for product in compiled if isinstance(product, Product)]
-        if len(products) == len(compiled):
-            write_products(products, model, new, publish, report, history)
-            if addition:
-                addition.write(products)
-    products = explained(model, programs, compiled, history)
-    return judged(products, report)
+    def work(report: ModelReport) -> int:
+        lane: Compiles = model.lane.product
+        # What cannot be compiled or added is refused before a folder is made.
+        programs = lane.programs_of(model)
+        addition = addition_of(model, suite) if suite else None
+        output = model.output.absolute()
+        with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
+            compiled = lane.products_of(model, programs)
+            products = [product for product in compiled if isinstance(product, Product)]
+            if len(products) == len(compiled):
+                write_products(products, model, new, publish, report, history)
+                rows.extend(report.cells)
+                if addition:
+                    addition.write(products)
+        products = explained(model, programs, compiled, history)
+        return judged(products, report)
+
+    return reported("compile", model, model.named, work)
 
 
-def compile_precisions(model: OneModel, precisions: Sequence[str], suite: Path | None) -> int:
-    """Compile for each precision, whatever becomes of the others, and say all in a table."""
+def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite: Path | None) -> int:
+    """Compile for each precision; of several, whatever becomes of the others, and say all in a table."""
     from ci.one_model.product import Compiles, History
-    from ci.one_model.report import reported
+    from ci.work import sharing_templates
     from provisioning.base.units import aligned
 
-    if model.lane == CHECKPOINT:
+    several = len(precisions) > 1
+    if several and model.lane == CHECKPOINT:
         raise UsageError(
             "a checkpoint is compiled for one precision at a time",
             fix="one --precision for each folder",
         )
     lane: Compiles = model.lane.product
-    for precision in precisions:
+    for other in precisions[1:]:
         # What cannot be meant is refused before the first is compiled.
-        lane.programs_of(replace(model, precision=precision))
+        lane.programs_of(replace(model, precision=other))
     rows: list[Mapping[str, str]] = []
     errors: list[str] = []
     history, code = History(), 0
-    for precision in precisions:
-        at = replace(model, precision=precision)
-
-        def work(report: ModelReport, at: OneModel = at, named: str = precision) -> int:
-            done = compile_model(at, suite, report, history)
-            rows.extend({"precision": named, **cells} for cells in report.cells)
-            return done
-
-        try:
-            code = max(code, reported("compile", at, at.named, work))
-        except ToolkitError as error:
-            show_error(error)
-            code = max(code, error.exit_code)
-            errors.append(f"{precision}: {error.message.splitlines()[0]}")
-    if rows:
+    with sharing_templates():
+        for precision in precisions:
+            model, cells = replace(model, precision=precision), list[Mapping[str, str]]()
+            try:
+                code = max(code, compile_model(model, suite, history, cells))
+            except ToolkitError as error:
+                if not several:
+                    raise
+                show_error(error)
+                code = max(code, error.exit_code)
+                errors.append(f"{precision}: {error.message.splitlines()[0]}")
+            rows.extend({"precision": str(precision), **row} for row in cells)
+    if several and rows:
         print("\n".join(aligned([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
     if errors:
         print("\n".join(errors))

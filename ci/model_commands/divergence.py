@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.plain import as_json
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
-    from provisioning.base.findings import Finding, Place, Severity
+    from provisioning.base.findings import Finding, Severity
     from provisioning.base.stage_run import Places
     from provisioning.known_faults import NO_FIX
 
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"next: {fix}")
         if differs:
             message = "; ".join(lines[:2])
-            place = Place.read(result.first.source if result.first else "")
+            place = result.first.line if result.first else None
             found = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
             answer.add_findings([Places.of().located(found)])
             report.fail(message, fix)

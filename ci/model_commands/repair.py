@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ci.one_model.model import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
 from ci.suite.options import add_work
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.errors import UnknownName, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """\
   qnn-ci repair net.py:model --soc SM8650 --precision 16a8w -o out/

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from provisioning.base.findings import Place
 from provisioning.base.settings import ROOT
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s*(?!File ")([^\n]+))?')
@@ -26,6 +27,10 @@ class OperatorAt:
     module: str
     source: str
     code: str
+
+    @property
+    def line(self) -> Place | None:
+        return Place.read(self.source)
 
     @property
     def place(self) -> str:

@@ -75,6 +75,7 @@ def suite_with(
     import tomlkit
 
     text = _text(suite)
+    run = {**run, "precision": _written(run.get("precision"), lane)}
     document: Any = tomlkit.parse(text or "schema = 2\n")
     cases = document.setdefault("case", tomlkit.table(is_super_table=True))
     if name not in cases:
@@ -180,8 +181,6 @@ def addition_of(model: OneModel, suite: Path) -> Addition:
     case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
     values = program.run.model_dump(mode="json", exclude_defaults=True)
     run = {name: values.get(name) for name in lane.FIELDS}
-    if precision := run.get("precision"):
-        run["precision"] = written_name(precision)
     socs, profile = model.selection.socs, model.selection.profile
     addition = Addition(model.lane.suites, suite, program.case_name, case, run, socs, profile)
     addition.require_possible()

@@ -38,6 +38,8 @@ class ModelLane:
     """The locked Python that it runs in."""
     flags: tuple[str, ...]
     """Those that it alone has."""
+    timeout: float = TIMEOUT
+    """Seconds after which a step ends, unless --timeout says otherwise."""
     only_compiles: bool = False
     """Whether of the commands for one model it has `compile` alone."""
 
@@ -77,6 +79,7 @@ CHECKPOINT = ModelLane(
     "ci.lanes.llm",
     "llm",
     ("through", "context", "prefill", "parts"),
+    LANGUAGE_TIMEOUT,
     only_compiles=True,
 )
 LANES = (PYTORCH, ONNX, CHECKPOINT)
@@ -245,7 +248,7 @@ def one_model_of(args: argparse.Namespace, *, checkpoints: bool = False) -> OneM
     return OneModel(
         typed=args.model or "",
         lane=lane,
-        work=replace(work_of(args), timeout=limit_of(args, lane)),
+        work=work_of(args, lane.timeout),
         precision=args.precision,
         precision_file=args.precision_file,
         calibrate=args.calibrate,
@@ -295,21 +298,16 @@ def model_or_suite_of(args: argparse.Namespace) -> OneModel:
 
 
 def add_limit(parser: argparse._ActionsContainer, work: str) -> None:
-    """The flag of a time limit whose default `limit_of` knows."""
+    """The flag of a time limit whose default is the lane's."""
     text = f"end {work} after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]"
     valued(parser, "--timeout", "S", text, type=duration)
-
-
-def limit_of(args: argparse.Namespace, lane: ModelLane) -> float:
-    typed: float | None = args.timeout
-    return typed or (LANGUAGE_TIMEOUT if lane == CHECKPOINT else TIMEOUT)
 
 
 def program_to_run(args: argparse.Namespace) -> OneModel:
     """A program that is compiled already."""
     typed: str = args.model
     lane = lane_of(typed, Parser.user_folder())
-    program = OneModel(selection_of(args), typed, lane, WorkOptions(limit_of(args, lane)))
+    program = OneModel(selection_of(args), typed, lane, WorkOptions(args.timeout or lane.timeout))
     if lane != ONNX:
         return program
     return replace(program, options=tuple(args.option), as_it_is=args.as_it_is)

@@ -24,10 +24,10 @@ from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
 from provisioning.base.findings import Finding
-from provisioning.base.rendering import plural, readable
+from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_SOC
 from provisioning.base.stage_run import Places
-from provisioning.base.units import EXACT_DB, in_decibels
+from provisioning.base.units import EXACT_DB, in_decibels, readable
 from provisioning.known_faults import SuspectedFault
 from provisioning.manifest import soc_named
 

@@ -58,7 +58,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
 
     selection = model.selection
     name = " ".join(filter(None, [model.typed, *about]))
-    report = ModelReport(name, model, StageRun.as_typed(verb, selection.profile, DEFAULT_TARGET))
+    report = ModelReport(name, model, StageRun(verb, selection.profile, DEFAULT_TARGET))
     tee = answer.Tee(sys.stdout)
     printed = tee.kept
     try:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.stage_run import StageRun
 
     selection = selection_of(args)
-    stage = StageRun.as_typed("buck_parity", selection.profile, "")
+    stage = StageRun("buck_parity", selection.profile, "")
     with stage.reported(selection.reports, "parity-not-checked"):
         root = _root(args.executorch, selection)
         file = args.mapping or MAPPING

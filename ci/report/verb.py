@@ -16,8 +16,9 @@ from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report
-from provisioning.base.rendering import NO_MATTER, console, terminal_width, verdict, wants_colour, write
+from provisioning.base.rendering import NO_MATTER, console, verdict, wants_colour, write
 from provisioning.base.settings import reports_path
+from provisioning.base.units import terminal_width
 
 EXAMPLES = """\
   nox -s report

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     if not selection.named_targets:
         selection = replace(selection, target=TARGET)
-    stage = StageRun.as_typed("sign_lpai", selection.profile, selection.target)
+    stage = StageRun("sign_lpai", selection.profile, selection.target)
     with stage.reported(selection.reports, "signing-stopped"):
         sign(options, selection, stage)
     return stage.close(selection.reports)

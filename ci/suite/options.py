@@ -109,9 +109,10 @@ def add_work(
         switch(group, "--why", "print why each program runs again")
 
 
-def work_of(args: argparse.Namespace) -> WorkOptions:
+def work_of(args: argparse.Namespace, timeout: float = TIMEOUT) -> WorkOptions:
+    """`timeout`: where the user names none."""
     return WorkOptions(
-        timeout=args.timeout or TIMEOUT,
+        timeout=args.timeout or timeout,
         jobs=args.jobs,
         cache=not args.no_cache,
         why=args.why,

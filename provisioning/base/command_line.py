@@ -31,7 +31,7 @@ from provisioning.base.errors import (
 from provisioning.base.files import disk_error
 from provisioning.base.foreign import visible
 from provisioning.base.settings import CLONE, user_path
-from provisioning.base.units import aligned, columns
+from provisioning.base.units import aligned, columns, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +336,6 @@ def _drop_output() -> None:
 
 def show_error(error: ToolkitError) -> None:
     answer.add_error(error)
-    # Late: a command that goes well shows none.
-    from provisioning.base.rendering import readable
 
     text = f"error: {error.message}\n"
     if error.fix:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 from provisioning.base.findings import Artifact, Finding, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.units import aligned, seconds, size, wrapped
+from provisioning.base.units import aligned, seconds, size, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -178,15 +177,6 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> boo
     return stream.isatty() and environ.get("TERM") != "dumb"
 
 
-def terminal_width(environ: Mapping[str, str] = os.environ) -> int:
-    """The terminal's columns, within what reads well; logs get 120."""
-    columns = environ.get("COLUMNS", "")
-    width = (
-        int(columns) if columns.isdecimal() and int(columns) else shutil.get_terminal_size((120, 24)).columns
-    )
-    return min(max(width, 40), 160)
-
-
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, right: frozenset[int] = frozenset()
 ) -> RenderableType:
@@ -239,17 +229,6 @@ def finding_lines(finding: Finding, width: int) -> Text:
         text.append("\n    " + ("  " if number else "→ "), style="green")
         text.append("\n".join(wrapped(line, width, " " * 6, " " * 6))[6:])
     return text
-
-
-def readable(text: str, stream: TextIO) -> str:
-    """On a terminal, lines of its width, none broken within a word; elsewhere the same text."""
-    if not stream.isatty():
-        return text
-    lines: list[str] = []
-    for line in text.splitlines():
-        indent = line[: len(line) - len(line.lstrip())]
-        lines += wrapped(line.lstrip(), terminal_width(), indent, indent) or [""]
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _verdict(report: Report) -> Text:

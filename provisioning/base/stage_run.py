@@ -99,17 +99,16 @@ class StageRun:
     stage: str
     profile: str
     target: str
-    command: str
+    command: str = ""
+    """As the user typed it, where nothing else is said."""
     findings: list[Finding] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list)
     metrics: dict[str, Metric] = field(default_factory=dict)
     started: str = field(default_factory=utc_now)
     _clock: float = field(default_factory=time.monotonic)
 
-    @classmethod
-    def as_typed(cls, stage: str, profile: str, target: str) -> StageRun:
-        """The run of a session, with the arguments that the user typed."""
-        return cls(stage, profile, target, session(stage, *sys.argv[2:]))
+    def __post_init__(self) -> None:
+        self.command = self.command or session(self.stage, *sys.argv[2:])
 
     def add(self, rule: str, severity: Severity, subject: str, message: str, fix: str = "") -> None:
         self.findings.append(Finding(rule, severity, subject, message, fix))

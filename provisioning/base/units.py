@@ -1,13 +1,15 @@
-"""Sizes, times and rows as people read them."""
+"""Sizes, times, rows and lines as people read them."""
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
 
 
 def size(count: float) -> str:
@@ -73,6 +75,15 @@ def columns() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
+def terminal_width(environ: Mapping[str, str] = os.environ) -> int:
+    """The terminal's columns, within what reads well; logs get 120."""
+    columns = environ.get("COLUMNS", "")
+    width = (
+        int(columns) if columns.isdecimal() and int(columns) else shutil.get_terminal_size((120, 24)).columns
+    )
+    return min(max(width, 40), 160)
+
+
 def aligned(rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
     """Each row as a line, with its columns below those of the others.
 
@@ -105,3 +116,14 @@ def wrapped(text: str, width: int, first: str, indent: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def readable(text: str, stream: TextIO) -> str:
+    """On a terminal, lines of its width, none broken within a word; elsewhere the same text."""
+    if not stream.isatty():
+        return text
+    lines: list[str] = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += wrapped(line.lstrip(), terminal_width(), indent, indent) or [""]
+    return "".join(f"{line}\n" for line in lines)

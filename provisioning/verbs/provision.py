@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.manifest import load_profile
 
     selection = selection_of(args)
-    stage = StageRun.as_typed("provision", selection.profile, ",".join(selection.named_targets) or "all")
+    stage = StageRun("provision", selection.profile, ",".join(selection.named_targets) or "all")
     with stage.reported(selection.reports, "provision", selection.profile):
         profile = load_profile(selection.profile)
         rows = provision(

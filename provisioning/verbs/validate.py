@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.stage_run import StageRun
 
     selection = selection_of(args)
-    stage = StageRun.as_typed("validate", selection.profile, ",".join(selection.targets))
+    stage = StageRun("validate", selection.profile, ",".join(selection.targets))
     with stage.reported(selection.reports, "validate", stage.profile):
         results = _validate(stage, selection, args.rule or (), args.ignore)
 

@@ -100,7 +100,7 @@ def run(options: StageOptions, goes_wrong: Mapping[str, object] | None = None) -
     )
     if options.list_only:
         return show_list(programs)
-    stage = StageRun.as_typed("test_toy", selection.profile, DEFAULT_TARGET)
+    stage = StageRun("test_toy", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "toy-not-run"):
         plan = plan_of(programs, selection, options.work)
         results = run_cached_step(compiling(plan, goes_wrong), programs)

@@ -27,12 +27,12 @@ from ci.explain.divergence import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Loss, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
 from ci.operators.table import Inexact
 from ci.suite.findings import is_of_chip
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.findings import Place
 from provisioning.known_faults import NO_FIX, SuspectedFault
 from tests.support.stand_in_lane import AT, DIFFERS, HELPS, POWER, RED, WRONG, StandInLane, green
 
@@ -89,7 +89,7 @@ def test_an_operator_is_the_cause_where_most_of_the_error_is_its_own() -> None:
 def test_an_operator_that_only_rounds_is_not_the_cause_and_what_makes_much_of_it_is_named() -> None:
     grows = Loss("aten.where.self", "", "net.py:9", "", "where", 85.2, 3.1)
     found = of_divergence(cuts(0.6, sqnr_db=89.8, rounds=True, grows=grows), "divergence")
-    assert "the cause is" not in found.words and found.line == "net.py:9"
+    assert "the cause is" not in found.words and str(found.place) == "net.py:9"
     assert "aten.where.self at net.py:9" in found.words and "85.2 dB before it, 3.1 dB after" in found.words
 
 
@@ -102,7 +102,7 @@ def test_that_no_operator_is_wrong_is_said_of_a_whole_search_alone() -> None:
 
 def test_where_all_add_a_little_none_is_the_cause() -> None:
     found = of_divergence(cuts(0.1), "divergence")
-    assert "cause" not in found.words and not found.place
+    assert "cause" not in found.words and not found.nodes
 
 
 @pytest.mark.parametrize("between", [[], ["relu", "linear_3"]])
@@ -129,7 +129,7 @@ def test_quantizing_an_operator_is_the_cause_where_it_alone_loses_as_much(noise:
         for node, adds in (("pow_1", noise), ("mul", 0.005))
     )
     found = of_scores(Scores(tuple(units), (0.1,), 0))
-    assert ("cause is quantizing aten.pow.Scalar" in found.words) is named is bool(found.place)
+    assert ("cause is quantizing aten.pow.Scalar" in found.words) is named is bool(found.nodes)
     assert not named or ("11.0 dB" in found.words and "10.0 dB" in found.words)
 
 
@@ -143,7 +143,7 @@ def test_a_search_that_fails_is_no_cause_and_no_failure(tmp_path: Any) -> None:
     model, program = Dies(tmp_path).model, SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
     assert cause_of(model, program, replace(outcome, wrong=())) is None
     found = cause_of(model, program, outcome)
-    assert found and "not found: the compiler dies" in found.words and not found.place
+    assert found and "not found: the compiler dies" in found.words and not found.nodes
 
 
 @pytest.mark.parametrize(("between", "named"), [(["relu", "linear_3"], True), ([], False)])
@@ -152,15 +152,15 @@ def test_what_the_nodes_meet_is_suspected_where_the_time_ended_the_search(
 ) -> None:
     searched = of_divergence(replace(cuts(0.9, between), first=None), "divergence net.py")
     found = with_suspects(searched, [SUSPECT])
-    assert ("net.py:7" in found.in_words()) is named and not found.place
+    assert ("net.py:7" in found.in_words()) is named and not found.nodes
 
 
 def test_an_operator_that_was_found_needs_no_suspicion_of_others() -> None:
     found = with_suspects(of_divergence(cuts(0.9), "divergence net.py"), [SUSPECT])
-    assert found.place and not found.suspected
+    assert found.nodes and not found.suspected
 
 
-CAUSE = Cause("the cause is pow", OperatorAt("aten.pow.Scalar", "", HELPS.source, ""))
+CAUSE = Cause("the cause is pow", ["pow_1"], Place.read(HELPS.source))
 
 
 def proved(
@@ -219,8 +219,8 @@ def test_all_programs_of_a_command_together_have_the_longest_time(
 def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at_another_line(
     tmp_path: Path,
 ) -> None:
-    fault, place = SuspectedFault("it is too small", "", "harms"), OperatorAt("rsqrt", "", "net.py:8", "")
-    cause = Cause("the cause is rsqrt", place, of_chip=True, suspected=[fault])
+    fault, place = SuspectedFault("it is too small", "", "harms"), Place("net.py", 8)
+    cause = Cause("the cause is rsqrt", ["rsqrt"], place, of_chip=True, suspected=[fault])
     _, lane = proved(tmp_path, lambda model: RED, cause=cause)
     assert lane.asked == [None, ("harms",)]
 
@@ -264,7 +264,7 @@ def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_
         tmp_path,
         gives,
         kind=OfOneLine,
-        cause=Cause("the cause", OperatorAt("einsum", "", "net.py:2", "")),
+        cause=Cause("the cause", ["einsum"], Place("net.py", 2)),
     )
     assert asked == tried and (tmp_path / "net.py").read_text() == WRITTEN
     assert (found.edit is not None) is helped and bool(found.helping) is helped

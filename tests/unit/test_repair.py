@@ -20,7 +20,7 @@ from tests.support.stand_in_lane import RED, StandInLane, green
 
 
 def report_of(model: OneModel) -> ModelReport:
-    return ModelReport("net", model, StageRun.as_typed("repair", "wheels", "host"))
+    return ModelReport("net", model, StageRun("repair", "wheels", "host"))
 
 
 def repair_one(model: OneModel) -> int:

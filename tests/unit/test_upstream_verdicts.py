@@ -258,7 +258,7 @@ def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
 
 
 def findings_of(judge: Judge, verdict: UpstreamVerdict) -> dict[str, Severity]:
-    stage = StageRun.as_typed("test_upstream", "wheels", "x86_64-linux")
+    stage = StageRun("test_upstream", "wheels", "x86_64-linux")
     judge.findings(stage, [verdict])
     return {finding.rule: finding.severity for finding in stage.findings}
 
@@ -273,7 +273,7 @@ def test_a_known_failure_has_the_cause_that_was_accepted_and_a_new_one_its_own(t
     known = replace(accepted({"t": AcceptedTest(outcome="wrong")}), causes={("t", "wrong"): "QNN rounds"})
     judge = Judge(known, tmp_path, of_another_release=True)
     for test, cause in (("t", "QNN rounds"), ("new", "numbers differ")):
-        stage = StageRun.as_typed("test_upstream", "wheels", "x86_64-linux")
+        stage = StageRun("test_upstream", "wheels", "x86_64-linux")
         judge.findings(stage, [UpstreamVerdict(test, "wrong", "numbers differ")])
         assert [cause in finding.message for finding in stage.findings] == [True]
 

@@ -126,7 +126,7 @@ def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Fi
             program.name,
             f"{_on_cpu(first)} ({allowed}){more}",
             str(fix) or SUITES.repeat(program, "test_lowering"),
-            Place.read(first.source),
+            first.line,
             fix.edit,
         )
     if compiled.delegates != program.delegates:
@@ -148,7 +148,7 @@ def left_on_cpu(operators: Iterable[CpuOperator]) -> Iterator[tuple[str, Suggest
     """Operators on the CPU, each with what to write instead, and its line of the model."""
     for operator in operators:
         fix = fix_for(operator.operator, operator.code, operator.source, reason=operator.reason)
-        yield _on_cpu(operator), fix, Place.read(operator.source)
+        yield _on_cpu(operator), fix, operator.line
 
 
 def suspected_on_cpu(operators: Iterable[CpuOperator]) -> tuple[str, str]:

@@ -58,7 +58,7 @@ def run_lowering(options: StageOptions) -> int:
     selection, accept = options.selection, options.accept
     if options.list_only:
         return show_list(chosen_programs(options.choice, selection))
-    stage = StageRun.as_typed(LOWERING, selection.profile, DEFAULT_TARGET)
+    stage = StageRun(LOWERING, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "lowering-not-run"):
         plan = plan_of(chosen_programs(options.choice, selection), selection, options.work, "lowering")
         results = compile_programs(plan)
@@ -127,7 +127,7 @@ def run_emulation(options: StageOptions) -> int:
     selection, accept = options.selection, options.accept
     if options.list_only:
         return show_list(chosen_programs(options.choice, selection))
-    stage = StageRun.as_typed(EMULATION, selection.profile, DEFAULT_TARGET)
+    stage = StageRun(EMULATION, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "emulator-not-run"):
         plan = plan_of(chosen_programs(options.choice, selection), selection, options.work, "emulator")
         _refuse_other_backends(plan)

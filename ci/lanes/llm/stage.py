@@ -262,7 +262,7 @@ def run(options: StageOptions) -> int:
     selection = options.selection
     if options.list_only:
         return show_list(_chosen_programs(options.choice, selection))
-    stage = StageRun.as_typed(STAGE, selection.profile, DEFAULT_TARGET)
+    stage = StageRun(STAGE, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "llm-not-run"):
         require_installed()
         plan = LlmPlan.of(_chosen_programs(options.choice, selection), selection, options.work)

@@ -298,7 +298,7 @@ def run(options: StageOptions) -> int:
     selection, accept = options.selection, options.accept
     if options.list_only:
         return show_list(chosen_programs(options.choice, selection))
-    stage = StageRun.as_typed(STAGE, selection.profile, DEFAULT_TARGET)
+    stage = StageRun(STAGE, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
         plan = plan_of(chosen_programs(options.choice, selection), selection, options.work)

@@ -37,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
             raise UnknownName(f"{name} is no suite", name, known)
     suites = [known[name] for name in dict.fromkeys(args.suites or known)]
     options = options_of(args)
-    stage = StageRun.as_typed(suites[0].stage, options.selection.profile, options.selection.target)
+    stage = StageRun(suites[0].stage, options.selection.profile, options.selection.target)
     return run_suites(stage, suites, options, os.environ)

@@ -65,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
 
     suite = upstream_suites()["delegate"].model_copy(update={"command": ("test_delegate",)})
     options = options_of(args)
-    stage = StageRun.as_typed(suite.stage, options.selection.profile, options.selection.target)
+    stage = StageRun(suite.stage, options.selection.profile, options.selection.target)
     return run_suites(stage, [suite], options, os.environ)
