@@ -33,28 +33,28 @@ BEFORE_THE_TABLE = """\
 # Known faults
 
 This page lists what QNN, ExecuTorch and ONNX Runtime's QNN provider get wrong, and what to write instead.
-`compile` and `divergence` name the fault that can explain a wrong result. `diagnose`
-prints what is known of it:
+`compile` and `divergence` name the fault that can explain a wrong result. `diagnose` prints the entry of
+one fault:
 
 ```console
 $ qnn-ci diagnose exp-below-minus-88
 ```
 
-We measured on Qualcomm's HTP emulator, not on devices. A chip can be right where the emulator is wrong.
-Outputs are wrong without any message, unless an entry quotes one.
+We measured on Qualcomm's emulator of the HTP (the NPU), not on devices. A chip can be right where the
+emulator is wrong. If an entry quotes no message, you get wrong outputs without any message.
 
 | in an entry | meaning |
 | --- | --- |
-| `16a8w` | 16-bit activations and 8-bit weights, [a precision](start.md#which-precision) |
-| `16a4w_block` | 16-bit activations and 4-bit weights, with a scale for each block of weights |
-| `fp16a8w` | fp16 activations and 8-bit weights |
-| at 16 bits, at 8 bits | with 16-bit or 8-bit integer activations, at any size of the weights; so not fp16 |
-| versions | those that have the fault, as far as we know |
+| `16a8w` | a [precision](start.md#which-precision): 16-bit activations and 8-bit weights |
+| `16a4w_block` | `16a4w` whose weights are cut into blocks, each with its own scale |
+| at 16 bits, at 8 bits | with 16-bit or 8-bit integer activations; so not at fp16 |
+| lowering | the translation of your model into a program for the NPU |
+| *versions, through …* | the versions known to have the fault, and the runtime with which we saw it |
 | **Correct** | similar models, or other versions, without the fault |
-| **SQNR …**, **Result …**, **Measured** | what the script printed of models with and without the fault |
-| SQNR | [how exact the outputs are](accuracy.md#what-is-a-good-sqnr): 40 dB is an error of 1 % |
-| **Fix** | what to write instead; a figure in dB is its SQNR in a separate run, measured as in the entry |
-| **See it** | a command that shows the fault in these versions; `net.py:model`, `model.onnx`: your model |
+| **SQNR …**, **Result …**, **Measured** | the script's output: first models with the fault, then without |
+| SQNR | [how exact](accuracy.md#what-is-a-good-sqnr) outputs are: 40 dB is an error of 1 %, 20 dB of 10 % |
+| **Fix** | what to write instead; a figure in dB is the SQNR that we measured with this fix |
+| **See it** | a command that shows the fault; `net.py:model` and `model.onnx` are your model |
 | **Script** | a short program that shows the fault: [how to run it](#is-each-fault-still-there) |
 """
 
@@ -62,28 +62,27 @@ STILL_THERE = """\
 ## Is each fault still there
 
 Most faults have a script in [manifests/faults](../manifests/faults). A script does not use qnn-ci: you can
-run it with your own packages, or attach it to a bug report. In a clone, this command runs one with the pinned
-versions:
+run it with your own packages, or attach it to a bug report. In a clone, this command runs one with the
+versions that qnn-ci installs:
 
 ```console
 $ qnn-ci shell python manifests/faults/bias-used-twice.py
 still - {figure}
 ```
 
-The script runs models with the fault, and a similar model without it. Its last line is a word and the
-figures:
+The last line of its output is a word and the figures:
 
 | word | meaning | exit code |
 | --- | --- | --- |
 | `still` | your versions have the fault | 1 |
 | `gone` | your versions do not have it | 0 |
-| `changed` | the similar model is wrong too, or only some of the models with the fault are correct now | 2 |
+| `changed` | a model without the fault is wrong now, or only some with the fault are correct now | 2 |
 
 In a clone, `nox -s lab -- faults` runs all scripts. It passes if each prints `still` and the figures of this
-page. `--accept` writes new figures. If a fault is gone, `--close` excludes the version that does not have it:
-`>=2.49.40` becomes `>=2.49.40,<2.51.0`. A fault of a single version is left for you to edit. The workflow
-faults.yml runs the scripts with `--close` every night, on newer versions, and opens a pull request with these
-changes.
+page. With `--accept`, it writes new figures. With `--close`, it ends the version range of a fault that is
+gone: `>=2.49.40` becomes `>=2.49.40,<2.51.0`. If the entry has only one version, you edit it yourself. Every
+night, the workflow faults.yml runs the scripts on newer versions with `--close`, and opens a pull request
+with the changes.
 
 This page is generated. To add a fault, write an entry in [known_faults.toml](../manifests/known_faults.toml)
 and its fix, with the same id, in [fixes.toml](../manifests/fixes.toml), then run `nox -s generate`.
@@ -94,7 +93,7 @@ def page() -> str:
     lines = [
         *BEFORE_THE_TABLE.splitlines(),
         "",
-        "| fault | versions | seen through |",
+        "| fault | versions | through |",
         "| --- | --- | --- |",
         *(
             f"| [{fault.title}](#{fault.id}) | {_versions(fault)} | {LANES[fault.lane]} |"
@@ -144,8 +143,9 @@ def _upstream() -> Iterator[str]:
     yield from ("## ExecuTorch's own tests", "")
     place = "../manifests/upstream/delegate/accepted-wheels.json"
     yield "ExecuTorch has tests of its QNN backend, the *delegate suite*. On the emulator, with ExecuTorch"
-    yield f"{executorch} and QNN {qnn} for {DEFAULT_SOC}, these do not pass, or pass with wrong"
-    yield f"outputs ([accepted results]({place})). `(i=0)` names a subtest:"
+    yield f"{executorch} and QNN {qnn} for {DEFAULT_SOC}, these tests do not pass, or pass with wrong"
+    yield f"outputs ([accepted results]({place})). A cause can name a fault of this page; `(i=0)` is a"
+    yield "subtest:"
     yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
     for test in failing:
         yield f"| `{test}` | {accepted.of(test).outcome.replace('_', ' ')} | {accepted.cause(test)} |"
@@ -158,10 +158,10 @@ def _upstream() -> Iterator[str]:
 def _suites() -> Iterator[str]:
     """Hundreds of tests are accepted as they fail, so this has their numbers."""
     suites = "[these suites](building.md#executorchs-own-tests)"
-    yield f"ExecuTorch has more test suites. This table counts the outcomes of {suites}, and of `zoo`,"
-    yield "its tests of whole models such as torchvision's. The name of a suite links to its accepted"
-    yield "results, with the cause of each:"
-    yield from ("", "| suite | tests | of these, not passed, or passed wrongly |", "| --- | --- | --- |")
+    yield f"ExecuTorch has more test suites. This table counts the tests of {suites}, and of `zoo`, its"
+    yield "tests of whole models such as torchvision's. The name of a suite links to its accepted results,"
+    yield "which have the cause of each outcome:"
+    yield from ("", "| suite | tests | not passed, or passed with wrong outputs |", "| --- | --- | --- |")
     for suite in (*upstream_suites(), "zoo"):
         if tests := load_tests(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
             counts = Counter(row.outcome for row in tests.values() if row.outcome != "passed")

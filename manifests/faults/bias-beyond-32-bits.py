@@ -1,4 +1,4 @@
-"""bias-beyond-32-bits: A bias is cut off at 16a16w if the layer's input is narrow
+"""bias-beyond-32-bits: A bias is cut off at 16a16w if the range of the layer's input is narrow
 It needs executorch. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""float64-output: A float64 output contains the bits of a float32
+"""float64-output: A float64 output has the bits of a float32
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""floor-divide-16-bit: `floor_divide` at 16 bits gives fractions if all quotients are near zero
+"""floor-divide-16-bit: `floor_divide` at 16 bits gives fractions if all dividends are in [-1, 1]
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

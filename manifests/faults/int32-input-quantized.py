@@ -1,4 +1,4 @@
-"""int32-input-quantized: A cast to float of an int32 input, or of an int64 one that was moved, is wrong when quantized
+"""int32-input-quantized: A cast of an int32 or int64 input to float is wrong when quantized
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

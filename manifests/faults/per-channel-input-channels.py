@@ -1,4 +1,4 @@
-"""per-channel-input-channels: At fp16a8w, a convolution with per-channel weights lowers only if it is 1x1 with 4, 8, 12 … input channels
+"""per-channel-input-channels: A per-channel convolution at fp16a8w fails to lower unless it is 1x1 with 4, 8, 12 … input channels
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import sys

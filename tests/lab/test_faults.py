@@ -53,6 +53,12 @@ def test_a_script_is_of_a_fault_short_and_without_code_of_ours() -> None:
     assert {path.stem for path in SHOWN} <= {fault.id for fault in load_faults()}
 
 
+def test_a_script_begins_with_the_title_of_its_fault() -> None:
+    titles = {fault.id: fault.title for fault in load_faults()}
+    first = {path.stem: path.read_text(encoding="utf-8").partition("\n")[0] for path in SHOWN}
+    assert first == {name: f'"""{name}: {titles[name]}' for name in first}
+
+
 def test_a_fault_has_a_script_or_says_why_not() -> None:
     faults = load_faults()
     assert faults and not [fault.id for fault in faults if bool(fault.script) == bool(fault.unshown)]
