@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Generic, TextIO, TypeVar
 
 from provisioning.base.command_line import TIMEOUT
-from provisioning.base.progress import SILENT_FOR, Display, display_for, new_bar, ticking
+from provisioning.base.progress import SILENT_FOR, Screen, display_for, new_bar, ticking
 from provisioning.base.units import roughly
 
 R = TypeVar("R")
@@ -134,7 +134,7 @@ class JobProgress(Generic[R]):
         jobs: Sequence[Job],
         line: Callable[[str, R], Line],
         out: TextIO,
-        display: Display | None,
+        display: Screen | None,
         doing: Callable[[str], str] = lambda name: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

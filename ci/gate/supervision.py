@@ -1,14 +1,12 @@
-"""Run a stage as its own process: its output kept in a log and shown, with bars by its events on a terminal;
-end it when interrupted, and explain its death from its log."""
+"""Run a stage as its own process, its output kept in a log and shown; end it if interrupted, and explain its
+death from its log."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,14 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.files import write_all
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
-from provisioning.base.progress import CHANNEL, Screen, channel_value, display_for
 
 if TYPE_CHECKING:
     import subprocess
@@ -68,25 +65,19 @@ def supervise(
     descriptor. On an interruption, end it and give it time to clean up."""
     import subprocess
 
-    display = display_for(sys.stderr)
-    screen = display if isinstance(display, Screen) else None
-    text, output = os.pipe()
-    event_lines, events = os.pipe()
-    channel = {CHANNEL: channel_value(events)} if screen else {}
+    reading, output = os.pipe()
     # Unbuffered: what a full disk did not take must not fail again when the log is closed.
     with log.open("wb", buffering=0) as stream:
         process = subprocess.Popen(
             command,
-            env={**environ, **channel},
+            env=dict(environ),
             stdout=output,
             stderr=output,
-            pass_fds=[events],
             preexec_fn=_end_with_parent,  # noqa: PLW1509  it takes no lock
         )
         os.close(output)
-        os.close(events)
-        reading = _Reading({text: _Text(stream, shown, screen), event_lines: _Events(screen)})
-        thread = threading.Thread(target=reading.run, daemon=True)
+        text = _Text(reading, stream, shown)
+        thread = threading.Thread(target=text.read, daemon=True)
         thread.start()
         try:
             return process.wait()
@@ -94,10 +85,8 @@ def supervise(
             _end(process)
             return INTERRUPTED
         finally:
-            reading.ends = time.monotonic() + LINGER
+            text.ends = time.monotonic() + LINGER
             thread.join()
-            if screen:
-                screen.clear()
 
 
 def _end_with_parent() -> None:
@@ -106,72 +95,31 @@ def _end_with_parent() -> None:
 
 
 @dataclass
-class _Reading:
-    """Of all that a stage gives, until everything is closed or a while after it has ended."""
+class _Text:
+    """What a stage prints, until its end or a while after that of its process."""
 
-    pipes: Mapping[int, _Text | _Events]
+    pipe: int
+    log: FileIO
+    shown: int | None
     ends: float = float("inf")
 
-    def run(self) -> None:
-        waiting = dict(self.pipes)
-        while waiting and time.monotonic() < self.ends:
-            for descriptor in select.select([*waiting], [], [], LINGER / 5)[0]:
-                if block := os.read(descriptor, 1 << 16):
-                    waiting[descriptor].take(block)
-                else:
-                    del waiting[descriptor]
-        for descriptor, pipe in self.pipes.items():
-            pipe.finish()
-            os.close(descriptor)
+    def read(self) -> None:
+        while time.monotonic() < self.ends:
+            if select.select([self.pipe], [], [], LINGER / 5)[0]:
+                block = os.read(self.pipe, 1 << 16)
+                if not block:
+                    break
+                self._keep(block)
+        os.close(self.pipe)
 
-
-class _Text:
-    """What the stage prints. Above bars only whole lines can be shown."""
-
-    def __init__(self, log: FileIO, shown: int | None, screen: Screen | None) -> None:
-        self._log, self._shown, self._screen, self._rest = log, shown, screen, b""
-
-    def take(self, block: bytes) -> None:
+    def _keep(self, block: bytes) -> None:
         with suppress(OSError):  # a full disk ends the log, and not the stage
-            write_all(self._log.fileno(), block)
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        for line in lines:
-            self._show(line + b"\n")
-
-    def finish(self) -> None:
-        self._show(self._rest)
-
-    def _show(self, text: bytes) -> None:
-        if self._shown is None or not text:
-            return
-        if self._screen and self._screen.drawing:
-            self._screen.print(text.decode("utf-8", "replace").removesuffix("\n"))
-            return
-        view = memoryview(text)
+            write_all(self.log.fileno(), block)
         try:
-            while view:
-                view = view[os.write(self._shown, view) :]
+            if self.shown is not None:
+                write_all(self.shown, block)
         except OSError:  # our reader left; the stage and its log go on
-            self._shown = None
-
-
-class _Events:
-    """Of provisioning/base/progress.py."""
-
-    def __init__(self, screen: Screen | None) -> None:
-        self._screen, self._rest = screen, b""
-
-    def take(self, block: bytes) -> None:
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        for line in lines:
-            event: dict[str, Any] = json.loads(line)
-            if self._screen and "remove" in event:
-                self._screen.remove(event["remove"])
-            elif self._screen:
-                self._screen.bar(**event)
-
-    def finish(self) -> None:
-        """An incomplete event is none."""
+            self.shown = None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

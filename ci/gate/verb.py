@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from provisioning.base.command_line import Parser, repeatable
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
+from provisioning.base.progress import at_work
 from provisioning.base.rendering import LOG, summary_of, verdict, wants_colour, write
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
@@ -211,11 +212,12 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, w
     log = log_of(stage.name, selection.reports)
     # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
     python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program]
-    with folded(stage.name, session(stage.name, *flags), os.environ) if whole else nullcontext():
+    typed = session(stage.name, *flags)
+    with folded(stage.name, typed, os.environ) if whole else at_work(f"{stage.name} into {log}", every=60):
         sys.stdout.flush()
         code = supervise([*python, stage.name, *flags], os.environ, log, shown=1 if whole else None)
     duration = round(time.monotonic() - started, 3)
-    result = judge(stage, code, selection, duration, session(stage.name, *flags))
+    result = judge(stage, code, selection, duration, typed)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
     result = replace(result, report=report)
     if whole:

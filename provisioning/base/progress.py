@@ -1,22 +1,16 @@
-"""Progress of long work: a bar on a terminal, plain lines elsewhere, or nothing.
-
-Bars are drawn on our terminal, or sent as events to the gate, which shows the output of the stages that it
-starts and draws their bars. Each event is a line of JSON: {"bar": 1, "name": …, "done": …, "total": …,
-"note": …} or {"remove": 1}.
-"""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import TYPE_CHECKING, TextIO
 
 from provisioning.base.units import roughly, seconds, size
 
@@ -24,9 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-
-CHANNEL = "QNN_CI_PROGRESS"
-"""The descriptor of the pipe that the gate passes to a stage, for its events."""
 
 _numbers = itertools.count(1)
 
@@ -36,57 +27,10 @@ def new_bar() -> int:
     return next(_numbers)
 
 
-def display_for(out: TextIO) -> Display | None:
+def display_for(out: TextIO) -> Screen | None:
     """Where bars can be drawn; None where lines of text have to do."""
-    if out is sys.stderr and (descriptor := _channel()) is not None:
-        return Events(descriptor, out)
     drawable = out.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
     return Screen(out) if drawable else None
-
-
-Display: TypeAlias = "Screen | Events"
-
-
-def channel_value(descriptor: int) -> str:
-    """CHANNEL's value. A process that did not inherit the pipe may have another file under that number."""
-    status = os.fstat(descriptor)
-    return f"{descriptor}:{status.st_dev}:{status.st_ino}"
-
-
-def _channel() -> int | None:
-    value = os.environ.get(CHANNEL, "")
-    try:
-        descriptor = int(value.partition(":")[0])
-        return descriptor if channel_value(descriptor) == value else None
-    except (ValueError, OSError):
-        return None
-
-
-class Events:
-    """Sends events to the process that shows our output; lines go there as output."""
-
-    def __init__(self, descriptor: int, out: TextIO) -> None:
-        self._descriptor, self._out = descriptor, out
-        self._lock = threading.Lock()
-
-    def bar(self, bar: int, name: str, done: float, total: float | None, note: str) -> None:
-        self._send({"bar": bar, "name": name, "done": done, "total": total, "note": note})
-
-    def remove(self, bar: int) -> None:
-        self._send({"remove": bar})
-
-    def print(self, text: str) -> None:
-        self._out.write(f"{text}\n")
-        self._out.flush()
-
-    def _send(self, event: Mapping[str, object]) -> None:
-        line = memoryview(f"{json.dumps(event)}\n".encode())
-        with self._lock:
-            try:
-                while line and self._descriptor >= 0:
-                    line = line[os.write(self._descriptor, line) :]
-            except OSError:  # nobody draws any more; the work continues
-                self._descriptor = -1
 
 
 _drawing: list[Screen] = []
@@ -112,10 +56,6 @@ class Screen:
         self._rich: RichProgress | None = None
         self._lock = threading.RLock()
 
-    @property
-    def drawing(self) -> bool:
-        return self._rich is not None
-
     def bar(self, bar: int, name: str, done: float, total: float | None, note: str) -> None:
         """Add a bar, or change it."""
         with self._lock:
@@ -128,20 +68,14 @@ class Screen:
             self._rich.update(self._rows[bar], completed=done, total=total, note=note)
 
     def remove(self, bar: int) -> None:
+        """The last one gives the terminal back."""
         with self._lock:
             if self._rich is not None and bar in self._rows:
                 self._rich.remove_task(self._rows.pop(bar))
                 if not self._rows:
-                    self.clear()
-
-    def clear(self) -> None:
-        """Remove all bars, and give the terminal back."""
-        with self._lock:
-            self._rows.clear()
-            if self._rich is not None:
-                self._rich.stop()
-                self._rich = None
-                _drawing.remove(self)
+                    self._rich.stop()
+                    self._rich = None
+                    _drawing.remove(self)
 
     def print(self, text: str) -> None:
         """A line above the bars."""
@@ -197,7 +131,7 @@ class Progress:
     """Shows long work, one piece after another: as bars with rate and time left on `display`, else as lines
     of text in `out`. Without either it is silent."""
 
-    def __init__(self, out: TextIO | None = None, display: Display | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, display: Screen | None = None) -> None:
         self._out, self._display = out, display
         self._piece: _Piece | None = None
 

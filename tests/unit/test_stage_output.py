@@ -72,17 +72,3 @@ def test_output_and_errors_are_shown_in_the_order_in_which_they_come(tmp_path: P
         assert _run(tmp_path / "log", script, shown.fileno()) == 0
     for name in ("log", "shown"):
         assert (tmp_path / name).read_text() == "one\ntwo\nthree"
-
-
-def test_a_channel_that_was_not_inherited_is_not_written_to(tmp_path: Path) -> None:
-    """Under the pipe's number a process may have a file of its own."""
-    file = tmp_path / "file"
-    script = (
-        f"import os, sys; d = os.open({str(file)!r}, os.O_CREAT | os.O_WRONLY)\n"
-        "os.environ['QNN_CI_PROGRESS'] = f'{d}:1:1'\n"
-        "from provisioning.base.progress import display_for; print(display_for(sys.stderr))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "None\n" and file.read_bytes() == b""
