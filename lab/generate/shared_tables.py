@@ -128,19 +128,22 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _needs() -> str:
-    rows = {
+    machines = {
         "your machine": "does it work?",
         "---": "---",
         f"x86-64 Linux with glibc {LEAST_GLIBC} or later (Ubuntu 22.04, Debian 12)": "yes",
         "Windows": "perhaps, in WSL 2 with Ubuntu 22.04: nobody has tried it",
         "macOS, Linux on Arm": "no",
-        "**it needs**": "",
+    }
+    needs = {
+        "it needs": "",
+        "---": "---",
         "Python": _pythons(),
-        "a C++ compiler, g++ or clang++": "it builds the program that runs your model on the emulator",
-        "for the first `compile`": f"{FIRST_COMPILE}; later commands take seconds",
+        "a C++ compiler": "g++ or clang++",
+        "for the first `compile`": FIRST_COMPILE,
         "a phone, an account, Qualcomm's 2.4 GB SDK": "not needed",
     }
-    return _table(rows.items())
+    return f"{_table(machines.items())}\n{_table(needs.items())}"
 
 
 def _pythons() -> str:
