@@ -58,12 +58,12 @@ VERBS = {
         "executorch",
     ),
     "test_lowering": Verb(
-        "ci.lanes.executorch.verb",
+        "ci.lanes.executorch.verb:LOWERING",
         "compile the suite's models for the NPU; check what runs there and what it costs",
         "executorch",
     ),
     "test_emulator": Verb(
-        "ci.lanes.executorch.emulator_verb",
+        "ci.lanes.executorch.verb:EMULATION",
         "run the suite's programs on the HTP emulator and compare with PyTorch",
         "executorch",
     ),

@@ -4,29 +4,20 @@ is done, and what is kept of it."""
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ci.jobs import Job, Line, WorkOptions
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of, line_of
-from ci.plain import Facts, as_json, read
-from ci.results import (
-    CachedResults,
-    ExportReply,
-    Key,
-    Lines,
-    OfThisRun,
-    relocated,
-    surroundings,
-)
+from ci.plain import Facts, read
+from ci.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
 from ci.trouble import of_error
 from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, run
 from provisioning.base.errors import ToolkitError
@@ -67,10 +58,6 @@ def _name_of(program: Named) -> str:
     return program.name
 
 
-def _unknown(program: Named) -> str:
-    return ""
-
-
 def _cheap(program: Named) -> Job:
     return Job(program.name)
 
@@ -106,318 +93,240 @@ class Step:
     """Where the user's code has these packages of its own; None where it has none."""
     request: Callable[[Any], Mapping[str, object]]
     """What the function gets of a program, beside the folders and the log to write to: `into` for the
-    result's files, `scratch` for what the program needs meanwhile, and `shared` of its export."""
+    result's files, `scratch` for what the program needs meanwhile, and `export_folder` of its export."""
     key: Callable[[Any, CachedResults], Key]
     """What the result depends on, beside what the home has and an export says."""
     reply: Any = None
     """The dataclass of a reply, new or cached; None of a step that reads none."""
     own_packages: bool = True
     """Whether the user's code runs in it, with the packages that its suite names."""
-
+    keeps_files: bool = False
+    """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
     cost: Callable[[Any], Job] = _cheap
     accepts: Callable[[Any, Result], bool] = _any
-    """Whether a result is one to keep, and to take when it is there."""
+    """Whether a result is one to keep, and to take when it is there. The log of another one stays."""
     line: Callable[[Any, Result], Line] = _line_of
-
     export: Callable[[Any], ChildTask] | None = None
     """What builds the program's model; programs of one name share it."""
     export_key: Callable[[Any, Mapping[str, object]], Key] = _no_rows
     """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
     subject: Callable[[Any], str] = _name_of
     """What tells a program from all others, of whatever suite."""
-    code: Callable[[Any], str] = _unknown
-    """The digest of all that an export of this run read; empty if that is not known."""
-
-    keeps_files: bool = False
-    """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
-    leaves_files: bool = False
-    """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
-    remembers_all: bool = False
-    """Whether results that it does not accept are kept too, for when it does."""
-    log_in_folder: str = ""
-    """The name of its log where that is one of its result's files."""
-
     left: Callable[[Any, WorkerDied, Path], dict[str, object] | None] = _nothing
     """What a process that died has left in its folder that is a result."""
-    ended: Callable[[Any, WorkerDied, Path], Failure] | None = None
-    """What it says, by the log, of a program whose process died, where the machine is not to blame."""
 
 
-@dataclass(frozen=True)
-class _Export:
-    """What an export says of its model, now or in an earlier stage of this run."""
+@dataclass
+class _Progress:
+    """What is known of a program while its step runs."""
 
+    program: Any
     lines: Lines = field(default_factory=dict)
+    """Of its exported model."""
     asked: tuple[str, ...] = ()
     """The variables that its code names, that are set, and that it was not given."""
-    key: Key = field(default_factory=dict)
-    """Of the program, as an earlier stage found it."""
+    key: Key | None = None
+    """None before its model is exported, and if no result of it is kept."""
+    not_cached: str = ""
+    """Why no result of it is kept."""
+    reason: str = ""
+    """Why it is worked on."""
+    folder: Path | None = None
+    """What its work writes to; None before it begins."""
+    result: Result | None = None
 
 
 class _StepRun:
-    """The programs of one step that have the same packages."""
+    """A step of the programs that have the same packages. The way of a program: its model is exported
+    (`_export_task`), its result is looked up (`_settled`, `_looked_up`) or else worked on (`_task`), and what
+    comes of that is kept or is a failure (`_ended`)."""
 
     def __init__(self, step: Step, programs: Sequence[Named], own: Packages | None) -> None:
-        self._step, self._own, self._programs = step, own, {row.name: row for row in programs}
-        self._work, store = step.plan.work, step.plan.selection.store
-        self._logs = step.plan.logs
-        self._cached, self._this_run = CachedResults(store, step.kind), OfThisRun(store, os.environ)
+        self._step, self._work, self._logs = step, step.plan.work, step.plan.logs
+        self._programs = {program.name: _Progress(program) for program in programs}
+        store = step.plan.selection.store
+        self._cached = CachedResults(store, step.kind)
         self._home = step.home(own)
-        base = surroundings(store, self._home.environment, own.folder if own else None)
-        self._base: Key = {**base, "suite": own.key() if own else {}}
+        shared = surroundings(store, self._home.environment, own.folder if own else None)
+        self._key_of_all: Key = {**shared, "suite": own.key() if own else {}}
         # A cached program without files has none that --keep could keep.
         self._may_reuse = self._work.cache and (step.keeps_files or not self._work.keep)
-        self._keys: dict[str, Key] = {}
-        self._reasons: dict[str, str] = {}
-        """Why a program is worked on."""
-        self._uncached: dict[str, str] = {}
-        """Why a result is not kept."""
-        self._exports: dict[str, _Export] = {}
-        self._folders: dict[str, Path] = {}
-        self._shared = Path()
-        self._results: dict[str, Result] = {}
+        self._scratch = Path()
 
     def results(self) -> dict[str, Result]:
-        step = self._step
-        with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as shared:
-            self._shared = Path(shared)
-            tasks, exports = [], dict[str, ChildTask]()
-            for program in self._programs.values():
-                export = self._export_of(program)
-                if export and not self._known_in_this_run(program):
-                    request = {**export.request, "export_folder": str(self._folder_of_export(export.name))}
-                    exports.setdefault(export.name, replace(export, request=request, until=self._work.until))
-                    tasks.append(
-                        ChildTask(program.name, "", {}, 0, cost=step.cost(program), export=export.name)
-                    )
-                elif not export:
-                    task = self._looked_up(program, {})
-                    if isinstance(task, ChildTask):
-                        tasks.append(task)
+        title, jobs = self._step.title, self._work.jobs
+        with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{self._step.kind}-") as scratch:
+            self._scratch = Path(scratch)
+            exports: dict[str, ChildTask] = {}
+            tasks = []
+            for state in self._programs.values():
+                if export := self._export_task(state):
+                    exports.setdefault(export.name, export)
+                    cost = self._step.cost(state.program)
+                    tasks.append(ChildTask(state.program.name, "", {}, 0, cost=cost, export=export.name))
+                elif isinstance(task := self._looked_up(state, {}), ChildTask):
+                    tasks.append(task)
             if not exports and len(self._programs) > 1:
-                cached, left = len(self._results), len(self._programs) - len(self._results)
-                sys.stderr.write(f"{step.title}: {cached} cached, {left} to do\n")
-            run(
-                tasks,
-                self._home,
-                step.title,
-                self._line,
-                self._work.jobs,
-                exports=Exports(exports, self._settled),
-            )
+                cached = len(self._programs) - len(tasks)
+                sys.stderr.write(f"{title}: {cached} cached, {len(tasks)} to do\n")
+            run(tasks, self._home, title, self._line, jobs, exports=Exports(exports, self._settled))
         self._cached.close()
-        self._this_run.close()
-        return {name: self._results[name] for name in self._programs}
+        return {name: state.result for name, state in self._programs.items() if state.result}
 
-    def _export_of(self, program: Named) -> ChildTask | None:
+    def _export_task(self, state: _Progress) -> ChildTask | None:
         if not self._step.export:
             return None
-        task = self._step.export(program)
-        log = self._logs / Path(str(task.request["log"])).name
-        return replace(task, request={**task.request, "log": str(log.absolute())})
+        task = self._step.export(state.program)
+        folder = {"export_folder": str(self._folder_of_export(task.name))}
+        return replace(task, request={**task.request, **folder}, until=self._work.until)
 
     def _folder_of_export(self, name: str) -> Path:
         """For files that all programs of an export use."""
-        return self._shared / hashlib.sha256(name.encode()).hexdigest()[:16]
-
-    def _known_in_this_run(self, program: Named) -> bool:
-        known = self._this_run.find(self._subject_of_run(program)) if self._may_reuse else None
-        if known is None:
-            return False
-        export = self._exports[program.name] = read(_Export, known)
-        self._keys[program.name] = export.key
-        return self._take_cached(program)
-
-    def _keep_for_this_run(self, program: Named) -> None:
-        if self._step.export:
-            export = replace(self._exports[program.name], key=self._keys[program.name])
-            self._this_run.keep(self._subject_of_run(program), as_json(export))
-
-    def _subject_of_run(self, program: Named) -> Metric:
-        export = self._export_of(program)
-        # Each stage has a log of its own.
-        model = {name: part for name, part in export.request.items() if name != "log"} if export else None
-        return {
-            "kind": self._step.kind,
-            "program": self._step.subject(program),
-            "code": self._step.code(program) or os.urandom(8).hex(),
-            # Which model it is: the key has only what is done with it.
-            "export": json.loads(json.dumps(model)),
-            "key": {**self._base, **self._step.key(program, self._cached)},
-        }
+        return self._scratch / hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def _settled(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | Outcome:
-        """A program whose model has been exported."""
-        program = self._programs[task.name]
-        exported = read(ExportReply, reply)
+        """What is to be done with a program whose model has been exported."""
+        state, exported = self._programs[task.name], read(ExportReply, reply)
         passed = {*self._home.environment, *TEMPORARY}
-        asked = tuple(
-            name for name in variables_named_in(map(Path, exported.modules), os.environ) if name not in passed
-        )
-        self._exports[program.name] = _Export(exported.lines, asked)
+        state.lines = exported.lines
+        state.asked = tuple(name for name in _variables_named_in(exported.modules) if name not in passed)
         try:
-            return self._looked_up(program, self._step.export_key(program, reply))
+            return self._looked_up(state, self._step.export_key(state.program, reply))
         except NotCached as error:
-            self._uncached[program.name] = self._reasons[program.name] = str(error)
-            return self._begun(program)
+            state.not_cached = state.reason = str(error)
+            return self._begun(state)
         except Refused as refused:
             return refused
 
-    def _looked_up(self, program: Named, model: Key) -> ChildTask | Outcome:
+    def _looked_up(self, state: _Progress, model: Key) -> ChildTask | Outcome:
         """What is to be done, or the outcome of a program whose result is there."""
-        rows = {**self._base, **self._step.key(program, self._cached), **model}
-        self._keys[program.name] = rows
+        state.key = {**self._key_of_all, **self._step.key(state.program, self._cached), **model}
         if self._may_reuse:
-            if self._take_cached(program):
+            state.result = self._cached_result(state, state.key)
+            if state.result:
                 return {}
-            self._reasons[program.name] = self._cached.difference(self._step.subject(program), rows)
-        return self._begun(program)
+            state.reason = self._cached.difference(self._step.subject(state.program), state.key)
+        return self._begun(state)
 
-    def _take_cached(self, program: Named) -> bool:
-        cached = self._cached.find(self._keys[program.name])
-        if cached is None:
-            return False
-        export = self._exports.get(program.name, _Export())
-        facts = relocated(cached.facts, cached.facts.get("lines", {}), export.lines)
-        if facts is None:
-            return False
-        result = replace(self._result(program, facts), folder=cached.folder, cached=True)
-        if not self._step.accepts(program, result):
-            return False
-        self._results[program.name] = result
-        self._keep_for_this_run(program)
-        return True
+    def _cached_result(self, state: _Progress, key: Key) -> Result | None:
+        cached = self._cached.find(key)
+        facts = relocated(cached.facts, cached.facts.get("lines", {}), state.lines) if cached else None
+        if not cached or facts is None:
+            return None
+        result = replace(self._result(state, facts), folder=cached.folder, cached=True)
+        return result if self._step.accepts(state.program, result) else None
 
-    def _result(self, program: Named, facts: Facts) -> Result:
-        export = self._exports.get(program.name, _Export())
+    def _result(self, state: _Progress, facts: Facts) -> Result:
         record = read(self._step.reply, facts) if self._step.reply else None
-        return Result(facts, record=record, asked=export.asked)
+        return Result(facts, record=record, asked=state.asked)
 
-    def _begun(self, program: Named) -> ChildTask | Outcome:
+    def _begun(self, state: _Progress) -> ChildTask | Outcome:
         try:
-            return self._task(program)
+            return self._task(state)
         except OSError as error:
-            self._results[program.name] = self._in_trouble(program, error)
+            state.result = self._in_trouble(state, error)
             return {}
 
-    def _in_trouble(self, program: Named, error: OSError) -> Result:
-        if not (trouble := of_error(error)):
-            raise error
-        return Result(failure=Failure.of(trouble, self._final_log(program)))
-
-    def _task(self, program: Named) -> ChildTask:
-        step = self._step
-        into = self._cached.scratch() if step.keeps_files else empty_folder(self._logs / program.name)
-        self._folders[program.name] = into
-        final = self._final_log(program)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        final.unlink(missing_ok=True)
-        export = self._export_of(program)
-        name = export.name if export else ""
-        asked = step.request(program)
+    def _task(self, state: _Progress) -> ChildTask:
+        step, name, log = self._step, state.program.name, self._log(state)
+        state.folder = self._cached.scratch() if step.keeps_files else empty_folder(self._logs / name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+        export = step.export(state.program).name if step.export else ""
+        asked = step.request(state.program)
         folders = {
-            "into": str(into.absolute()),
-            "log": str(self._log(program)),
-            "scratch": str(self._shared / "programs" / program.name),
-            "export_folder": str(self._folder_of_export(name)),
+            "into": str(state.folder.absolute()),
+            "log": str(log.absolute()),
+            "scratch": str(self._scratch / "programs" / name),
+            "export_folder": str(self._folder_of_export(export)),
         }
         if clash := asked.keys() & folders:
             raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
-        request = {**asked, **folders}
         return ChildTask(
-            program.name,
+            name,
             step.function,
-            request,
+            {**asked, **folders},
             self._work.timeout,
-            cost=step.cost(program),
-            export=name,
+            cost=step.cost(state.program),
+            export=export,
             until=self._work.until,
         )
 
-    def _final_log(self, program: Named) -> Path:
-        return self._logs / f"{program.name}.log"
-
-    def _log(self, program: Named) -> Path:
-        name, folder = self._step.log_in_folder, self._folders[program.name]
-        return (folder / name if name else self._final_log(program)).absolute()
+    def _log(self, state: _Progress) -> Path:
+        return self._logs / f"{state.program.name}.log"
 
     def _line(self, name: str, outcome: Outcome) -> Line:
-        program = self._programs[name]
-        if name not in self._results:
-            self._results[name] = self._ended(program, outcome)
-        result = self._results[name]
-        line = self._step.line(program, result)
-        if self._work.why and name in self._reasons:
-            sys.stderr.write(f"  {name}: {self._reasons[name]}\n")
+        state = self._programs[name]
+        result = state.result = state.result or self._ended(state, outcome)
+        line = self._step.line(state.program, result)
+        if self._work.why and state.reason:
+            sys.stderr.write(f"  {name}: {state.reason}\n")
         return Line("cached", line.note, line.look, 0.0) if result.cached and not line.look else line
 
-    def _ended(self, program: Named, outcome: Outcome) -> Result:
+    def _ended(self, state: _Progress, outcome: Outcome) -> Result:
         try:
-            if isinstance(outcome, WorkerDied) and program.name in self._folders:
-                outcome = self._step.left(program, outcome, self._folders[program.name]) or outcome
+            if isinstance(outcome, WorkerDied) and state.folder:
+                outcome = self._step.left(state.program, outcome, state.folder) or outcome
             if isinstance(outcome, dict):
-                return self._finished(program, outcome)
-            return self._failed(program, outcome)
+                return self._finished(state, outcome)
+            return self._failed(state, outcome)
         except OSError as error:
-            return self._in_trouble(program, error)
+            return self._in_trouble(state, error)
 
-    def _failed(self, program: Named, outcome: WorkerDied | Refused) -> Result:
-        step, log = self._step, self._final_log(program)
-        self._put_log(program)
-        if program.name not in self._folders and (export := self._export_of(program)):
+    def _in_trouble(self, state: _Progress, error: OSError) -> Result:
+        if not (trouble := of_error(error)):
+            raise error
+        return Result(failure=Failure.of(trouble, self._log(state)))
+
+    def _failed(self, state: _Progress, outcome: WorkerDied | Refused) -> Result:
+        log = self._log(state)
+        if not state.folder and (export := self._export_task(state)):
             # It has not begun: its model could not be exported.
             log = Path(str(export.request["log"]))
+        if state.folder and self._step.keeps_files:
+            shutil.rmtree(state.folder, ignore_errors=True)
         failure = failure_of(outcome, log)
-        if step.ended and isinstance(outcome, WorkerDied) and failure.blame != "machine":
-            failure = step.ended(program, outcome, log)
-        if failure.of_work and program.name in self._keys:
-            self._cached.forget(self._keys[program.name])
-        return Result(failure=failure, asked=self._exports.get(program.name, _Export()).asked)
+        if failure.of_work and state.key:
+            self._cached.forget(state.key)
+        return Result(failure=failure, asked=state.asked)
 
-    def _put_log(self, program: Named) -> None:
-        """The log of a result that is none, for the user; its other files go."""
-        if not self._step.keeps_files or program.name not in self._folders:
-            return
-        log = self._log(program)
-        try:
-            if self._step.log_in_folder and log.is_file():
-                shutil.copyfile(log, self._final_log(program))
-        finally:
-            shutil.rmtree(self._folders[program.name], ignore_errors=True)
-
-    def _finished(self, program: Named, reply: dict[str, Any]) -> Result:
-        step, name, into = self._step, program.name, self._folders[program.name]
+    def _finished(self, state: _Progress, reply: dict[str, Any]) -> Result:
+        step, into = self._step, state.folder
+        assert into is not None
         if step.export:
-            reply = {**reply, "lines": dict(self._exports[name].lines)}
-        reason = self._uncached.get(name, "")
-        result = replace(self._result(program, reply), folder=into)
-        if not step.leaves_files:
-            self._final_log(program).unlink(missing_ok=True)
-        if not step.remembers_all and not step.accepts(program, result):
-            if name in self._keys:
+            reply = {**reply, "lines": dict(state.lines)}
+        result = replace(self._result(state, reply), folder=into)
+        if not step.accepts(state.program, result):
+            if state.key:
                 # An earlier result of the same key would hide this one.
-                self._cached.forget(self._keys[name])
+                self._cached.forget(state.key)
             return result
-        folder = into if step.keeps_files else None
-        if not step.keeps_files and not step.leaves_files and not self._work.keep:
-            shutil.rmtree(into, ignore_errors=True)
-        if reason:
-            sys.stderr.write(f"{name} is not cached: {reason}\n")
-            return replace(result, folder=folder)
-        try:
-            kept = self._cached.keep(self._step.subject(program), self._keys[name], reply, folder)
-        except OSError as error:
-            sys.stderr.write(f"{name} is not cached: {error.strerror or error}\n")
-            return replace(result, folder=folder)
-        self._keep_for_this_run(program)
-        return replace(result, facts=kept.facts, folder=kept.folder)
+        if not self._work.keep:
+            self._log(state).unlink(missing_ok=True)
+            if not step.keeps_files:
+                shutil.rmtree(into, ignore_errors=True)
+        return self._kept(state, replace(result, folder=into if step.keeps_files else None), reply)
+
+    def _kept(self, state: _Progress, result: Result, reply: dict[str, Any]) -> Result:
+        """With the files where the cached result has them."""
+        reason = state.not_cached
+        if state.key:
+            try:
+                subject = self._step.subject(state.program)
+                kept = self._cached.keep(subject, state.key, reply, result.folder)
+                return replace(result, facts=kept.facts, folder=kept.folder)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        sys.stderr.write(f"{state.program.name} is not cached: {reason}\n")
+        return result
 
 
-def variables_named_in(modules: Iterable[Path], environ: Mapping[str, str]) -> Iterator[str]:
+def _variables_named_in(modules: Iterable[str]) -> list[str]:
     """The user's variables that are set, and that one of these modules names in a string."""
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in modules if path.is_file()]
+    paths = (path for path in map(Path, modules) if path.is_file())
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
     named = {name for text in texts for name in re.findall(r"""["']([A-Za-z_][A-Za-z0-9_]*)["']""", text)}
-    yield from sorted(name for name in named & environ.keys() if not name.startswith("QNN_CI_"))
+    return sorted(name for name in named & os.environ.keys() if not name.startswith("QNN_CI_"))
 
 
 def run_step(step: Step, programs: Sequence[Named], own: Packages | None = None) -> dict[str, Result]:

@@ -208,34 +208,6 @@ def _remove_unused(path: Path, before: float) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-class OfThisRun:
-    """What earlier stages of the same run found, so that a later one need not export a model again to look up
-    its programs. One call of nox is one run; without a run there is nothing."""
-
-    def __init__(self, store: Path, environ: Mapping[str, str]) -> None:
-        name = environ.get("QNN_CI_RUN", "")
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        self._top = folder_of(store) / "runs" / digest[:32] if name else None
-
-    def find(self, subject: Json) -> Mapping[str, object] | None:
-        return _load(self._path(subject)) if self._top else None
-
-    def keep(self, subject: Json, document: Mapping[str, object]) -> None:
-        if self._top:
-            self._top.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):
-                _store(self._path(subject), document)
-
-    def close(self) -> None:
-        if self._top:
-            for folder in self._top.parent.glob("*"):
-                _remove_unused(folder, time.time() - ORPHAN_SECONDS)
-
-    def _path(self, subject: Json) -> Path:
-        assert self._top
-        return self._top / f"{digest_of(subject)}.json"
-
-
 def python_name() -> str:
     return f"{sys.implementation.name} {sys.version.split()[0]} {os.uname().machine}"
 

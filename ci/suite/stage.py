@@ -15,13 +15,12 @@ from ci.jobs import Job, Line, failed
 from ci.models.own_packages import NO_PACKAGES, OwnPackages, installed
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
-from ci.results import folder_digest
 from ci.suite.accepted import Baseline, load_baseline, load_tolerances, low_figures, thresholds_of
 from ci.suite.accuracy import METRIC, MetricFigures, in_words
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.installed import source_of_executorch
 from ci.suite.options import Accept, Choice, shard_named
-from ci.suite.programs import NO_SUITE, Program, Suites, accepted_thresholds
+from ci.suite.programs import Program, Suites, accepted_thresholds
 from ci.trouble import MACHINE
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.base import rendering
@@ -234,15 +233,10 @@ def _subject_of(program: Program) -> str:
     return f"{program.name} {suite.parent.name}/{suite.name} {program.model_without_suite}"
 
 
-def _code_of(program: Program) -> str:
-    # Of a model that no suite has, the folder may be anything, with any number of files.
-    return f"{program.suite} {folder_digest(program.suite.parent)}" if program.suite.name != NO_SUITE else ""
-
-
 def run_cached_step(step: Step, programs: Iterable[Program]) -> dict[str, Result]:
     """The result of each program by name."""
     chosen, results = list(programs), dict[str, Result]()
-    step = replace(step, subject=_subject_of, code=_code_of)
+    step = replace(step, subject=_subject_of)
     groups = by_packages(chosen, step.plan.selection.store) if step.own_packages else [(NO_PACKAGES, chosen)]
     for own, alike in groups:
         results |= run_step(step, alike, own)

@@ -123,7 +123,6 @@ def _imported() -> Any:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _imported: None) -> World:
     monkeypatch.setattr(compiling, "WORKER", "tests.support.exporting_worker")
-    monkeypatch.setenv("QNN_CI_RUN", "")
     world = World(tmp_path)
     assert not world.cached() and world.cached()
     return world

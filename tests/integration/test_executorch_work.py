@@ -141,11 +141,8 @@ class TestCompiling:
             assert failure.log and failure.log.read_text().startswith("what it printed\n")
         assert not any(results[program.name].failure for program in good)
 
-    def test_two_cases_of_one_run_have_each_their_own_program(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """With the same options and the same chip; also where nothing is exported again."""
-        monkeypatch.setenv("QNN_CI_RUN", "one")
+    def test_two_cases_of_one_run_have_each_their_own_program(self, tmp_path: Path) -> None:
+        """With the same options and the same chip."""
         wide = (
             SUITE[SUITE.index("[case") :].replace("case.net", "case.wide").replace("width = 8", "width = 9")
         )
@@ -154,20 +151,6 @@ class TestCompiling:
             results = compiled(tmp_path, *programs_of(suite)).values()
             texts = [(result.folder / "program.pte").read_text() for result in results if result.folder]
             assert texts == ["8", "9"] and all(result.cached == cached for result in results)
-
-    def test_a_later_stage_of_the_same_run_exports_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        program = make_program(tmp_path / "suite")
-        exports = program.suite.parent / "exports.txt"
-        monkeypatch.setenv("QNN_CI_RUN", "one")
-        cached = [compiled(tmp_path, program, logs=stage)[program.name].cached for stage in ("one", "two")]
-        assert cached == [False, True] and exports.read_text() == "8\n"
-        (tmp_path / "suite" / "layers.py").write_text("WIDTH = 3\n")
-        assert not compiled(tmp_path, program)[program.name].cached
-        monkeypatch.setenv("QNN_CI_RUN", "other")
-        assert compiled(tmp_path, program)[program.name].cached
-        assert exports.read_text() == "8\n24\n24\n"
 
     @pytest.mark.parametrize(
         ("what", "rule", "stays"),

@@ -186,7 +186,7 @@ class TestCost:
     def _rules(self, tmp_path: Path, agreed: Recorded | None, **facts: Any) -> dict[str, Severity]:
         program = make_program(tmp_path / "suite")
         baseline = _baseline(program.name, agreed)
-        findings = cost(program, _compiled(tmp_path, **facts), BUILD_ID, baseline, TOLERANCES)
+        findings = cost(program, _compiled(tmp_path, **facts), BUILD_ID, baseline, TOLERANCES, tmp_path)
         return {finding.rule: finding.severity for finding in findings}
 
     @property
@@ -204,7 +204,7 @@ class TestCost:
         small = self.agreed.model_copy(update={"pte_bytes": 10})
         made = make_program(tmp_path / "suite")
         compiled = _compiled(tmp_path, program() + bytes(20_000))
-        findings = cost(made, compiled, BUILD_ID, _baseline(made.name, small), TOLERANCES)
+        findings = cost(made, compiled, BUILD_ID, _baseline(made.name, small), TOLERANCES, tmp_path)
         assert [finding.rule for finding in findings] == ["cost-pte-bytes"]
 
     def test_no_baseline_is_reported(self, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from ci.jobs import WorkOptions
-from ci.lanes.executorch import emulator_verb
-from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.executorch.suite import ExecutorchRun, programs_of
+from ci.lanes.executorch.verb import EMULATION, LOWERING
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
 from ci.model_commands import audit, compile, divergence, quantize
@@ -31,7 +30,7 @@ from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import ManifestError, UsageError
 from tests.support.typed import parsed
 
-STAGES = [lowering_verb, emulator_verb, onnx_verb, llm_verb]
+STAGES = [LOWERING, EMULATION, onnx_verb, llm_verb]
 COMMANDS: list[tuple[Any, list[str]]] = [
     (compile, ["-o", "out"]),
     (quantize, ["-o", "out", "--precision", "8a8w"]),
@@ -53,7 +52,7 @@ def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
     choice = ["--suite", suite, "--tag", "pr", "-k", "8a8w", "--shard", "1/2"]
     how = ["--jobs", 3, "--timeout", 7, "--no-cache", "--why"]
     accept = ["--accept", "--reason", "new weights"]
-    options = stage_options(parsed(emulator_verb, *choice, *how, *accept, "--list"))
+    options = stage_options(parsed(EMULATION, *choice, *how, *accept, "--list"))
     assert options.choice == Choice((suite,), ("pr",), ("8a8w",), "1/2")
     assert options.work == WorkOptions(7, 3, cache=False, why=True)
     assert options.accept == Accept(values=True, reason="new weights") and options.list_only
@@ -62,7 +61,7 @@ def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["--suite", "missing.toml"], ["--target", "aarch64-android"]])
 def test_a_suite_that_is_not_there_and_another_target_are_refused_before_any_work(words: list[str]) -> None:
     with pytest.raises(UsageError):
-        stage_options(parsed(lowering_verb, *words))
+        stage_options(parsed(LOWERING, *words))
 
 
 @pytest.mark.parametrize(("model", "lane"), [("net.py:make", PYTORCH), ("net.onnx", ONNX)])

@@ -17,7 +17,7 @@ import pytest
 from ci import digests
 from ci import results as cache
 from ci.artifacts.program import digest_without_time
-from ci.results import CachedResults, OfThisRun, folder_digest, processor, relocated, surroundings, toolkit
+from ci.results import CachedResults, folder_digest, processor, relocated, surroundings, toolkit
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
 from tests.support.programs import context, program
@@ -247,14 +247,6 @@ def test_a_change_of_any_of_the_toolkits_modules_is_another_key_but_of_a_model_t
         (tmp_path / name).write_text("A = 1\n")
     toolkit.cache_clear()
     assert [*counts.values()] == [True, True, True, False]
-
-
-def test_what_a_stage_found_is_there_for_the_other_stages_of_its_run_alone(tmp_path: Path) -> None:
-    one, other, none = (OfThisRun(tmp_path, {"QNN_CI_RUN": name} if name else {}) for name in ("a", "b", ""))
-    for run in (one, none):
-        run.keep({"net": 1}, {"key": {"model": "a"}})
-    assert one.find({"net": 1}) == {"key": {"model": "a"}}
-    assert one.find({"net": 2}) is None and other.find({"net": 1}) is None and none.find({"net": 1}) is None
 
 
 def test_a_folder_is_known_by_its_modules_without_hidden_ones(tmp_path: Path) -> None:

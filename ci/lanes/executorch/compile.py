@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from ci.artifacts.against_sdk import sdk_arches
-from ci.artifacts.compiler_log import CRASHES
 from ci.cached_steps import NotCached, Step
 from ci.child import closed
 from ci.explain.rewriting import Need
@@ -24,10 +23,11 @@ from ci.lanes.executorch.orders import (
     ExportRequest,
     ModelRewrite,
     Quantized,
+    compiled_in,
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Failure, Refused, Result, WorkerDied, error_follows, line_of
+from ci.outcome import Refused, Result, error_follows, line_of
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.suite.installed import host_libraries, ready_environment
@@ -45,8 +45,6 @@ from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_socs, soc_named
 
-LOG = "compile.log"
-IN_FILES: Mapping[str, Any] = MappingProxyType({"keeps_files": True, "log_in_folder": LOG})
 NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -178,25 +176,32 @@ def worker_step(
         export_key=_export_key,
         cost=partial(_cost, plan),
         line=line,
-        ended=_ended,
         **more,
     )
 
 
 def lowering(plan: ExecutorchPlan) -> Step:
     options: dict[str, Metric] = {"keep_going": plan.work.keep_going}
-    return worker_step(plan, COMPILED, "compiled", options, reply=ChipProgram, **IN_FILES)
+    return worker_step(
+        plan, COMPILED, "compiled", options, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
+    )
+
+
+def has_all_costs(program: ExecutorchProgram, result: Result) -> bool:
+    """Whether the compiler for the HTP wrote its summary of each graph."""
+    record = compiled_in(result)
+    return program.backend != "htp" or record.graphs >= record.delegates
 
 
 def quantizing(plan: ExecutorchPlan) -> Step:
     """Ends with the quantized model."""
-    return worker_step(plan, "quantized", "quantized", {}, reply=Quantized, **IN_FILES)
+    return worker_step(plan, "quantized", "quantized", {}, reply=Quantized, keeps_files=True)
 
 
 def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step:
     """Ends with the float model, with these rewrites where they match."""
     options: dict[str, Metric] = {"needs": [as_json(need) for need in needs]}
-    return worker_step(plan, "rewritten", "rewritten", options, reply=ModelRewrite, **IN_FILES)
+    return worker_step(plan, "rewritten", "rewritten", options, reply=ModelRewrite, keeps_files=True)
 
 
 def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
@@ -225,20 +230,6 @@ def _cost(plan: ExecutorchPlan, program: ExecutorchProgram) -> Job:
     seconds = recorded.cpu_seconds if recorded and recorded.cpu_seconds else UNKNOWN_SECONDS
     megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
     return Job(program.name, seconds, megabytes << 20)
-
-
-def _ended(program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
-    message, fix = gone.sentence(log), ""
-    if named := _dies_of(log):
-        message = f"{named}; with that on the CPU {message}"
-        fix = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
-    return Failure(gone.kind, message, fix, log)
-
-
-def _dies_of(log: Path) -> str:
-    """The search's result before it ended in a crash."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    return next((line for line in reversed(lines) if line.startswith(CRASHES)), "")
 
 
 def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:

@@ -25,7 +25,7 @@ from ci.lanes.executorch.orders import (
 from ci.lanes.executorch.run_worker import OUTPUTS
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Failure, Result, WorkerDied
+from ci.outcome import Failure, Result
 from ci.plain import as_json
 from ci.results import CachedResults, Key
 from ci.runner import Runner
@@ -80,7 +80,6 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         keeps_files=True,
         accepts=lambda program, result: ran(result),
         line=_line,
-        ended=_ended,
     )
 
 
@@ -91,11 +90,6 @@ def _line(program: ExecutorchProgram, result: Result) -> Line:
     if record.rule:
         return failed(f"{record.rule}: {record.message}")
     return Line("ran", with_samples(in_words(record.figures), record.each_db))
-
-
-def _ended(program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
-    fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
-    return Failure(gone.kind, gone.sentence(log), fix, log)
 
 
 def _folder_of(compiled: Mapping[str, Result], program: ExecutorchProgram) -> Path:
@@ -132,7 +126,7 @@ def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
             record = ran_in(result)
             result = replace(result, record=replace(record, figures={**record.figures, **score.figures}))
         wrong = findings_of(program, result, compiled_in(lowered))
-        folder = result.folder if wrong or plan.work.keep else None
+        folder = result.folder if wrong else None
         if folder:
             shutil.copytree(folder, evidence)
             for path in _folder_of(compiled, program).glob("*.raw"):

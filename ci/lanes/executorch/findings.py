@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ci.artifacts.compiler_log import NATIVE_ERROR, in_plain_words
+from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import COMPILED, LIBRARY_MISSING, LOG, RAN, ExecutorchPlan
+from ci.lanes.executorch.compile import COMPILED, LIBRARY_MISSING, RAN, ExecutorchPlan, has_all_costs
 from ci.lanes.executorch.orders import (
     ChipProgram,
     Quantized,
@@ -75,9 +75,11 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
     message, log = failure.message, failure.log
     general = FIXES.get(failure.kind, "").format(suite=program.suite, log=log)
     fix = failure.fix or general or Fix("read {}, or {}", str(log), ("diagnose", str(log)))
-    explained = bool(failure.fix)
-    if failure.kind in ("compile", "crash") and not explained and log and log.is_file():
-        text = log.read_text(encoding="utf-8", errors="replace")
+    text = log.read_text(encoding="utf-8", errors="replace") if log and log.is_file() else ""
+    if failure.blame != "machine" and failure.kind in ("crash", "timeout") and (search := _search_in(text)):
+        message = f"{search}; with that on the CPU {message}"
+        fix = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
+    elif failure.kind == "compile" and not failure.fix:
         if errors := NATIVE_ERROR.findall(text):
             message = f"{message.rstrip('.')}: {in_plain_words(errors[0].strip())}"
         if known := nearest(text):
@@ -88,6 +90,11 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
     if failure.kind in ("compile", "crash"):
         return _with_what_is_known(program, message, fix)
     return message, fix
+
+
+def _search_in(text: str) -> str:
+    """What a search for the operator that the compiler crashes on had found before it ended in a crash."""
+    return next((line for line in reversed(text.splitlines()) if line.startswith(CRASHES)), "")
 
 
 def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> tuple[str, str]:
@@ -248,16 +255,21 @@ def costs_of(compiled: Result) -> dict[str, float]:
 
 
 def cost(
-    program: ExecutorchProgram, compiled: Result, build_id: str, baseline: Baseline, tolerances: Tolerances
+    program: ExecutorchProgram,
+    compiled: Result,
+    build_id: str,
+    baseline: Baseline,
+    tolerances: Tolerances,
+    log: Path,
 ) -> Iterator[Finding]:
     record = compiled_in(compiled)
-    if program.backend == "htp" and record.graphs < record.delegates:
+    if not has_all_costs(program, compiled):
         yield Finding(
             "cost-unknown",
             Severity.ERROR,
             program.name,
             f"expected the compiler's summary of each of {record.delegates} graphs, found {record.graphs}",
-            f"read {program_file(compiled).with_name(LOG)}",
+            f"read {log}",
         )
     again = SUITES.repeat(program, "test_lowering").plus("--accept")
     yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)
@@ -293,7 +305,8 @@ def of_compiled(
     yield from delegation(program, record)
     yield from factory_notes(program, record.notes, SUITES.repeat(program, LOWERING))
     yield from artifact(program, result, build_id)
-    yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
+    log = plan.logs / f"{program.name}.log"
+    yield from cost(program, result, build_id, plan.baseline(program), load_tolerances(), log)
 
 
 def of_run(

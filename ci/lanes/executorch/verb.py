@@ -1,36 +1,51 @@
-"""`test_lowering`: the command line."""
+"""`test_lowering` and `test_emulator`: the command line, whose flags are the same."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 
 from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.selection import add_selection
 
 SUITE = "manifests/suites/models.toml"
 
-EXAMPLES = """\
+
+@dataclass(frozen=True, slots=True)
+class SuiteStage:
+    EXAMPLES: str
+    on_emulator: bool
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_selection(parser)
+        add_choice(parser, SUITE)
+        add_how(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ci.lanes.executorch import stage
+
+        options = stage_options(args)
+        return stage.run_emulation(options) if self.on_emulator else stage.run_lowering(options)
+
+
+LOWERING = SuiteStage(
+    """\
   nox -s test_lowering
   nox -s test_lowering -- --tag pr
   nox -s test_lowering -- -k mobilenet --soc SM8750
   nox -s test_lowering -- --suite ../mine/models.toml
   nox -s test_lowering -- --list
   nox -s test_lowering -- --accept
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_selection(parser)
-    add_flags(parser)
-
-
-def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The flags that test_emulator has too."""
-    add_choice(parser, SUITE)
-    return add_how(parser)
-
-
-def run(args: argparse.Namespace) -> int:
-    from ci.lanes.executorch import stage
-
-    return stage.run_lowering(stage_options(args))
+""",
+    on_emulator=False,
+)
+EMULATION = SuiteStage(
+    """\
+  nox -s test_emulator
+  nox -s test_emulator -- --tag pr
+  nox -s test_emulator -- -k llama_decode/16a4w --soc SM8750
+  nox -s test_emulator -- --accept
+  nox -s build_android test_emulator
+""",
+    on_emulator=True,
+)

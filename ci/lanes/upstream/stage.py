@@ -103,14 +103,12 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         title=f"{plan.suite.name} tests",
         function=f"{plan.suite.worker}:ran",
         home=lambda own: plan.home,
-        request=lambda test: {"test": test.name, "keep": plan.work.keep},
+        request=lambda test: {"test": test.name},
         key=lambda test, results: {"test": test.name, "suite": suite, **plan.machinery.key(results)},
         reply=UpstreamVerdict,
         cost=lambda test: test,
         accepts=lambda test, result: accept or not is_surprise(test, result),
         line=line,
-        leaves_files=True,
-        remembers_all=True,
         left=left,
     )
 

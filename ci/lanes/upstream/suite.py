@@ -229,8 +229,6 @@ class TestOrder:
     """What a process gets that runs a test."""
 
     test: str
-    keep: bool
-    """Whether the files of one that passes stay."""
     into: Path
     log: Path
 
