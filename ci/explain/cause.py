@@ -101,8 +101,7 @@ def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
     if first is None or not first.stands_out:
         return found
     if first.rounds:
-        grows = first.grows
-        return replace(found, nodes=(grows.node,), place=grows.line) if grows else found
+        return found
     faults = [fault for fault in first.known if isinstance(fault, SuspectedFault)]
     return replace(found, nodes=(first.node,), place=first.line, suspected=faults)
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ci.explain.graph import FLOAT_MODEL, Arrays, Graph, Trial
-from ci.explain.losses import FOREVER, Loss
+from ci.explain.losses import FOREVER
 from ci.models.arrays import Array
 from ci.models.model_lines import OperatorAt
 from ci.operators.conditions import Traits
@@ -180,33 +180,6 @@ class Cuts:
         self.sqnr[source] = min(self.sqnr_of(row) for row in behind)
         return source, self._passed(behind, [row for row in operands if row not in behind]) or 0.0
 
-    def growth(self, name: str) -> Loss | None:
-        """The operator that makes most of the chip's error at a node, where the CPU computes the rest. None
-        where that cannot be computed: the node is known without it."""
-        try:
-            after = {} if self._is_large else self._after(name)
-        except Exception:
-            return None
-        behind = [row for row in after if row != name]
-        if not behind:
-            return None
-
-        def before(row: str) -> float:
-            return min((after[operand] for operand in self.graph.operands_of(row)), default=after[row])
-
-        most = max(behind, key=lambda row: before(row) - after[row])
-        place = asdict(self.graph.operator_at(most))
-        return Loss(**place, node=most, before_db=before(most), after_db=after[most])
-
-    def _after(self, name: str) -> dict[str, float]:
-        """The SQNR at each operator if the chip differs at this node alone; empty if the model shows none."""
-        names = [*self.graph.operators]
-        if (shown := self.graph.showing(names)) is None:
-            return {}
-        both = zip(shown.exact, shown.outputs({name: self.chips[name]}), strict=True)
-        samples = [_pairs(*rows)[-len(names) :] for rows in both]
-        return {row: _sqnr_db(pairs) for row, pairs in zip(names, zip(*samples, strict=True), strict=True)}
-
     def power(self, sqnr_db: float) -> float:
         """Relative to the output's. What is as bad as the whole is as bad as can be, whatever becomes of it
         later."""
@@ -285,8 +258,6 @@ class DivergentOperator(OperatorAt):
     """Whether it is right but for a step of the quantizer."""
     integers: bool
     """Whether it gives integers: then its figures are those of what reads them."""
-    grows: Loss | None
-    """The operator that makes most of its rounding."""
     share: float
     """Of the whole program's error."""
     operands: Mapping[str, float | None]
@@ -328,7 +299,6 @@ def _operator(cuts: Cuts, name: str, adds: float, alike: int) -> DivergentOperat
         faint=cuts.faint.get(name),
         rounds=name in cuts.rounds,
         integers=name not in graph.operators,
-        grows=None,
         share=round(adds / cuts.power(cuts.whole), 2),
         operands={row: cuts.sqnr.get(row) for row in graph.operands_of(name)},
         alike=alike,
@@ -359,8 +329,7 @@ def named(operator: OperatorAt, node: str) -> str:
 
 
 def verdict_of(result: DivergenceResult) -> str:
-    """The operator at fault, where rounding grows, or that none stands out; and how far a search came that
-    the time ended."""
+    """The operator at fault, or that none stands out; and how far a search came that the time ended."""
     first, late = result.first, ""
     if result.between:
         low, high = result.between
@@ -376,8 +345,6 @@ def verdict_of(result: DivergenceResult) -> str:
         # Others may be wrong where not all were searched.
         words = "" if late else "no operator is wrong: "
         words += f"rounding {place} alone ({in_decibels(first.sqnr_db)}) gives {share}"
-        if first.grows:
-            words += f", and grows most at {first.grows.place}: {first.grows.figures}"
         return "; ".join(filter(None, [words, late]))
     operands = ", ".join(
         f"{name} not measured" if value is None else f"{name} {in_decibels(value)}"
@@ -478,15 +445,7 @@ class Divergence:
         self.between: Sequence[str] = ()
 
     def search(self) -> DivergenceResult:
-        """The whole program's SQNR, and the operator at fault, or where rounding grows."""
-        result = self._searched()
-        first = result.first
-        if first is None or not first.rounds:
-            return result
-        self.keep(result)
-        return replace(result, first=replace(first, grows=self.cuts.growth(first.node)))
-
-    def _searched(self) -> DivergenceResult:
+        """The whole program's SQNR, and the operator at fault."""
         cuts, graph = self.cuts, self.graph
         if cuts.whole >= self.least:
             return self._known(None)

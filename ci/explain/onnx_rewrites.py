@@ -96,12 +96,6 @@ class Rewriting:
         value = helper.get_attribute_value(maker.attribute[0])
         return np.asarray(numpy_helper.to_array(value) if isinstance(value, TensorProto) else value)
 
-    @property
-    def opset(self) -> int:
-        """Of ONNX's own operators."""
-        versions = (row.version for row in self.model.opset_import if row.domain in ("", "ai.onnx"))
-        return max(versions, default=1)
-
     def maker(self, name: str) -> onnx.NodeProto | None:
         return self.graph.maker.get(name)
 
@@ -438,107 +432,6 @@ def matmul_for_einsum(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | Non
         return [turned(result, product.order)]
 
     return OnnxMatch(node, _read(model, node.input), write)
-
-
-@dataclass(frozen=True)
-class Defined:
-    """An operator that is to be written with others."""
-
-    put: Writer
-    x: str
-    rest: Sequence[str]
-    attributes: Mapping[str, Any]
-    opset: int
-
-    def number(self, name: str, default: float) -> str:
-        return self.put.constant(self.attributes.get(name, default))
-
-    def reduced(self, operator: str, x: str, **more: Any) -> str:
-        """Over the same dimensions: they are an input, but for older operator sets of other than sums."""
-        attributes = {**self.attributes, **more}
-        axes = attributes.pop("axes", None)
-        if axes is None:
-            return self.put(operator, x, *self.rest, **attributes)
-        if operator == "ReduceSum" or self.opset >= AXES_ARE_AN_INPUT:
-            return self.put(operator, x, self.put.constant(axes, np.int64), **attributes)
-        return self.put(operator, x, axes=axes, **attributes)
-
-
-AXES_ARE_AN_INPUT = 18
-
-
-def _of_exps(call: Defined, operator: str) -> str:
-    put = call.put
-    both = put(operator, put("Exp", call.x), put("Exp", put("Neg", call.x)))
-    return put("Mul", both, put.constant(0.5))
-
-
-def _area(call: Defined, operator: str, x: str) -> str:
-    """log(x + sqrt(x * x + 1)), or with - 1."""
-    put = call.put
-    root = put("Sqrt", put(operator, put("Mul", x, x), put.constant(1)))
-    return put("Log", put("Add", x, root))
-
-
-def _asinh(call: Defined) -> str:
-    return call.put("Mul", call.put("Sign", call.x), _area(call, "Add", call.put("Abs", call.x)))
-
-
-def _atanh(call: Defined) -> str:
-    put, one = call.put, call.put.constant(1)
-    quotient = put("Div", put("Add", one, call.x), put("Sub", one, call.x))
-    return put("Mul", put("Log", quotient), put.constant(0.5))
-
-
-def _celu(call: Defined) -> str:
-    alpha = call.number("alpha", 1)
-    return call.put("Mul", call.put("Elu", call.put("Div", call.x, alpha)), alpha)
-
-
-def _log_sum_exp(call: Defined) -> str:
-    put = call.put
-    least = put("Sub", call.x, call.reduced("ReduceMax", call.x, keepdims=1))
-    return put(
-        "Add", put("Log", call.reduced("ReduceSum", put("Exp", least))), call.reduced("ReduceMax", call.x)
-    )
-
-
-def _shrunk(call: Defined) -> str:
-    put = call.put
-    nearer = put("Sub", call.x, put("Mul", put("Sign", call.x), call.number("bias", 0)))
-    beyond = put("Greater", put("Abs", call.x), call.number("lambd", 0.5))
-    return put("Where", beyond, nearer, put.constant(0))
-
-
-DEFINITIONS: dict[str, Callable[[Defined], str]] = {
-    "Acosh": lambda call: _area(call, "Sub", call.x),
-    "Asinh": _asinh,
-    "Atanh": _atanh,
-    "Celu": _celu,
-    "Cosh": lambda call: _of_exps(call, "Add"),
-    "ReduceL1": lambda call: call.reduced("ReduceSum", call.put("Abs", call.x)),
-    "ReduceLogSum": lambda call: call.put("Log", call.reduced("ReduceSum", call.x)),
-    "ReduceLogSumExp": _log_sum_exp,
-    "ReduceSumSquare": lambda call: call.reduced("ReduceSum", call.put("Mul", call.x, call.x)),
-    "Shrink": _shrunk,
-    "Sinh": lambda call: _of_exps(call, "Sub"),
-    "Softsign": lambda call: call.put(
-        "Div", call.x, call.put("Add", call.put("Abs", call.x), call.put.constant(1))
-    ),
-}
-"""Operators that the provider refuses, by those that it takes."""
-
-
-@search("refused-by-definition", *DEFINITIONS)
-def refused_by_definition(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
-    opset, (x, *rest) = model.opset, node.input
-    if model.graph.types.get(x, onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT:
-        return None
-
-    def write(put: Writer) -> list[str]:
-        return [DEFINITIONS[node.op_type](Defined(put, x, rest, attributes_of(node), opset))]
-
-    return OnnxMatch(node, (x,), write)
 
 
 class RepairedOnnx(Repaired[OnnxMatch]):

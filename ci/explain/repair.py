@@ -1,5 +1,4 @@
-"""`repair`: a model rewritten where known faults meet it, compiled, run and compared with what it was. Of one
-model, and of the programs of suites."""
+"""`repair`: a model rewritten where known faults meet it, compiled, run and compared with what it was."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from ci.one_model.model import OneModel
 from ci.one_model.output import keep_origins, require_own, writing_into
 from ci.one_model.product import ELSEWHERE, Outcome, cells_of, smallest
 from ci.one_model.report import ModelReport
-from ci.suite.precision import MORE_EXACT, precision_named, written_name
+from ci.suite.precision import MORE_EXACT, written_name
 from provisioning.base import answer
 from provisioning.base.commands import session
 from provisioning.base.errors import exit_code_of
@@ -25,9 +24,6 @@ from provisioning.base.rendering import plural
 from provisioning.base.units import aligned
 from provisioning.known_faults import fix_at
 
-LOSSY_DB = 30.0
-"""Below it, weights get a scale for each channel where that helps."""
-BY_CHANNEL = "--per-channel"
 Rules = tuple[tuple[str, ...], ...]
 """Of rewrites, each by those that ask for it."""
 
@@ -44,29 +40,14 @@ class Repair:
     after: Outcome | None
     """With the fewest that help; None: none does."""
     refused: Sequence[RewrittenPlace]
-    by_channel: Outcome | None = None
-    """With a scale for each channel of the weights, if that is better."""
 
     @property
     def now(self) -> Outcome:
-        return self.by_channel or self.after or self.before
+        return self.after or self.before
 
     @property
     def rows(self) -> dict[str, Outcome]:
-        rows = {"before": self.before, "after": self.after, BY_CHANNEL: self.by_channel}
-        return {name: row for name, row in rows.items() if row}
-
-    @property
-    def rewrites(self) -> list[str]:
-        """What was done, by name."""
-        names = dict.fromkeys(change.rewrite for change in self.rewritten.made)
-        return [*names, BY_CHANNEL] if self.by_channel else [*names]
-
-
-def repair_of(model: OneModel, choice: RewriteChoice) -> Repair:
-    """The fewest rewrites that help, and the weights' scales."""
-    repair = fewest_of(model, choice, measured(model))
-    return replace(repair, by_channel=_by_channel(repair))
+        return {"before": self.before, "after": self.after} if self.after else {"before": self.before}
 
 
 def fewest_of(model: OneModel, choice: RewriteChoice, before: Outcome) -> Repair:
@@ -108,26 +89,6 @@ def fewest_of(model: OneModel, choice: RewriteChoice, before: Outcome) -> Repair
     return Repair(model, before, chosen, with_all, after if kept else None, refused)
 
 
-def _by_channel(repair: Repair) -> Outcome | None:
-    """ExecuTorch's quantizer has a scale for each channel by itself."""
-    model, now = repair.model, repair.now
-    lossy = not now.error and now.sqnr_db < LOSSY_DB
-    if (
-        "per_channel" not in model.lane.flags
-        or model.per_channel
-        or not lossy
-        or not _is_quantized(model.precision)
-    ):
-        return None
-    of_channels = replace(model, per_channel=True)
-    result = measured(of_rewritten(of_channels, repair.rewritten) or of_channels)
-    return result if now.worse_than(result) else None
-
-
-def _is_quantized(precision: str | None) -> bool:
-    return precision is not None and precision_named(precision).quantized
-
-
 def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
     """The rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.made:
@@ -143,12 +104,13 @@ def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
 
 FILES = (".py", ".pt2", ".onnx")
 """What a model is in; else it is named as a module."""
-FLOOR = f"{LOSSY_DB:g}dB"
+FLOOR = "30dB"
+"""That `tune` is asked for where the rewritten model is still wrong."""
 
 
 def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
-    repair = repair_of(model, choice)
+    repair = fewest_of(model, choice, measured(model))
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
     files = _write(repair, report) if after else []
@@ -159,12 +121,10 @@ def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) ->
         refused=[asdict(change) for change in repair.refused],
         before=_answered(repair.before),
         after=_answered(after) if after else None,
-        by_channel=_answered(repair.by_channel) if repair.by_channel else None,
         files=[str(path) for path in files],
     )
-    if not after and (repair.by_channel or now.wrong):
-        by_channel = model.per_channel or bool(repair.by_channel)
-        _next(repair, replace(model, per_channel=by_channel))
+    if not after and now.wrong:
+        _next(repair, model)
     _report(repair, report)
     return exit_code_of(good=now.green)
 
@@ -234,14 +194,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     report.wrote(files)
     for file in files:
         print(f"{file.stat().st_size:>12,}  {output / file.name}")
-    next_model = replace(
-        model,
-        typed=str(path),
-        calibrate=samples,
-        inferences=inferences,
-        dimensions=(),
-        per_channel=model.per_channel or bool(repair.by_channel),
-    )
+    next_model = replace(model, typed=str(path), calibrate=samples, inferences=inferences, dimensions=())
     _next(repair, next_model)
     return files
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ci.explain.lane import explainer, programs_of, tried
@@ -16,7 +16,6 @@ from ci.one_model.product import Outcome, smallest
 from ci.suite.accuracy import METRIC, below_floor, in_words
 from ci.suite.precision import TWO_PRECISIONS, written_name
 from ci.suite.programs import Program, TaskMetric
-from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.rendering import plural
 from provisioning.base.units import aligned, in_decibels
@@ -53,35 +52,21 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    floors: Mapping[str, float]
-    budget: Mapping[str, float] = field(default_factory=dict)
+    floor: float
+    figure: str = SQNR
     metric: str = ""
     """FILE:FUNCTION of the user's, whose number is the figure `metric`."""
-
-    @property
-    def figure(self) -> str:
-        """The one that programs are ranked by."""
-        return next(iter(self.floors), SQNR)
 
     def accuracy(self, point: Point) -> float:
         return point.figures.get(self.figure, -math.inf)
 
     def met(self, point: Point) -> bool:
-        return (
-            not point.failed
-            and all(point.figures.get(name, -math.inf) >= least for name, least in self.floors.items())
-            and not self.loses_a_part(point)
-        )
+        return not point.failed and self.accuracy(point) >= self.floor and not self.loses_a_part(point)
 
     def loses_a_part(self, point: Point) -> bool:
         """A floor in dB is for all of an output: scores beside boxes in pixels add nothing to its figure. No
         part need be nearer than the whole."""
-        return SQNR in self.floors and PART in below_floor(point.figures)
-
-    def affords(self, point: Point) -> bool:
-        return not point.failed and all(
-            point.costs.get(name, math.inf) <= most for name, most in self.budget.items()
-        )
+        return self.figure == SQNR and PART in below_floor(point.figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +78,10 @@ class Tuned:
     """Of the cheap and of the exact precision."""
     goal: Goal
     chosen: Point | None
+    """The cheapest that holds the floor; None if none does."""
     best: Point
-    """The chosen one, else the most accurate that the budget allows, or of all."""
+    """The chosen one, else the most accurate."""
     steps: Sequence[str]
-    least: Point | None = None
-    """Where none is chosen, what costs least: of those that hold the floors, or of all."""
 
     @classmethod
     def of(
@@ -110,27 +94,14 @@ class Tuned:
         cost: Callable[[Point], tuple[float, ...]],
     ) -> Tuned:
         points = sorted(measured, key=lambda point: len(point.units))
-        programs = [point for point in points if not point.failed]
-        holding = [point for point in programs if goal.met(point)]
-        affordable = [point for point in programs if goal.affords(point)]
-        if both := [point for point in holding if goal.affords(point)]:
-            cheapest = min(both, key=cost)
-            most = max(both, key=lambda point: (goal.accuracy(point), *(-part for part in cost(point))))
-            chosen = cheapest if goal.floors else most
-            return cls(units, points, names, goal, chosen, chosen, steps)
-        best = max(affordable or programs, key=goal.accuracy)
-        least = min(holding or programs, key=cost)
-        return cls(units, points, names, goal, None, best, steps, least)
+        chosen = min(filter(goal.met, points), key=cost, default=None)
+        best = max((point for point in points if not point.failed), key=goal.accuracy)
+        return cls(units, points, names, goal, chosen, chosen or best, steps)
 
     @property
     def ends(self) -> tuple[Point, Point]:
         """All at the cheap precision, and all at the exact one."""
         return self.points[0], self.points[-1]
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Of compiling them, also where that was cached."""
-        return sum(point.outcome.costs.get("cpu_seconds", 0.0) for point in self.points)
 
 
 def neighbours_of(units: Sequence[GroupScore]) -> list[dict[int, float]]:
@@ -206,18 +177,17 @@ def order_of(
 
 
 def cost_of(
-    point: Point, goal: Goal, units: Sequence[GroupScore], neighbours: Sequence[Mapping[int, float]]
+    point: Point, units: Sequence[GroupScore], neighbours: Sequence[Mapping[int, float]]
 ) -> tuple[float, ...]:
-    """What is budgeted, then DDR traffic in three digits, as a few conversions more say nothing; then how
-    much is computed exactly or converted, which takes a chip longer, and the size."""
-    budgeted = (point.costs.get(name, math.inf) for name in goal.budget)
+    """DDR traffic in three digits, as a few conversions more say nothing; then how much is computed exactly
+    or converted, which takes a chip longer, and the size."""
     traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
     exact = sum(
         units[index].size
         + sum(count for other, count in neighbours[index].items() if other not in point.units)
         for index in point.units
     )
-    return (*budgeted, float(f"{traffic:.3g}"), exact, size)
+    return float(f"{traffic:.3g}"), exact, size
 
 
 def predicted_count(
@@ -233,7 +203,7 @@ def predicted_count(
     if most <= least:
         # Only a part of an output is lost, of which the figure for the whole says nothing.
         return half
-    rest = (noise(goal.floors[SQNR]) - least) / (most - least) * total
+    rest = (noise(goal.floor) - least) / (most - least) * total
     chosen, left = 0, total
     while left > rest and chosen < count - 1:
         left -= units[order[chosen]].gain
@@ -273,24 +243,22 @@ class TuneSearch:
             self.steps[-1] += f" ({'; '.join(failed)})"
         if len(failed) == len(ends):
             raise CheckFailed(f"neither {self.cheap} nor {self.exact} gives a program: {failed[0]}")
-        if lacking := [name for name in self.goal.floors if not any(name in point.figures for point in ends)]:
+        figure = self.goal.figure
+        if not any(figure in point.figures for point in ends):
             known = ", ".join(next(point.figures for point in ends if not point.failed))
             raise CheckFailed(
-                f"the model's outputs have no {lacking[0]}", fix=f"hold it to what they have: {known}"
+                f"the model's outputs have no {figure}", fix=f"hold it to what they have: {known}"
             )
-        if self.goal.floors:
-            self._hold_floors(*ends)
-        elif not self.goal.affords(ends[1]):
-            self._boundary(lambda point: not self.goal.affords(point), count // 2)
+        self._hold_floor(*ends)
         return Tuned.of(self.units, self.points.values(), self.names, self.goal, self.steps, self._cost)
 
-    def _hold_floors(self, cheap: Point, exact: Point) -> None:
+    def _hold_floor(self, cheap: Point, exact: Point) -> None:
         if self.goal.met(cheap):
             self.steps.append(f"{self.cheap} alone is enough")
         elif not self.goal.met(exact):
             self.steps.append(f"{self.exact} does not reach it, so no mixture is searched")
         else:
-            self._boundary(self.goal.met, predicted_count(self.units, self.order, self.goal, (cheap, exact)))
+            self._boundary(predicted_count(self.units, self.order, self.goal, (cheap, exact)))
             self._demote(min(filter(self.goal.met, self.points.values()), key=self._cost))
 
     def _first(self, count: int) -> frozenset[int]:
@@ -313,17 +281,16 @@ class TuneSearch:
         return found
 
     def _cost(self, point: Point) -> tuple[float, ...]:
-        return cost_of(point, self.goal, self.units, self.neighbours)
+        return cost_of(point, self.units, self.neighbours)
 
-    def _boundary(self, beyond: Callable[[Point], bool], first: int) -> None:
-        """Measure until the smallest number of units is known that is beyond, or the programs are used up.
-
-        None is not beyond, all are."""
+    def _boundary(self, first: int) -> None:
+        """Measure until the smallest number of units is known that holds the floor, or the programs are used
+        up. None does not hold it, all do."""
         low, high, probe = 0, len(self.units), first
         why = "predicted by the scores" if first != high // 2 else "half of the groups"
         while high - low > 1 and len(self.points) < MOST_PROGRAMS - KEPT_BACK:
             (point,) = self._measured([self._first(probe)], why)
-            low, high = (low, probe) if beyond(point) else (probe, high)
+            low, high = (low, probe) if self.goal.met(point) else (probe, high)
             probe, why = (low + high) // 2, f"between {low} and {high} groups"
 
     def _demote(self, chosen: Point) -> None:
@@ -368,12 +335,12 @@ class TuneSearch:
         if self.goal.figure != SQNR or cheap.failed or exact.failed:
             return UNKNOWN_SLACK * sum(self.units[index].gain for index in chosen.units)
         span = noise(self.goal.accuracy(cheap)) - noise(self.goal.accuracy(exact))
-        above = noise(self.goal.floors[SQNR]) - noise(self.goal.accuracy(chosen))
+        above = noise(self.goal.floor) - noise(self.goal.accuracy(chosen))
         return total * above / span if span > 0 else 0.0
 
 
 def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
-    """The mixture of both precisions for a model, or for a suite's program."""
+    """The mixture of both precisions for a model."""
     model = replace(model, precision=precisions[0])
     cheap, exact = (precision_in(model.lane, name) for name in precisions)
     program = programs_of(model)[0]
@@ -388,13 +355,6 @@ def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
         outcomes = tried(model, [mixed(program, units, choice, exact) for choice in choices])
-        if "ms" in goal.budget and not any("ms" in outcome.costs for outcome in outcomes):
-            raise CheckFailed(
-                f"--budget ms=: there is no forecast for {program.soc}",
-                fix=Fix(
-                    "--budget ddr=… or bytes=…; {} says why", session("forecast", *model.words(program.soc))
-                ),
-            )
         return [Point(choice, outcome) for choice, outcome in zip(choices, outcomes, strict=True)]
 
     names = written_name(cheap), written_name(exact)
@@ -405,24 +365,11 @@ SHOWN = 3
 
 
 def wrong(tuned: Tuned) -> str:
-    """Why none is chosen; empty if one is."""
-    if tuned.least is None:
-        return ""
-    goal, budget = tuned.goal, _costs(tuned.goal.budget)
-    least, best = _costs(tuned.least.costs), figure_in_words(goal, tuned.best)
-    if not any(goal.affords(point) for point in tuned.points):
-        return f"no program is within {budget}: the least is {least} ({_share(tuned, tuned.least)})"
-    if goal.met(tuned.least):
-        return (
-            f"no program holds the floor within {budget}: the floor takes {least}"
-            f" ({_share(tuned, tuned.least)}), and the budget gives {best} ({_share(tuned, tuned.best)})"
-        )
-    floors = ", ".join(number_in_words(name, floor) for name, floor in goal.floors.items())
-    return f"no program reaches {floors}: the best has {best} ({_share(tuned, tuned.best)}); {_limit(tuned)}"
-
-
-def _share(tuned: Tuned, point: Point) -> str:
-    return share_in_words(point.units, len(tuned.units), tuned.names)
+    """Why none is chosen."""
+    goal, floor = tuned.goal, number_in_words(tuned.goal.figure, tuned.goal.floor)
+    share = share_in_words(tuned.best.units, len(tuned.units), tuned.names)
+    best = f"{figure_in_words(goal, tuned.best)} ({share})"
+    return f"no program reaches {floor}: the best has {best}; {_limit(tuned)}"
 
 
 def _limit(tuned: Tuned) -> str:
@@ -440,10 +387,6 @@ def _limit(tuned: Tuned) -> str:
 
 def _amount(name: str, value: float) -> str:
     return f"{value:,.4g}" if name == "ms" else f"{value:,.0f}"
-
-
-def _costs(costs: Mapping[str, float]) -> str:
-    return ", ".join(f"{_amount(name, costs[name])} {COSTS[name]}" for name in COSTS if name in costs)
 
 
 def as_text(tuned: Tuned) -> Iterator[str]:

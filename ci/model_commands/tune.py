@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import ONNX, OneModel, add_model, add_option, one_model_of, require_one_chip
+from ci.one_model.model import OneModel, add_model, add_option, one_model_of, require_one_chip
 from ci.suite.options import add_work
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   qnn-ci tune net.py:model --soc SM8650 --floor 35dB
-  qnn-ci tune model.pt2 --calibrate samples/ --floor 30dB --budget ddr=4MB
-  qnn-ci tune model.onnx --calibrate samples/ --floor 30dB --budget ms=2
+  qnn-ci tune model.onnx --calibrate samples/ --floor 30dB
   qnn-ci tune net.py:model --metric score.py:recall --floor 0.9
   qnn-ci tune net.py:model --precision 8a8w --precision fp16 --floor 50dB
 """
@@ -31,7 +30,6 @@ EXAMPLES = """\
 USUAL = ("8a8w", "16a8w")
 SAMPLES = 32
 """That judge each program, where --inferences names no number."""
-BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "FILE.py:FUNCTION",
         "a function that gets the program's outputs and float's (a list of arrays for each inference)"
         " and returns a number; more is better",
-    )
-    goal.add_argument(
-        "--budget",
-        action="append",
-        default=[],
-        type=budget,
-        metavar="ddr=4MB|bytes=9MB|ms=2",
-        help="at most this DDR traffic, program size, or latency by forecast; may be repeated",
     )
     parser.add_argument(
         "--precision",
@@ -83,20 +73,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.tune import tuned
-    from ci.forecast import ONNX_ALONE, TO_ONNX
     from ci.one_model.report import reported
 
     model, output = one_model_of(args), args.output
     require_one_chip(model.selection)
-    goal = goal_of(args.floor, args.metric, dict(args.budget))
+    goal = goal_of(args.floor, args.metric)
     model = replace(model, inferences=model.inferences or SAMPLES)
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
         raise UsageError(f"--precision {' '.join(precisions)}: expected two", fix=TWO_PRECISIONS)
-    about = [*precisions, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
-    about += model.named
-    if "ms" in goal.budget and model.lane != ONNX:
-        raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
+    about = [*precisions, f"{goal.figure} {goal.floor:g}", *model.named]
 
     def work(report: ModelReport) -> int:
         return _written(tuned(model, (precisions[0], precisions[1]), goal), model, output, report)
@@ -110,33 +96,21 @@ def floor(text: str) -> Floor:
     return Floor(float(found[1]), bool(found[2]))
 
 
-def budget(text: str) -> tuple[str, float]:
-    if found := re.fullmatch(r"(ddr|bytes)=([0-9]+(?:\.[0-9]+)?)(|B|kB|MB|GB)", text):
-        return found[1], float(found[2]) * BYTES[found[3]]
-    if found := re.fullmatch(r"ms=([0-9]+(?:\.[0-9]+)?)", text):
-        return "ms", float(found[1])
-    raise argparse.ArgumentTypeError(f"expected ddr=4MB, bytes=9MB or ms=2, found {text!r}")
-
-
-def goal_of(least: Floor | None, metric: str | None, most: dict[str, float]) -> Goal:
-    from ci.explain.tune import SQNR, Goal
+def goal_of(least: Floor | None, metric: str | None) -> Goal:
+    from ci.explain.tune import Goal
     from ci.suite.accuracy import METRIC
 
-    floors: dict[str, float] = {}
+    if least is None:
+        fix = "--floor 0.9" if metric else "--floor 35dB"
+        raise UsageError("--floor is missing: the least that must hold", fix=fix)
     if metric:
         path = (Parser.user_folder() / metric.rpartition(":")[0]).absolute()
         if not path.is_file() or path.suffix != ".py":
             raise UsageError(f"--metric {metric}: there is no file {path}", fix="--metric score.py:function")
-        if least and least.decibels:
+        if least.decibels:
             raise UsageError("--floor in dB is for SQNR, and --metric has its own number", fix="--floor 0.9")
-        metric = f"{path}:{metric.rpartition(':')[2]}"
-    if least:
-        floors[METRIC if metric else SQNR] = least.value
-    elif metric:
-        raise UsageError("--metric without --floor: the least result is missing", fix="--floor 0.9")
-    if not floors and not most:
-        raise UsageError("what must hold?", fix="--floor 35dB, or --budget ddr=4MB")
-    return Goal(floors, most, metric or "")
+        return Goal(least.value, METRIC, f"{path}:{metric.rpartition(':')[2]}")
+    return Goal(least.value)
 
 
 def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -> int:

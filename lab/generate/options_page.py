@@ -1,4 +1,4 @@
-"""docs/options.md: what ONNX Runtime's QNN provider, its sessions and runs take."""
+"""docs/options.md: what ONNX Runtime's QNN provider and its sessions take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ Unknown names, bad values and options without effect are refused
 SCOPES = {
     "provider": "Provider, when the session is made",
     "session": "Session",
-    "run": "Each run",
 }
 
 

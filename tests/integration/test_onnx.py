@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ci.lanes.onnx import steps
+from ci.lanes.onnx import provider, steps
+from ci.lanes.onnx.options import NO_SETTINGS
 from ci.lanes.onnx.records import NOTHING, Preparing
 from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
 from ci.lanes.onnx.stage import request_of
@@ -23,9 +24,11 @@ from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.arrays import saved
 from ci.plain import read
 from ci.suite.accepted import load_baseline
+from ci.suite.precision import precision_named
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.base.units import decibels
+from provisioning.manifest import soc_named
 from tests.support.onnx_models import conv_model, model_of, write
 from tests.support.typed import typed
 
@@ -90,12 +93,17 @@ class TestCompile:
         assert (compiled / "net_ctx_qnn.bin").read_bytes() == before
 
     def test_a_run_that_fails_is_not_repeated_on_the_cpu(self, model: Path, tmp_path: Path) -> None:
+        import onnxruntime as ort
+
         (tmp_path / "adapter.bin").write_bytes(bytes(64))
         (tmp_path / "lora.txt").write_text(f"no_such_graph;{tmp_path / 'adapter.bin'}\n")
-        option = f"qnn.lora_config={tmp_path / 'lora.txt'}"
-        ended = onnx_command("compile", model, "-o", tmp_path / "out", "--option", option, code=1)
-        assert "running it fails: Failed to retrieve graph: no_such_graph" in ended.stderr
-        assert not (tmp_path / "out").exists()
+        options = provider.provider_options(precision_named("fp16"), soc_named("SM8650"), NO_SETTINGS, None)
+        session, failing = provider._session(model, options, {provider.FALLBACK: "1"}), ort.RunOptions()
+        failing.add_run_config_entry("qnn.lora_config", str(tmp_path / "lora.txt"))
+        inputs = {"x": np.zeros((1, 3, 8, 8), np.float32)}
+        with pytest.raises(Exception, match="Failed to retrieve graph: no_such_graph"):
+            session.run(None, inputs, failing)
+        assert session.run(None, inputs)
 
 
 @pytest.mark.whole

@@ -18,7 +18,7 @@ from ci.models.arrays import Sample
 from ci.suite.precision import precision_named
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment
-from tests.support.onnx_models import model_of, photographs, write
+from tests.support.onnx_models import model_of, write
 from tests.support.typed import typed
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -129,43 +129,3 @@ def test_a_mixture_holds_a_floor_between_both_ends_and_its_file_gives_it_again(t
     assert done.returncode == 0 and 0 < chosen["exact"] <= chosen["of"], done.stdout
     again, same = tune(tmp_path, "--floor", floor)
     assert same["frontier"] == found["frontier"] and "1 to do" not in again.stderr
-
-
-LARGE = """
-from torch import nn
-import torch
-
-
-def make():
-    torch.manual_seed(0)
-    layers = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3))
-    return nn.Sequential(*layers).eval(), (torch.rand(1, 3, 512, 512),)
-"""
-
-
-def in_milliseconds(folder: Path) -> list[str]:
-    (folder / "net.py").write_text(LARGE)
-    words = ("tune", f"{folder}/net.py:make", "--soc", "SM8650", "--budget", "ms=1000", "-o", folder)
-    return [*map(str, words), "--reports", str(folder / "reports")]
-
-
-def test_a_budget_in_milliseconds_is_of_onnx(tmp_path: Path) -> None:
-    done = typed(*in_milliseconds(tmp_path), env=environment())
-    assert done.returncode == 2 and "ONNX" in done.stderr
-
-
-@pytest.mark.whole
-def test_a_budget_in_milliseconds_is_held_by_the_forecast_of_the_chips_phone(tmp_path: Path) -> None:
-    model = write(photographs(448), tmp_path / "net.onnx")
-    places = ("-o", tmp_path, "--reports", tmp_path / "reports")
-
-    def within(milliseconds: str) -> tuple[int, dict[str, Any]]:
-        answer, budget = tmp_path / "tuned.json", f"ms={milliseconds}"
-        done = typed("tune", model, "--soc", "SM8650", "--budget", budget, "--json", answer, *places)
-        return done.returncode, json.loads(answer.read_text())
-
-    code, found = within("1000")
-    times = [point["costs"]["ms"] for point in found["frontier"]]
-    assert code == 0 and all(0 < time < 1000 for time in times)
-    code, found = within("0.001")
-    assert code == 1 and not any(point["chosen"] for point in found["frontier"])

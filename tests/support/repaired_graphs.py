@@ -28,12 +28,6 @@ TEXTS = {
         a = Reshape(x, first) t = Transpose<perm = [0, 1, 3, 2, 4, 5]>(a) y = Reshape(t, last) }""",
     "recurrent-cell-by-cell": """g (float[4,1,3] x) => (float[4,2,1,2] y, float[2,1,2] h) {
         y, h = GRU<hidden_size = 2, linear_before_reset = 1, direction = "bidirectional">(x, w, r, b) }""",
-    "refused-by-definition": f"""g ({ROW} x, {ROW} v) => ({ROW} y, float[1,6] z, float[6] n)
-        <int64[1] rows = {{0}}> {{
-        a = Softsign(x) b = Celu<alpha = 2.0>(a) c = Shrink<lambd = 0.1, bias = 0.05>(b) d = Sinh(c)
-        e = Cosh(d) f = Acosh(e) h = Asinh(f) t = Tanh(h) y = Atanh(t)
-        k = ReduceL1(v, rows) l = ReduceLogSum(v, rows) m = ReduceLogSumExp(x, rows)
-        o = ReduceSumSquare(x, rows) z = Sum(k, l, m, o) n = ReduceLogSumExp<keepdims = 0>(x, rows) }}""",
     "matmul-for-einsum": """g (float[1,5,2,4] x, float[1,3,2,4] u) => (float[1,2,5,3] y, float[5,3] z, a) {
         y = Einsum<equation = "bihd,bjhd->bhij">(x, u) z = Einsum<equation = "bihd, bjhd -> ij">(x, u)
         a = Einsum<equation = "bihd,de->bihe">(x, w) }""",

@@ -32,7 +32,6 @@ POWER = DivergentOperator(
     faint=1e-8,
     rounds=False,
     integers=False,
-    grows=None,
     share=1.0,
     operands={"tanh": 70.0},
     alike=0,

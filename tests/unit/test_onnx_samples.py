@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
+from ci.lanes.onnx.options import Value, parse_assignments, settings_of
 from ci.lanes.onnx.samples import MOST, calibration_samples, divided, read_samples
 from ci.models.inputs import GraphSignature, InputsUsed, Tensor, checked, drawn, read_inputs
 from ci.plain import as_json
@@ -169,7 +169,6 @@ def test_options_go_to_where_they_belong() -> None:
     assert as_json(settings_of(options, soc=SM8650, embed=False)) == {
         "provider": {"htp_performance_mode": "burst", "extended_udma": "1"},
         "session": {"ep.context_node_name_prefix": "a_"},
-        "run": {},
     }
 
 
@@ -185,7 +184,7 @@ def test_options_go_to_where_they_belong() -> None:
         ),
         ({"htp_bf16_enable": 1}, "88 or more"),
         ({"op_packages": "Conv"}, "TYPE:PATH:SYMBOL"),
-        *(({name: "/absent"}, "there is no file") for name in ("qnn.lora_config", "op_affinity")),
+        ({"op_affinity": "/absent"}, "there is no file"),
     ],
 )
 def test_what_has_no_effect_or_another_is_refused_with_what_to_write(
@@ -200,21 +199,4 @@ def test_what_has_no_effect_or_another_is_refused_with_what_to_write(
 def test_an_assignment_has_a_name_and_a_value_and_comes_once(texts: list[str]) -> None:
     with pytest.raises(UsageError):
         parse_assignments(texts)
-    assert parse_assignments(["qnn.lora_config=a=b"]) == {"qnn.lora_config": "a=b"}
-
-
-@pytest.mark.parametrize(
-    "text", ["graph\n", "graph;absent.bin\n", ";adapter.bin\n", "", "good;adapter.bin\nbad\n"]
-)
-def test_a_list_of_adapters_has_a_graph_and_a_file_on_each_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "adapter.bin").touch()
-    lora = tmp_path / "lora.txt"
-    lora.write_text(text)
-    with pytest.raises(UsageError, match=r"lora\.txt"):
-        settings_of({"qnn.lora_config": "lora.txt"}, soc=SM8650, embed=False)
-    lora.write_text("graph;adapter.bin\n\n")
-    assert settings_of({"qnn.lora_config": "lora.txt"}, soc=SM8650, embed=False).run
-    assert files_of({"qnn.lora_config": "lora.txt", "vtcm_mb": 4}) == [Path("lora.txt"), Path("adapter.bin")]
+    assert parse_assignments(["op_affinity=a=b"]) == {"op_affinity": "a=b"}

@@ -11,7 +11,7 @@ import pytest
 from ci.explain import repair
 from ci.explain.rewriting import RewriteChoice
 from ci.model_commands.compile import compile_precisions
-from ci.one_model.model import ONNX, OneModel
+from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome, Product, judged
 from ci.one_model.report import ModelReport
 from provisioning.base.errors import UsageError
@@ -110,21 +110,6 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
     refused = {"helps", "harms"}.difference(kept)
     assert ("on the emulator" in capsys.readouterr().out) is bool(refused)
-
-
-@pytest.mark.parametrize(
-    ("whole", "by_channel", "kept"),
-    [(14.0, 21.0, True), (14.0, 14.5, False), (31.0, 60.0, False)],
-)
-def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_helps(
-    whole: float, by_channel: float, kept: bool, tmp_path: Path
-) -> None:
-    lane = StandInLane(
-        tmp_path, "net.onnx", lambda model: green(by_channel if model.per_channel else whole), ONNX.flags
-    )
-    found = repair.repair_of(lane.model, RewriteChoice())
-    assert (found.now.sqnr_db == by_channel) is kept is bool(found.by_channel)
-    assert (repair.BY_CHANNEL in found.rewrites) is kept
 
 
 def test_one_wrong_program_of_several_is_the_exit_code_and_in_the_report(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The options of the provider, the session and the run, checked against manifests/onnx_options.toml.
+"""The options of the provider and the session, checked against manifests/onnx_options.toml.
 
 The QNN provider ignores names that it does not know, and warns of most bad values only in its log. So options
 are checked here, before a session is created.
@@ -23,17 +23,16 @@ from provisioning.manifest import Soc
 
 MANIFEST = MANIFESTS / "onnx_options.toml"
 
-Scope = Literal["provider", "session", "run"]
-SCOPES: tuple[Scope, ...] = ("provider", "session", "run")
-"""For all sessions with the provider, for one session, and for one run."""
+Scope = Literal["provider", "session"]
+SCOPES: tuple[Scope, ...] = ("provider", "session")
+"""For all sessions with the provider, and for one session."""
 Value = bool | int | str
 
 
 class Option(Model):
     name: str
     scope: Scope
-    kind: Literal["flag", "enum", "integer", "text", "file", "lora"]
-    """`lora` is a file of lines `GRAPH;FILE`."""
+    kind: Literal["flag", "enum", "integer", "text", "file"]
     summary: str
     values: tuple[str, ...] = ()
     least: int | None = None
@@ -67,7 +66,6 @@ class Settings:
 
     provider: Mapping[str, str] = field(default_factory=dict)
     session: Mapping[str, str] = field(default_factory=dict)
-    run: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_SETTINGS = Settings()
@@ -98,14 +96,8 @@ def settings_of(chosen: Mapping[str, Value], *, soc: Soc, embed: bool, where: st
 
 
 def files_of(chosen: Mapping[str, object]) -> list[Path]:
-    """The files that checked options name, and the files that LoRA configurations name."""
-    files: list[Path] = []
-    for name, value in chosen.items():
-        if (kind := options()[name].kind) in ("file", "lora"):
-            files.append(Path(str(value)))
-        if kind == "lora":
-            files += (Path(line.partition(";")[2].strip()) for line in _adapters(files[-1]))
-    return files
+    """The files that checked options name."""
+    return [Path(str(value)) for name, value in chosen.items() if options()[name].kind == "file"]
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
@@ -134,8 +126,9 @@ def _problems(
     if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < least):
         found = f"expected a whole number from {least} on, found {text!r}"
         yield f"{name}: {found}", f"{name}={max(1, least)}"
-    if option.kind in ("file", "lora"):
-        yield from _problems_of_file(option, Path(text))
+    if option.kind == "file" and not Path(text).is_file():
+        # The provider ignores a missing file, or ends the process.
+        yield f"{name}: there is no file {text}", "name a file that is there"
     if option.pattern and not re.fullmatch(option.pattern, text):
         yield f"{name}: {text!r} is not of the form {option.summary}", ""
     if option.kind == "flag" and text == "0":
@@ -153,21 +146,3 @@ def _problems(
         yield f"{name} {needs}", f"{left_out}, or choose another chip with --soc"
     if name == "vtcm_mb" and int(text) > soc.vtcm_mb:
         yield f"vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB", f"vtcm_mb={soc.vtcm_mb}"
-
-
-def _problems_of_file(option: Option, path: Path) -> Iterator[tuple[str, str]]:
-    """The provider ignores a missing file, or ends the process."""
-    if not path.is_file():
-        yield f"{option.name}: there is no file {path}", "name a file that is there"
-    elif option.kind == "lora":
-        for number, line in enumerate(_adapters(path) or [""], 1):
-            graph, _, adapter = line.partition(";")
-            if not graph.strip() or not Path(adapter.strip()).is_file():
-                found = f"expected GRAPH;FILE with a file that is there, found {line!r}"
-                fix = "one line for each graph: its name in the context, and the adapter's binary"
-                yield f"{option.name}: {path}, line {number}: {found}", fix
-
-
-def _adapters(path: Path) -> list[str]:
-    """The lines of a LoRA configuration, GRAPH;FILE."""
-    return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -177,7 +177,7 @@ def on_cpu(model: Path, samples: Iterable[Sample], took: list[float] | None = No
         message = f"the CPU cannot run the model either: {message}"
         fix = "write it with operators that ONNX Runtime has" if unknown else "export the model again"
         raise CheckFailed(message, fix=fix) from error
-    return [run(session, sample, None, took) for sample in samples]
+    return [run(session, sample, took) for sample in samples]
 
 
 def compiled(
@@ -290,7 +290,7 @@ def reloaded(
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
     with _failing(f"{context} cannot be loaded", "compile it again"):
         session = _session(context, provider, wanted)
-    return [run(session, sample, settings, took) for sample in samples]
+    return [run(session, sample, took) for sample in samples]
 
 
 def on_htp(
@@ -299,7 +299,7 @@ def on_htp(
     """The outputs of a model that is compiled for it and not kept; the CPU takes what HTP does not."""
     with _failing("the QNN provider cannot compile it"):
         session = _session(model, provider_options(precision, soc, settings, None), settings.session)
-    return [run(session, sample, settings) for sample in samples]
+    return [run(session, sample) for sample in samples]
 
 
 def provider_options(
@@ -346,15 +346,12 @@ def _options(severity: int) -> Any:
     return options
 
 
-def run(session: Any, sample: Sample, settings: Settings | None, took: list[float] | None = None) -> Sample:
+def run(session: Any, sample: Sample, took: list[float] | None = None) -> Sample:
     """The outputs of one inference; `took` gets its milliseconds."""
-    options = ort.RunOptions()
-    for name, value in (settings.run if settings else {}).items():
-        options.add_run_config_entry(name, value)
     names = [output.name for output in session.get_outputs()]
     began = time.perf_counter()
-    with _failing("it was compiled, and running it fails", "look at run options and at the inputs' values"):
-        outputs = session.run(names, sample, options)
+    with _failing("it was compiled, and running it fails", "look at the inputs' values"):
+        outputs = session.run(names, sample)
     if took is not None:
         took.append(1000 * (time.perf_counter() - began))
     return dict(zip(names, outputs, strict=True))

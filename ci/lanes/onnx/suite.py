@@ -51,7 +51,7 @@ class OnnxRun(MixedRun):
     repaired: bool = False
     """Whether it is compiled with what `repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
-    """Options of the provider, the session and the run: docs/options.md."""
+    """Options of the provider and the session: docs/options.md."""
 
     @property
     def kind(self) -> str:
