@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES, Traffic
 from ci.operators.partition import CpuOperator
-from ci.operators.table import Inexact
 from ci.plain import as_json
 from provisioning.base.units import aligned
 from provisioning.known_faults import fix_for
@@ -49,7 +48,6 @@ class AuditRow:
     delegates: int
     ddr: Traffic
     kept_on_cpu: KeptNodes | None = None
-    inexact: tuple[Inexact, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def takes(self, operator: str) -> bool:
@@ -60,8 +58,6 @@ class AuditRow:
 class NoProgram:
     error: str
     fix: str
-    inexact: tuple[Inexact, ...] = ()
-    """The operators that are known to fail."""
 
 
 AuditRows: TypeAlias = Mapping[str, AuditRow | NoProgram]
@@ -75,11 +71,7 @@ def fails(row: AuditRow | NoProgram) -> bool:
 
 def document(rows: AuditRows) -> dict[str, object]:
     """The evidence of an answer."""
-    documents = {scheme: as_json(row) for scheme, row in rows.items()}
-    for scheme, row in rows.items():
-        if isinstance(row, NoProgram) and not row.inexact:
-            del documents[scheme]["inexact"]
-    return {**documents}
+    return {scheme: as_json(row) for scheme, row in rows.items()}
 
 
 def as_text(rows: AuditRows) -> Iterator[str]:
@@ -101,12 +93,8 @@ def as_text(rows: AuditRows) -> Iterator[str]:
     lines += [(title, *(costs.get(scheme, {}).get(title, "") for scheme in rows)) for title in titles]
     yield from aligned(lines)
     yield from _on_cpu(compiled)
-    for row in rows.values():
-        for operator in row.inexact:
-            yield operator.message
-            yield f"  → {operator.command}"
-    for scheme, row in compiled.items():
-        yield from (f"{scheme}: {warning}" for warning in row.warnings)
+    for scheme, compiled_row in compiled.items():
+        yield from (f"{scheme}: {warning}" for warning in compiled_row.warnings)
     errors: dict[tuple[str, str], list[str]] = {}
     for scheme, row in rows.items():
         if isinstance(row, NoProgram):
@@ -114,8 +102,8 @@ def as_text(rows: AuditRows) -> Iterator[str]:
     for (error, fix), schemes in errors.items():
         yield f"{', '.join(schemes)}: {error}"
         yield f"  → {fix}"
-    for scheme, row in compiled.items():
-        if kept := row.kept_on_cpu:
+    for scheme, compiled_row in compiled.items():
+        if kept := compiled_row.kept_on_cpu:
             nodes = ", ".join(f'"{name}"' for name in kept.cpu_nodes)
             yield f"{scheme}: {kept.because}"
             yield f"  → kept on the CPU here: cpu_nodes = [{nodes}]"

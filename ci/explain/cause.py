@@ -102,8 +102,7 @@ def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
         return found
     if first.rounds:
         return found
-    faults = [fault for fault in first.known if isinstance(fault, SuspectedFault)]
-    return replace(found, nodes=(first.node,), place=first.line, suspected=faults)
+    return replace(found, nodes=(first.node,), place=first.line, suspected=first.known)
 
 
 def of_scores(scores: Scores) -> Cause:

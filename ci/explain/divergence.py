@@ -18,7 +18,6 @@ from ci.explain.losses import FOREVER
 from ci.models.arrays import Array
 from ci.models.model_lines import OperatorAt
 from ci.operators.conditions import Traits
-from ci.operators.table import Inexact
 from ci.plain import as_json, read
 from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
 from provisioning.base.files import replace_text
@@ -264,7 +263,7 @@ class DivergentOperator(OperatorAt):
     """By node, its SQNR; None where no program that ends there runs."""
     alike: int
     """How many other places are taken to have its fault."""
-    known: tuple[SuspectedFault | Inexact, ...] = ()
+    known: tuple[SuspectedFault, ...] = ()
 
     @property
     def stands_out(self) -> bool:
@@ -377,8 +376,6 @@ def as_text(result: DivergenceResult) -> Iterator[str]:
         yield f"  node {first.node}" + (f" of {first.module}" if first.module[:1] not in ("", "(") else "")
         for known in first.known:
             yield f"  suspected: {known.message}"
-            if isinstance(known, Inexact):
-                yield f"    → {known.command} shows what was measured"
     yield f"  {plural(len(result.cuts), 'operator')} measured"
     for name, error in result.failed.items():
         which = "shows" if name == EVERY else "ends at"

@@ -170,12 +170,10 @@ def _page(name: str) -> str:
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
-    from ci.operators.table import inexact, measured
+    from ci.operators.table import measured
     from ci.suite.precision import scheme_named
 
-    scheme = scheme_named(scheme)
-    lines = [row.message for row in inexact([operator], scheme)] or [measured(operator, scheme)]
-    return Diagnosis(subject, operators=tuple(filter(None, lines)))
+    return Diagnosis(subject, operators=tuple(measured(operator, scheme_named(scheme))))
 
 
 def _shown(path: Path) -> str:

@@ -65,7 +65,6 @@ def test_the_figure_of_a_cell_is_the_least_that_gave_its_word_with_its_form() ->
     # Inputs for which it is wrong are named beside it.
     found = cell_of("log", plain=plain, small=RecordedPart("whole", 51), across=RecordedPart("wrong", -6))
     assert str(found) == "whole 51 dB: small [0.0001, 0.01]; WRONG -6 dB: across [0.5, 2.5]"
-    assert not found.good and found.results == ("whole", "wrong")
     assert str(cell_of("exp", plain=drawn(EXACT, EXACT))) == "whole exact"
 
 
@@ -84,7 +83,10 @@ def test_most_tests_decide_and_the_others_are_named() -> None:
     )
     # What tests nothing has no vote, and is no measurement.
     skipped = {"test_log.test_log_a[qnn_16a8w]": (RecordedPart("bad_test"),) * 3}
-    assert cell_of("log", skipped, plain=WHOLE).good and cell_of("log", skipped).result == "bad_test"
+    assert (
+        cell_of("log", skipped, plain=WHOLE).result == "whole"
+        and cell_of("log", skipped).result == "bad_test"
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,8 +106,7 @@ def test_most_tests_decide_and_the_others_are_named() -> None:
 def test_a_word_is_of_htp_beside_the_quantized_model_and_of_that_beside_the_float_model(
     part: RecordedPart, text: str
 ) -> None:
-    found = cell_of("softmax", plain=part)
-    assert str(found) == text and found.good is (text == "whole 136 dB")
+    assert str(cell_of("softmax", plain=part)) == text
 
 
 def judged(committed: OperatorTable, test: str, *parts: RecordedPart) -> list[bool]:

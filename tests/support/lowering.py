@@ -36,6 +36,7 @@ def compiled_as(*, delegates: int = 1, left: Sequence[CpuOperator] = (), **field
     """What a compile replies that left these operators on the CPU."""
     parts = [GraphPart(f"htp {number}", 1, {"aten.add.Tensor": 1}) for number in range(delegates)]
     usual: dict[str, Any] = {"used": InputsUsed(2, 32), "inputs": (), "expected": (), "reference": ()}
+    usual["graphs"] = delegates
     return ChipProgram(left=tuple(left), partition=tuple(parts), **{**usual, **fields})
 
 

@@ -28,7 +28,6 @@ from provisioning.base.errors import UsageError
 from tests.support import onnx_worker
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import CONTEXT, PREPARED, near
-from tests.support.own_table import own_table
 
 
 class TestOutput:
@@ -222,21 +221,6 @@ class TestAudit:
         assert compiled == ["fp16", "u8u8", "u16u8"]
         assert self.audited(tmp_path) == (0, rows)
         assert [what for what, _ in stand_in.orders].count("mixed") == 3
-
-    def test_an_operator_that_fails_in_the_table_is_named_if_the_model_has_it(
-        self, stand_in: StandIn, tmp_path: Path
-    ) -> None:
-        known = {name: {"SM8650": {"8a8w": {"result": "dies"}}} for name in ("Conv", "LRN")}
-        with own_table(onnx=known):
-            _, rows = self.audited(tmp_path)
-            named = {
-                name: [operator["operator"] for operator in row["inexact"]] for name, row in rows.items()
-            }
-            # What compiles here does, whatever is known of it.
-            assert named == {"fp16": [], "8a8w": [], "16a8w": []}
-            stand_in.replies["mixed"] = {"error": {**REFUSAL, "problems": []}}
-            code, rows = self.audited(tmp_path, "--no-cache")
-        assert code == 1 and [operator["operator"] for operator in rows["8a8w"]["inexact"]] == ["Conv"]
 
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
         stand_in.replies["prepare"] = {"error": REFUSAL}

@@ -43,7 +43,6 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, versions_of
-from ci.operators.table import inexact, operators_in
 from ci.outcome import Result, WorkerDied
 from ci.plain import as_json
 from ci.results import CachedResults, Key
@@ -108,9 +107,7 @@ def divergence_of(
     if first is None:
         return result
     met = faults_in(first.traits, scheme, soc, versions_of(plan.build_id), seen_db=first.sqnr_db)
-    faults = [SuspectedFault.of(row.fault) for row in met]
-    measured = inexact([first.operator], scheme, soc)
-    return replace(result, first=replace(first, known=(*faults, *measured)))
+    return replace(result, first=replace(first, known=tuple(SuspectedFault.of(row.fault) for row in met)))
 
 
 def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, object] | None:
@@ -186,11 +183,11 @@ def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
         except CheckFailed as error:
             rows[scheme] = NoProgram(error.message, error.fix)
             continue
-        rows[scheme] = audit_row(compiled, scheme, selection.soc)
+        rows[scheme] = audit_row(compiled)
     return with_precisions(rows, selection.soc)
 
 
-def audit_row(compiled: ChipProgram, scheme: str, soc: str) -> AuditRow:
+def audit_row(compiled: ChipProgram) -> AuditRow:
     return AuditRow(
         delegated=dict(Counter(operators_of(compiled.nodes))),
         cpu=tuple(map(SuggestedOperator.of, compiled.left)),
@@ -198,7 +195,6 @@ def audit_row(compiled: ChipProgram, scheme: str, soc: str) -> AuditRow:
         delegates=compiled.delegates,
         ddr=compiled.ddr,
         kept_on_cpu=compiled.kept_on_cpu,
-        inexact=tuple(inexact(operators_in(compiled.nodes), scheme, soc)),
     )
 
 

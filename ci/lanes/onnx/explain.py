@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 from ci.cached_steps import require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
@@ -14,7 +13,7 @@ from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
 from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.lanes.onnx.graph import REWRITTEN, GraphProblem, load_graph
+from ci.lanes.onnx.graph import REWRITTEN, GraphProblem
 from ci.lanes.onnx.product import (
     answer_in,
     answered,
@@ -32,7 +31,6 @@ from ci.lanes.onnx.records import (
 from ci.lanes.onnx.stage import chosen_programs, plan_of
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.one_model.model import OneModel
-from ci.operators.table import Inexact, inexact_onnx
 from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
@@ -63,9 +61,8 @@ def divergence_of(
     if first is None:
         return result
     known = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
-    faults = [SuspectedFault.of(fault) for fault in known if first.operator in fault.operators]
-    inexact = _inexact([first.operator], program, compiles=True)
-    return replace(result, first=replace(first, known=(*faults, *inexact)))
+    faults = tuple(SuspectedFault.of(fault) for fault in known if first.operator in fault.operators)
+    return replace(result, first=replace(first, known=faults))
 
 
 def script_of(
@@ -116,8 +113,7 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
             return NoProgram(error, "; ".join(dict.fromkeys(problem["fix"] for problem in problems)))
         if failure.exit_code != CheckFailed.exit_code:
             require_done(result)
-        nodes = load_graph(Path(program.case.model)).graph.node
-        return NoProgram(failure.message, failure.fix, _inexact({node.op_type for node in nodes}, program))
+        return NoProgram(failure.message, failure.fix)
     found = answer_in(result, Mixed)
     facts = found.answer
     warn_of(found.prepared.constant)
@@ -128,15 +124,7 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
         usable=not facts.cpu,
         delegates=facts.delegates,
         ddr=facts.ddr,
-        inexact=_inexact(facts.delegated, program, compiles=True),
     )
-
-
-def _inexact(
-    operators: Iterable[str], program: OnnxProgram, *, compiles: bool = False
-) -> tuple[Inexact, ...]:
-    """Those that are known to fail; `compiles`: of a model that was compiled here."""
-    return tuple(inexact_onnx(operators, program.run.kind, compiled=compiles))
 
 
 def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
