@@ -76,9 +76,6 @@ class Forecasts(Model):
             return found
         raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)
 
-    def of_chip(self, soc: str) -> list[str]:
-        return [name for name, phone in self.phones.items() if phone.soc == soc]
-
     def chips(self, precision: str, phones: Collection[str]) -> tuple[str, ...]:
         """Of which forecasts for these phones need an estimate, each a compile."""
         both = any(precision in self.phones[phone].newer for phone in phones)

@@ -23,7 +23,7 @@ from provisioning.base.units import aligned, in_decibels
 P = TypeVar("P", bound=Program)
 
 SQNR, PART = "sqnr_db", "slice_sqnr_db"
-COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}
+COSTS = {"ddr": "DDR bytes", "bytes": "bytes"}
 SIZE = "size"
 """The name of the bytes in an Outcome."""
 
@@ -385,10 +385,6 @@ def _limit(tuned: Tuned) -> str:
     return f"at {name} most is lost in {', '.join(unit.where for unit in worst)}"
 
 
-def _amount(name: str, value: float) -> str:
-    return f"{value:,.4g}" if name == "ms" else f"{value:,.0f}"
-
-
 def as_text(tuned: Tuned) -> Iterator[str]:
     """How it was found, the frontier as a table, and the operators that are exact."""
     cheap, exact = tuned.names
@@ -396,7 +392,7 @@ def as_text(tuned: Tuned) -> Iterator[str]:
     yield from (f"  {step}" for step in tuned.steps)
     rows = [("", f"at {exact}", f"at {cheap}", "accuracy", *(COSTS[name] for name in costs))]
     for point in tuned.points:
-        shown = (_amount(name, point.costs[name]) if name in point.costs else "-" for name in costs)
+        shown = (f"{point.costs[name]:,.0f}" if name in point.costs else "-" for name in costs)
         count = len(point.units)
         rows.append(
             (

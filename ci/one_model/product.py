@@ -56,7 +56,7 @@ class Outcome:
     figures: Mapping[str, float] = field(default_factory=dict)
     """Of its outputs against float and, as `reference_…`, the quantized model."""
     costs: Mapping[str, float] = field(default_factory=dict)
-    """`ddr` and `size` in bytes, `ms` by forecast, and the `cpu_seconds` of compiling it."""
+    """`ddr` and `size` in bytes, and the `cpu_seconds` of compiling it."""
     worst_db: float | None = None
     """The least SQNR of a single sample."""
     on_cpu: tuple[str, ...] = ()

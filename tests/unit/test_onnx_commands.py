@@ -15,7 +15,6 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
-from ci.forecast import ModelSize, QnnEstimates
 from ci.lanes.onnx import product
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.records import Mixed, QuantizedModel, RunReply
@@ -91,9 +90,6 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
 
 
 MIXED = Mixed({"Conv": 1}, (), 1, Traffic(8, 8))
-NO_ESTIMATES = QnnEstimates(
-    build_id="v2.0.0.1", estimates={}, refused={}, operators={}, size=ModelSize(0, 0, 0)
-)
 PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "fix": "export in float32"}
 REFUSAL = {"kind": "N", "exit_code": 1, "message": "no", "fix": "other", "problems": [PROBLEM]}
 
@@ -110,7 +106,6 @@ class StandIn:
             "compile_context": as_json(CONTEXT),
             "run": as_json(RunReply((1.0,), "v2.0.0.1")),
             "mixed": as_json(MIXED),
-            "estimate": as_json(NO_ESTIMATES),
         }
 
     def environment(self, own: object = None) -> dict[str, str]:
@@ -179,9 +174,9 @@ class TestCompile:
             return len(stand_in.orders) - before
 
         # The model is looked at each time.
-        assert [orders(), orders(), orders("--no-cache")] == [4, 1, 4]
+        assert [orders(), orders(), orders("--no-cache")] == [3, 1, 3]
         for arguments in (("--embed",), ("--soc", "SM8750")):
-            assert orders(*arguments) == 4, arguments
+            assert orders(*arguments) == 3, arguments
 
     def test_a_suite_gets_the_model_and_the_user_the_program(self, stand_in: StandIn, tmp_path: Path) -> None:
         suite, out = tmp_path / "models.toml", tmp_path / "out"

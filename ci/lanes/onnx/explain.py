@@ -21,7 +21,6 @@ from ci.lanes.onnx.product import (
     plan_of_model,
     precision_of,
     program_of,
-    warn_of,
 )
 from ci.lanes.onnx.records import (
     Losses,
@@ -56,7 +55,6 @@ def divergence_of(
         rest="between",
     )
     searched = answered(step, DivergenceResult)
-    warn_of(searched.prepared.constant)
     result, first = searched.answer, searched.answer.first
     if first is None:
         return result
@@ -116,7 +114,6 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
         return NoProgram(failure.message, failure.fix)
     found = answer_in(result, Mixed)
     facts = found.answer
-    warn_of(found.prepared.constant)
     return AuditRow(
         delegated=facts.delegated,
         cpu=tuple(map(SuggestedOperator.of, facts.cpu)),

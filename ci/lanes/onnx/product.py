@@ -198,16 +198,6 @@ def dimensions_of(assignments: Sequence[str]) -> dict[str, Size]:
     return sizes
 
 
-def constant_inputs(constant: Sequence[str]) -> Iterator[str]:
-    for name in constant:
-        yield f"{name} has one value throughout the samples, which gives no range for it"
-
-
-def warn_of(constant: Sequence[str]) -> None:
-    for warning in constant_inputs(constant):
-        sys.stderr.write(f"warning: {warning}\n")
-
-
 def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
     """For all chips of the command line."""
     programs = [replace(program, soc=soc) for soc in model.selection.socs]
@@ -218,11 +208,9 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
     """The context as files."""
 
     def options(program: OnnxProgram) -> CompileOptions:
-        table = load_forecasts()
         return CompileOptions(
             stem=_stem(plan, model, program),
             embed=model.embed,
-            estimates=table.chips(program.run.kind, table.of_chip(program.soc)),
             keeps_outputs=program.case.metric is not None,
         )
 
@@ -260,14 +248,6 @@ def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step:
         prepared=Preparing(drawn=True, compares=False),
         title="estimates",
     )
-
-
-def forecast_of_chip(program: OnnxProgram, estimates: QnnEstimates | None) -> Forecasted | None:
-    """Of the phones that have the program's chip."""
-    table = load_forecasts()
-    if estimates is None or not (phones := table.of_chip(program.soc)):
-        return None
-    return forecast(program.run.kind, estimates, load_fit(), table).of(phones)
 
 
 def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
@@ -312,23 +292,18 @@ def product_of(
     near, used = context.near, facts.used
     ran = against_in_words(near.figures, context.each_db, "float", used) if near.figures else "not run"
     words = [f"{program.soc} {program.run.name}: {ran}; nothing on the CPU"]
-    forecasted, ddr = forecast_of_chip(program, facts.estimate), context.ddr
     more = [f"QNN {context.record.build_id}", *near.slices]
-    if forecasted and forecasted.forecasts:
-        words += [f"  {line}" for line in forecasted.in_words()]
-    elif forecasted:
-        more += forecasted.in_words()
-    if ddr:
+    if ddr := context.ddr:
         more += [f"{ddr.read:,} bytes read from DDR in a run, {ddr.written:,} written"]
     commands = (model.command("divergence", program.soc), model.command("quantize", program.soc, "--where"))
     kind, name, causes = program.run.kind, model.typed, causes_of(near, context.choices)
     evidence = Evidence(kind, used)
     accuracy = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, evidence)
-    warnings = [*drawn_to_calibrate(program), *constant_inputs(facts.prepared.constant), *accuracy.warnings]
+    warnings = [*drawn_to_calibrate(program), *accuracy.warnings]
     if kind == "fp16" and context.half_floats is False:
         warnings += [not_in_fp16(program.soc)]
     size = sum(path.stat().st_size for path in files)
-    outcome = outcome_of(context, size, forecasted)
+    outcome = outcome_of(context, size)
     return Product(
         {path.name: path for path in files},
         words,
@@ -350,13 +325,11 @@ def drawn_to_calibrate(program: OnnxProgram) -> Iterator[str]:
         yield "it was calibrated with random inputs: --calibrate DIR takes real ones"
 
 
-def outcome_of(context: CompiledContext, size: int, forecasted: Forecasted | None) -> Outcome:
-    """Of a context that was compiled and run. `forecasted` are the phones that have its chip."""
+def outcome_of(context: CompiledContext, size: int) -> Outcome:
+    """Of a context that was compiled and run."""
     costs, figures = {"size": size, "cpu_seconds": context.cpu_seconds}, context.near.figures
     if ddr := context.ddr:
         costs["ddr"] = ddr.read + ddr.written
-    if forecasted and forecasted.forecasts:
-        costs["ms"] = forecasted.forecasts[0].ms
     return Outcome(figures=figures, costs=costs, worst_db=min(context.each_db, default=None))
 
 
@@ -392,7 +365,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
     where, evidence = model.command("quantize", program.soc, "--where"), Evidence(kind, facts.used)
     causes = causes_of(near)
     accuracy = verdict_of_one_model(stem, near.figures, near.slices, "", where, causes, evidence)
-    warnings = [*drawn_to_calibrate(program), *constant_inputs(prepared.constant), *accuracy.warnings]
+    warnings = [*drawn_to_calibrate(program), *accuracy.warnings]
     lines = [words, *(f"  {line}" for line in near.slices)]
     return [Product(outputs, lines, (), warnings, Outcome(wrong=accuracy.wrong))]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from ci.artifacts.compiler_log import Traffic
 from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import RewrittenPlace
-from ci.forecast import QnnEstimates
 from ci.lanes.onnx.graph import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
@@ -48,8 +47,6 @@ class CompileOptions:
     """Of its files."""
     embed: bool = False
     """Whether the context is inside its .onnx, and not beside it."""
-    estimates: tuple[str, ...] = ()
-    """The chips for which QNN is asked what it will take."""
     keeps_outputs: bool = False
 
 
@@ -93,8 +90,6 @@ class PreparedModel:
     used: InputsUsed
     build_id: str
     inputs: tuple[str, ...]
-    constant: tuple[str, ...] = ()
-    """Float inputs with the same value in all samples, which gives no range."""
     notes: tuple[tuple[str, str], ...] = ()
     modules: tuple[str, ...] = ()
 
@@ -188,7 +183,6 @@ class ProgramFacts(TakenModel):
     """What became of a program."""
 
     context: CompiledContext
-    estimate: QnnEstimates | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,7 +254,6 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
     case, into = order.case, order.into
     count = order.run.calibration if how.calibration is None else how.calibration
     notes: Sequence[tuple[str, str]] = ()
-    constant: Sequence[str] = ()
     if case.factory:
         model, (samples, calibration, used), notes = _exported(order, count)
         signature = signature_of(load_graph(model))
@@ -263,7 +262,6 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
         signature = signature_of(load_graph(model))
         every = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
         samples, calibration, used = divided(every, case.inferences, count)
-        constant = constant_inputs(every)
     if how.drawn and not calibration:
         wanted = most_calibrating(count, given=False)
         calibration = [drawn(signature, seed) for seed in range(1, wanted + 1)]
@@ -285,7 +283,6 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
         used=used,
         build_id=installed_build(),
         inputs=tuple(str(tensor) for tensor in signature.inputs),
-        constant=tuple(constant),
         notes=tuple(notes),
         modules=tuple(modules_in(order.search_path)),
     )
@@ -314,15 +311,6 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     more = {"save_as_external_data": True, "location": "static.bin"} if beside else {}
     onnx.save(whole, str(path), **more)
     return path
-
-
-def constant_inputs(samples: Sequence[Sample]) -> list[str]:
-    """Float inputs with the same value in all samples."""
-    return [
-        name
-        for name, first in (samples[0] if samples else {}).items()
-        if first.dtype.kind == "f" and all((sample[name] == first.flat[0]).all() for sample in samples)
-    ]
 
 
 def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Sequence[tuple[str, str]]]:

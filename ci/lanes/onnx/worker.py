@@ -20,7 +20,6 @@ from ci.explain.divergence import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
 from ci.explain.operator_script import ScriptRequest
 from ci.explain.rewriting import RewriteChoice
-from ci.forecast import QnnEstimates
 from ci.lanes.onnx import graphs, provider, steps
 from ci.lanes.onnx.graph import (
     NotCompilable,
@@ -177,7 +176,6 @@ def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
     rows: Key = {
         "samples": {name: hash_file(folder / name) for name in samples},
         "used": as_json(prepared.used),
-        "constant": list(prepared.constant),
         "notes": [list(note) for note in prepared.notes],
         "model": digest_without_metadata(model),
     }
@@ -222,18 +220,7 @@ def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
     """A chip's context, run and compared; what is to be told of its model and samples."""
     files, model = quantized(order)
     context = in_part(order, steps.compile_context, files, options)
-    estimate = _estimate(order, files, options.estimates) if options.estimates else None
-    return ProgramFacts(prepared=held[0][0], quantized=model, context=context, estimate=estimate)
-
-
-def _estimate(order: OnnxOrder, files: ModelFiles, chips: tuple[str, ...]) -> QnnEstimates | None:
-    """What QNN says that the model will take; None where the compiler crashes on estimating it."""
-    try:
-        return in_part(order, steps.estimate, files, Chips(chips))
-    except WorkerDied as gone:
-        if not gone.is_own_crash or gone.trouble(order.log):
-            raise
-        return None
+    return ProgramFacts(prepared=held[0][0], quantized=model, context=context)
 
 
 def _answering(
