@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,9 @@ PACKAGES = {
 }
 """The Debian and Ubuntu package of a program."""
 
+_SECONDS = 20
+"""A compiler on a busy machine answers in less."""
+
 _VERSION = re.compile(r"\b(\d+(?:\.\d+)+)")
 
 
@@ -43,9 +46,13 @@ class BuildTool:
 
 
 def find_program(name: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
-    """The first program of that name on PATH that runs; else an error that names its package."""
-    if program := next(_running(name, environ), None):
+    """The first program of that name on PATH that runs; else an error that says why it does not, or names its
+    package."""
+    silent: list[str] = []
+    if program := next(_running(name, environ, silent), None):
         return program
+    if silent:
+        raise _not_running(silent)
     if len(name.split()) > 1:
         raise EnvironmentLacking(
             f"{name!r} is not a program on PATH",
@@ -62,9 +69,12 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> BuildTool:
     """CXX if it is set, else g++, else clang++."""
     if named := environ.get("CXX"):
         return find_program(named, environ)
+    silent: list[str] = []
     for name in ("g++", "clang++"):
-        if program := next(_running(name, environ), None):
+        if program := next(_running(name, environ, silent), None):
             return program
+    if silent:
+        raise _not_running(silent)
     raise EnvironmentLacking(
         "no C++ compiler: neither g++ nor clang++ is on PATH, and CXX is not set",
         fix=quoted("apt-get", "install", PACKAGES["g++"]),
@@ -74,7 +84,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> BuildTool:
 def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
     """This interpreter's CMake or one on PATH, not older than `floor`."""
     old = []
-    for cmake in _running("cmake", environ, beside_python=True):
+    for cmake in _running("cmake", environ, [], beside_python=True):
         if version_key(cmake.version) >= version_key(floor):
             return cmake
         old.append(f"{cmake.version} at {cmake.path}")
@@ -86,7 +96,7 @@ def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> BuildTool
 
 
 def find_ninja() -> BuildTool:
-    if ninja := next(_running("ninja", os.environ, beside_python=True), None):
+    if ninja := next(_running("ninja", os.environ, [], beside_python=True), None):
         return ninja
     raise EnvironmentLacking(
         "Ninja is neither beside this Python nor on PATH",
@@ -94,24 +104,42 @@ def find_ninja() -> BuildTool:
     )
 
 
-def _running(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[BuildTool]:
+def _not_running(silent: Sequence[str]) -> EnvironmentLacking:
+    return EnvironmentLacking(
+        "; ".join(silent), fix="run it by hand, and reinstall it or put another one before it on PATH"
+    )
+
+
+def _running(
+    name: str, environ: Mapping[str, str], silent: list[str], *, beside_python: bool = False
+) -> Iterator[BuildTool]:
+    """The programs of that name that say what they are. Appends to `silent` why others do not."""
     folders = [str(Path(sys.executable).parent)] if beside_python else []
     folders += environ.get("PATH", os.defpath).split(os.pathsep)
     on_path = (shutil.which(name, path=folder) for folder in dict.fromkeys(folders) if folder)
     for program in [name] if os.sep in name else filter(None, on_path):
         path = Path(program).absolute()  # CMake runs elsewhere, and takes no relative path for a compiler.
-        if identity := _identity(path):
+        if not path.exists():
+            continue
+        identity, why_not = _identity(path)
+        if identity:
             yield BuildTool(path, identity)
+        else:
+            silent.append(f"{path} does not say its version: {why_not}")
 
 
-def _identity(path: Path) -> str:
-    """The first line of `--version`; empty when the program does not run."""
+def _identity(path: Path) -> tuple[str, str]:
+    """The first line of `--version`; else why there is none."""
     try:
-        result = captured([str(path), "--version"], timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+        result = captured([str(path), "--version"], timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "", f"it gave no answer within {_SECONDS} s"
+    except OSError as error:
+        return "", error.strerror or str(error)
     lines = result.stdout.splitlines()
-    return lines[0].strip() if result.returncode == 0 and lines else ""
+    if result.returncode or not lines:
+        return "", f"it ended with exit code {result.returncode}"
+    return lines[0].strip(), ""
 
 
 _C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}

@@ -199,7 +199,7 @@ def _without_told(result: Result, wrong: Mapping[str, frozenset[str]]) -> Result
         return result
     if not findings:
         by = ", ".join(id_ for id_ in result.rule.text.told_by if wrong.get(id_))
-        return Result(result.rule, State.NOT_APPLICABLE, (), f"{by} tells why of each file")
+        return Result(result.rule, State.NOT_APPLICABLE, (), f"{by} tells why")
     return replace(result, state=_state_of(findings), findings=findings)
 
 

@@ -97,8 +97,8 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
         )
     if answer.code == _NO_DEVICE:
         return Problem(
-            soc,
-            f"executorch does not work with this QNN ({answer.build_id}): creating an HTP device failed with"
+            answer.build_id,
+            f"executorch does not work with this QNN: creating an HTP device for {soc} failed with"
             f" {_NO_DEVICE}, invalid device configuration. The two are of releases that do not work together;"
             f" QNN said: {answer.detail.partition('; ')[0]}",
         )

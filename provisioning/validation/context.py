@@ -292,7 +292,8 @@ def why_unusable(ndk: Path, seconds: float = _SECONDS) -> str:
     """Why an NDK cannot build for Android on this machine; empty if it can. Its compiler is run."""
     compiler, shared = ndk / NDK_PREBUILT / "bin" / "clang++", ndk / NDK_PREBUILT / NDK_RUNTIME
     if not compiler.exists():
-        others = sorted(path.name for path in (ndk / NDK_PREBUILT).parent.glob("*"))
+        prebuilt = ndk / NDK_PREBUILT
+        others = sorted(path.name for path in prebuilt.parent.glob("*") if path.name != prebuilt.name)
         return f"has no {compiler.relative_to(ndk)}" + (f", but {', '.join(others)}" if others else "")
     toolchain = ndk / NDK_TOOLCHAIN
     if not toolchain.is_file() or toolchain.stat().st_size == 0:

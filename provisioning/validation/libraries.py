@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from provisioning import qnn_libraries
@@ -16,7 +15,7 @@ from provisioning.pe import ARM64, Pe
 from provisioning.qnn_libraries import Library, TargetLibraries
 from provisioning.validation import NotApplicable, Problem, rule
 from provisioning.validation.context import ComponentTree, Context
-from provisioning.validation.versions import holders_of_build_ids, of_another_build, tree_of
+from provisioning.validation.versions import build_of, holders_of_build_ids, of_another_build, tree_of
 
 
 def _directory(context: Context, wanted: TargetLibraries) -> str | None:
@@ -150,10 +149,11 @@ def _official(profile: Profile) -> bool:
 @rule("one-build-id")
 def one_build_id(context: Context) -> Iterator[Problem]:
     holders = holders_of_build_ids(context)
-    counted = Counter(build_id for library in holders for build_id in library.build_ids)
-    common = max(counted, key=lambda build_id: (counted[build_id], build_id))
+    common = build_of(holders)
+    number = sum(common in library.build_ids for library in holders)
     for place, others in of_another_build(context, common).items():
-        yield Problem(place, f"is of build {others}, {counted[common]} other libraries are of {common}")
+        message = f"is of build {', '.join(others)}, {number} other libraries are of {common}"
+        yield Problem(place, message, also=others)
 
 
 def _libraries(context: Context) -> list[tuple[Library, Pe]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from provisioning.base.commands import Fix
@@ -36,10 +37,16 @@ def holders_of_build_ids(context: Context) -> list[Library]:
     return holders
 
 
-def of_another_build(context: Context, build_id: str) -> dict[str, str]:
+def build_of(holders: Iterable[Library]) -> str:
+    """The build id that most libraries hold: the SDK's own."""
+    counted = Counter(build_id for library in holders for build_id in library.build_ids)
+    return max(counted, key=lambda build_id: (counted[build_id], build_id))
+
+
+def of_another_build(context: Context, build_id: str) -> dict[str, tuple[str, ...]]:
     """What libraries say of their build, by place, where it contradicts this id; that may lack its end."""
-    said = {library.place: library.of_another_build(build_id) for library in context.libraries}
-    return {place: ", ".join(ids) for place, ids in said.items() if ids}
+    said = {library.place: tuple(library.of_another_build(build_id)) for library in context.libraries}
+    return {place: ids for place, ids in said.items() if ids}
 
 
 @rule("qnn-version")
@@ -89,15 +96,16 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     for source, build_id in expected.items():
         # A profile without a build id still pins the version, with which every id begins.
         wrong = of_another_build(context, build_id)
-        ids = {wrong.get(library.place, build_id) for library in holders}
-        if len(ids) == 1 and (whole := ids.pop()) != build_id:
-            yield Problem(
-                tree.named,
-                f"all {len(holders)} QNN libraries hold build id {whole}, expected {build_id} of {source}",
-            )
+        ids = {wrong.get(library.place, (build_id,)) for library in holders}
+        whole = ", ".join(ids.pop()) if len(ids) == 1 else build_id
+        if whole != build_id:
+            subject = tree.named if source != "sdk.yaml" else f"{tree.named}, sdk.yaml"
+            expectation = f"expected {build_id} of {source}"
+            yield Problem(subject, f"all {len(holders)} QNN libraries hold build id {whole}, {expectation}")
             wrong = of_another_build(context, whole)
         for place, others in wrong.items():
-            yield Problem(place, f"is of build {others}, expected {build_id} of {source}")
+            message = f"is of build {', '.join(others)}, expected {build_id} of {source}"
+            yield Problem(place, message, also=others)
 
 
 @rule("store-tree")

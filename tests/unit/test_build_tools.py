@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from ci.builds import toolchain
 from ci.builds.toolchain import BuildTool, find_cmake, find_compiler
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.scripts import script
@@ -42,3 +44,21 @@ def test_cxx_names_the_compiler_by_a_path_from_here_too(
     assert find_compiler({**path_of(tmp_path / "bin"), "CXX": "own/my-c++"}) == BuildTool(mine, "mine 1.0")
     with pytest.raises(EnvironmentLacking, match="nothing-c"):
         find_compiler({**path_of(tmp_path / "bin"), "CXX": "nothing-c++"})
+
+
+def test_a_compiler_that_is_there_and_does_not_answer_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = program(tmp_path / "bin", "g++", "g++ 12", code=1)
+    with pytest.raises(EnvironmentLacking, match=re.escape(f"{broken} does not say its version: it ended")):
+        find_compiler(path_of(tmp_path / "bin"))
+    monkeypatch.setattr(toolchain, "_SECONDS", 0.2)
+    hanging = script(tmp_path / "hangs" / "g++", "sleep 60")
+    with pytest.raises(EnvironmentLacking, match=r"hangs/g.. does not say its version: it gave no"):
+        find_compiler({**path_of(tmp_path / "bin"), "CXX": str(hanging)})
+
+
+def test_a_compiler_that_does_not_answer_is_passed_over_where_another_one_does(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "g++", "g++ 12", code=1)
+    other = program(tmp_path / "bin", "clang++", "clang 17")
+    assert find_compiler(path_of(tmp_path / "bin")).path == other

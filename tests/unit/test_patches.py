@@ -29,6 +29,7 @@ REASONS = {
     "support/planted_decoders.py": PLANTED,
     "unit/test_api.py": PROCESS,
     "unit/test_build.py": "CMake's answer of a configured project is written by hand",
+    "unit/test_build_tools.py": SHORTER,
     "unit/test_diagnose.py": "what is searched is counted on its way",
     "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",
     "unit/test_llm.py": PROCESS,

@@ -357,7 +357,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("sdk-root", "QNN_SDK_ROOT", environ({"QNN_SDK_ROOT": ""})),
     ("sdk-root", "ANDROID_NDK_ROOT", changed(trees={}, environ={"ANDROID_NDK_ROOT": "/nowhere/ndk"})),
     ("variables-contradict", "ANDROID_NDK_HOME", environ({"ANDROID_NDK_HOME": "/opt/android-ndk-r28c"})),
-    ("compiler-answers", "SM8650", answered(Answer("backend", build_id=OTHER_BUILD, code=14001))),
+    ("compiler-answers", OTHER_BUILD, answered(Answer("backend", build_id=OTHER_BUILD, code=14001))),
     ("compiler-answers", "SM8650", answered(OTHER_ERROR)),
     ("compiler-answers", "SM8650", answered(Answer("device", made_device=True, build_id=OTHER_BUILD))),
     ("qnn-compat", BUILD, changed(measured=measured(BUILD, "unknown custom config socModel 0"))),
@@ -544,3 +544,30 @@ def test_a_file_of_another_chip_machine_or_build_is_one_error(
     assert [(finding.rule, finding.severity) for finding in about] == [(told, Severity.ERROR)]
     # Alone each rule still says what it sees.
     assert result_of("one-build-id", context).findings
+
+
+def test_a_library_of_a_build_that_executorch_cannot_drive_is_one_error(tmp_path: Path) -> None:
+    content = library("libQnnHtp.so", content=f"{OTHER_BUILD}\0".encode()).encode()
+    context = replace(
+        placed(HTP, content)(tmp_path),
+        measured=(*measured(BUILD), *measured(OTHER_BUILD, "unknown custom config socModel 0")),
+        answers={SOCS[0]: Answer("backend", build_id=OTHER_BUILD, code=14001)},
+    )
+    results = check([context], catalogue().values())
+    errors = [finding.rule for result in results for finding in result.findings]
+    assert errors == ["qnn-build-id"]
+
+
+def test_an_sdk_of_another_release_is_named_once_and_so_is_its_pair_with_executorch(tmp_path: Path) -> None:
+    context = versioned_sdk("version: 2.48.40.260702\n")(tmp_path)
+    context = replace(
+        context,
+        libraries=tuple(
+            replace(file, build_ids=(OTHER_BUILD,), build_pieces=()) for file in context.libraries
+        ),
+        measured=measured(OTHER_BUILD, "unknown custom config socModel 0"),
+        answers={SOCS[0]: Answer("backend", build_id=OTHER_BUILD, code=14001)},
+    )
+    results = check([context], catalogue().values())
+    errors = [finding.rule for result in results for finding in result.findings]
+    assert errors == ["qnn-version", "qnn-compat"]
