@@ -73,6 +73,16 @@ RUNNER = "QNN_EXECUTOR_RUNNER"
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    text: str
+    variable: str = ""
+    """The user's variable that is not taken as it is, if it is about one."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     profile: str
     target: str
@@ -82,8 +92,8 @@ class Environment:
     """The variables that must be set; PATH-like values are whole, with what the user had already."""
     path_entries: tuple[str, ...]
     """The entries of `variables["PATH"]` before the user's own."""
-    notes: tuple[str, ...]
-    """Sentences about what was corrected or left out."""
+    notes: tuple[Note, ...]
+    """What was corrected or left out."""
     provision_flags: tuple[str, ...]
     """The flags of `provision` for the same selection."""
 
@@ -97,7 +107,7 @@ class Environment:
         program = runner_of(dist / self.target)
         if program is None:
             note = f"to run programs of {self.target} in this shell, first type {session('build_runner')}"
-            return replace(self, notes=(*self.notes, note))
+            return replace(self, notes=(*self.notes, Note(note)))
         return replace(self, variables={**self.variables, RUNNER: str(program)})
 
     def explain(self) -> None:
@@ -145,7 +155,7 @@ def resolve(
 
         trees = Store(selection.store)
     flags = provision_flags(selection, environ)
-    notes: list[str] = []
+    notes: list[Note] = []
     roots: dict[str, Root] = {}
     pins = profile.pins
     lacking: list[str] = []
@@ -184,7 +194,7 @@ def _lacking(
     profile: Profile,
     selection: Selection,
     environ: Mapping[str, str],
-    notes: Sequence[str],
+    notes: Sequence[Note],
 ) -> EnvironmentLacking:
     pins = profile.pins
     named = [f"{name} {pins[name].version}" if name in pins else name for name in lacking]
@@ -280,7 +290,7 @@ def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[st
 
 
 def users_own(
-    component: str, store: Path, environ: Mapping[str, str], notes: list[str]
+    component: str, store: Path, environ: Mapping[str, str], notes: list[Note]
 ) -> tuple[str, str] | None:
     """The variable by which the user names a component of their own, and its value; `notes` gets the rest.
 
@@ -290,7 +300,7 @@ def users_own(
     names = (variable, *KINDS[component].aliases)
     named = {name: environ[name] for name in names if name in environ}
     for name in [name for name, value in named.items() if not value]:
-        notes.append(f"{name} is set but empty, and taken as not set")
+        notes.append(Note(f"{name} is set but empty, and taken as not set", name))
         del named[name]
     named = {name: value for name, value in named.items() if not _in_store(value, name, store)}
     if not named:
@@ -298,7 +308,7 @@ def users_own(
     name, value = next(iter(named.items()))
     for other, its in named.items():
         if not _same(its, value):
-            notes.append(f"{other}={its} contradicts {name}={value}, which is the one used")
+            notes.append(Note(f"{other}={its} contradicts {name}={value}, which is the one used", other))
     return name, value
 
 
@@ -307,7 +317,7 @@ def _in_store(value: str, variable: str, store: Path) -> bool:
 
 
 def _users_root(
-    component: str, needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[str]
+    component: str, needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[Note]
 ) -> Root | None:
     from provisioning.components import adopt
 
@@ -321,14 +331,14 @@ def _users_root(
         if needed:
             error.fix = consenting(error.fix, selection)
             raise
-        notes.append(f"{error.message}, so {component} is left out")
+        notes.append(Note(f"{error.message}, so {component} is left out", variable))
         return None
     # Not resolved: users may tell versions apart by the names of links.
     return Root(user_path(value, variable).absolute(), "directory", variable)
 
 
 def _named_or_stored(
-    component: str, stored: Root | None, selection: Selection, environ: Mapping[str, str], notes: list[str]
+    component: str, stored: Root | None, selection: Selection, environ: Mapping[str, str], notes: list[Note]
 ) -> Root | None:
     """The profile's tree, or the other tree of the store that the user's variable names.
 
@@ -345,10 +355,8 @@ def _named_or_stored(
         return stored
     if profile := environ.get("QNN_CI_PROFILE"):
         used = f"uses {stored.path}" if stored else "has none"
-        notes.append(
-            f"{variable}={value}, a tree of the store that was set for profile {profile}, is ignored;"
-            f" profile {selection.profile} {used}"
-        )
+        text = f"{variable}={value}, a tree of the store that was set for profile {profile}, is ignored;"
+        notes.append(Note(f"{text} profile {selection.profile} {used}"))
         return stored
     return Root(adopt(component, value, variable).path, "directory", variable)
 
@@ -368,7 +376,7 @@ def _variables(
     selection: Selection,
     roots: Mapping[str, Root],
     environ: Mapping[str, str],
-    notes: list[str],
+    notes: list[Note],
     overlay: Path,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     variables = {
@@ -394,16 +402,17 @@ def _variables(
         entries_before = environ.get("PYTHONPATH", "").split(":")
         kept = [entry for entry in entries_before if entry not in ("", str(overlay))]
         variables["PYTHONPATH"] = ":".join([str(overlay), *kept])
-        notes.append(f"Python's executorch is what build_x86 built from {built}")
+        notes.append(Note(f"Python's executorch is what build_x86 built from {built}"))
     elif built is None and (overlay / DESCRIPTION).is_file() and EXECUTORCH_SOURCE in roots:
         again = session("build_x86")
-        notes.append(f"{overlay} is of another release of this toolkit, and is left alone: {again}")
+        text = f"{overlay} is of another release of this toolkit, and is left alone: {again}"
+        notes.append(Note(text))
     if selection.target in DEVICE_DIRECTORIES:
         variables["ADSP_LIBRARY_PATH"] = _dsp_path(selection.target, environ, notes)
     return variables, tuple(entries)
 
 
-def _library_path(sdk: Path, existing: str, notes: list[str]) -> str:
+def _library_path(sdk: Path, existing: str, notes: list[Note]) -> str:
     """The host's libraries of this SDK, then the user's own entries that do not conflict with them."""
     ours = str(sdk / "lib" / HOST_LIBRARIES)
     if special := _LOADER_SPECIAL.search(ours):
@@ -413,24 +422,31 @@ def _library_path(sdk: Path, existing: str, notes: list[str]) -> str:
         )
     kept = [ours] if Path(ours).is_dir() else []
     if not kept:
-        notes.append(f"{ours} is not there, so nothing of this SDK runs on the host")
+        notes.append(Note(f"{ours} is not there, so nothing of this SDK runs on the host"))
     for entry in re.split("[:;]", existing) if existing else []:
-        if not entry:
-            notes.append("an empty entry of LD_LIBRARY_PATH, which means the current directory, is left out")
-        elif _DEVICE_LIBRARY_DIRECTORY.search(entry):
-            notes.append(f"{entry} in LD_LIBRARY_PATH holds a device's libraries and is left out")
-        elif _HOST_LIBRARY_DIRECTORY.search(entry) and not _same(entry, ours):
-            notes.append(f"{entry} in LD_LIBRARY_PATH is of another QNN SDK and is left out")
+        if why := _why_left_out(entry, ours):
+            notes.append(Note(f"{why} and is left out of LD_LIBRARY_PATH", "LD_LIBRARY_PATH"))
         elif not any(_same(entry, other) for other in kept):
             kept.append(entry)
     return ":".join(kept)
 
 
-def _dsp_path(target: str, environ: Mapping[str, str], notes: list[str]) -> str:
+def _why_left_out(entry: str, ours: str) -> str:
+    """Why an entry of LD_LIBRARY_PATH cannot stay; empty if it can."""
+    if not entry:
+        return "an empty entry means the current directory"
+    if _DEVICE_LIBRARY_DIRECTORY.search(entry):
+        return f"{entry} holds a device's libraries"
+    of_another = _HOST_LIBRARY_DIRECTORY.search(entry) and not _same(entry, ours)
+    return f"{entry} is of another QNN SDK" if of_another else ""
+
+
+def _dsp_path(target: str, environ: Mapping[str, str], notes: list[Note]) -> str:
     ours = environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[target]
     existing = environ.get("ADSP_LIBRARY_PATH", "")
     if ":" in existing:
-        notes.append("ADSP_LIBRARY_PATH is separated by `;`, not `:`; it was split at both")
+        text = "FastRPC splits ADSP_LIBRARY_PATH at `;`, not at `:`; it was split at both"
+        notes.append(Note(text, "ADSP_LIBRARY_PATH"))
     entries = [ours, *re.split("[:;]", existing), *DEVICE_DSP_DIRECTORIES[target]]
     return ";".join(dict.fromkeys(entry for entry in entries if entry))
 

@@ -70,13 +70,6 @@ class Component(Model):
         return all(part.source.pin is not None for part in self.parts)
 
 
-class Requirement(Model):
-    """`floor`: below it nothing works. `recommended`: what the project tests with."""
-
-    floor: Version
-    recommended: Version | None = None
-
-
 class Profile(Model):
     schema_: Literal[1] = Field(alias="schema")
     name: Name
@@ -85,8 +78,8 @@ class Profile(Model):
     """Python packages, exact: executorch, torch, torchao."""
     onnx: dict[str, Version] = Field(default={})
     """Packages of ONNX Runtime's lane, which has its own environment and may use another QNN."""
-    host: dict[str, Requirement]
-    """cmake, gcc, clang, python, glibc."""
+    host: dict[str, Version]
+    """cmake and glibc: below it nothing works."""
     components: dict[ComponentName, Component]
     optional: tuple[ComponentName, ...] = ()
     """Components provisioned only when asked for by --component."""

@@ -168,7 +168,7 @@ def plan_of(
         build_type=build_type,
         executorch=find_executorch(executorch, selection),
         compiler=find_compiler() if target == DEFAULT_TARGET else find_program("aarch64-linux-gnu-g++"),
-        cmake=find_cmake(load_profile(selection.profile).host["cmake"].floor),
+        cmake=find_cmake(load_profile(selection.profile).host["cmake"]),
         ninja=find_ninja(),
         folder=(build_dir or outputs_path() / "build" / "runner" / f"{target}{suffix}").absolute(),
         dist=(output or dist_path() / target / OURS).absolute(),

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             sys.stdout.write(described(plan))
             return 0
-        glibc = args.glibc or load_profile(selection.profile).host["glibc"].floor
+        glibc = args.glibc or load_profile(selection.profile).host["glibc"]
         jobs = args.jobs or os.cpu_count() or 1
         build_and_start(plan, stage, glibc, jobs=jobs, clean=args.clean)
     return stage.close(selection.reports)

@@ -61,7 +61,7 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
         _compile(plan, stage, clean=options.clean)
         # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
-            floor = options.glibc or profile.host["glibc"].floor
+            floor = options.glibc or profile.host["glibc"]
             built = _put_into_dist(plan, stage, floor, selection)
             if built and plan.target == DEFAULT_TARGET:
                 put_into_python(plan, stage)

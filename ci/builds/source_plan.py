@@ -271,7 +271,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
         names=file_names(tree.root),
         sdk=sdk_at(environment.root(QNN_SDK).path),
         toolchain=_toolchain(options, recipe, environment, environ),
-        cmake=find_cmake(profile.host["cmake"].floor),
+        cmake=find_cmake(profile.host["cmake"]),
         ninja=find_ninja(),
         python=Path(sys.executable),
         python_identity=f"{sys.implementation.cache_tag} {platform.python_version()} at {sys.executable}",

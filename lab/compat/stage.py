@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -18,21 +18,67 @@ from lab.builds import provision, releases, with_sdk
 from lab.builds.table import QnnBuild, Release, load_builds
 from lab.generate.shared_tables import with_table
 from lab.stage import stage_run
-from provisioning.accepted_file import accept
+from provisioning.accepted_file import SHIPPED, accept, load_accepted
 from provisioning.base.commands import Fix, logged
-from provisioning.base.errors import EnvironmentLacking, UnknownName
+from provisioning.base.errors import EnvironmentLacking, ManifestError, UnknownName
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Outcome, Report, Severity
+from provisioning.base.findings import Artifact, Metric, Outcome, Report, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.store import Store
 from provisioning.validation import probe
-from provisioning.validation.context import MEASURED, PASSED, STEPS, Pair, load_measured
 from provisioning.validation.probe import Answer
 
 PAGE = ROOT / "docs" / "upgrades.md"
+
+MEASURED = MANIFESTS / "accepted" / "compat.json"
+
+STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
+"""The order in which they are tried."""
+
+PASSED = "passed"
+
+SUBJECT = "executorch {executorch}, QNN {qnn} ({build_id}), {soc}"
+_SUBJECT = re.compile(r"executorch (?P<executorch>\S+), QNN (?P<qnn>\S+) \((?P<build_id>\S+)\), (?P<soc>\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPair:
+    executorch: str
+    qnn: str
+    build_id: str
+    soc: str
+    values: Mapping[str, Metric]
+    """Of each step that was reached: PASSED, or the first line of the log that says what went wrong. Also
+    `torch` and `torchao`, and the `package` that the libraries came from: `onnxruntime-qnn 2.5.0`."""
+
+    @property
+    def subject(self) -> str:
+        return SUBJECT.format(**asdict(self))
+
+    @property
+    def works(self) -> bool:
+        return all(self.values.get(step) == PASSED for step in STEPS)
+
+    @property
+    def error(self) -> str:
+        """The first error, and the step that reported it; empty for a pair that works."""
+        met = ((step, self.values.get(step, PASSED)) for step in STEPS)
+        return next((f"{step}: {value}" for step, value in met if value != PASSED), "")
+
+
+def load_measured(file: Path = MEASURED) -> tuple[MeasuredPair, ...]:
+    """In the order of versions; empty if nothing was measured yet."""
+    accepted = load_accepted(file, SHIPPED)
+    pairs = []
+    for subject, values in accepted.subjects.items():
+        if (named := _SUBJECT.fullmatch(subject)) is None:
+            raise ManifestError(accepted.path, subject, expected=SUBJECT, found="another text", fix=SHIPPED)
+        pairs.append(MeasuredPair(**named.groupdict(), values=values))
+    return tuple(sorted(pairs, key=lambda row: (Version(row.executorch), Version(row.qnn))))
+
 
 SUITE = MANIFESTS / "suites" / "compat.toml"
 CASE, SCHEMES = "convolution", ("fp16", "8a8w")
@@ -104,7 +150,7 @@ def report_builds(stage: StageRun, tools: PairMeasure, only: Sequence[str], rele
         folder = folder / f"executorch-{release.version}" / build.qnn if release else folder / build.qnn
         steps = measure(tools, soc, with_sdk(environ, sdk), folder, table.profile)
         values = {**others, "package": f"{build.package} {build.version}", **steps}
-        pair = Pair(executorch, build.qnn, build.build_id, soc, values)
+        pair = MeasuredPair(executorch, build.qnn, build.build_id, soc, values)
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
         # Written after each build, so that an interrupted run keeps what it measured.
         _accept_pair(pair, tools.accepted)
@@ -126,7 +172,7 @@ def report_builds(stage: StageRun, tools: PairMeasure, only: Sequence[str], rele
     stage.artifacts.append(Artifact.of("compat", tools.accepted))
 
 
-def _accept_pair(pair: Pair, file: Path) -> None:
+def _accept_pair(pair: MeasuredPair, file: Path) -> None:
     """In place of its earlier measurement."""
     accept(file, lambda before: before.updated({pair.subject: {**dict.fromkeys(STEPS), **pair.values}}))
 
@@ -204,7 +250,7 @@ def page(path: Path = PAGE, accepted: Path = MEASURED) -> str:
     return with_table(path, "measured pairs", table_of(load_measured(accepted)))
 
 
-def table_of(measured: Sequence[Pair]) -> str:
+def table_of(measured: Sequence[MeasuredPair]) -> str:
     """A row for each executorch, a column for each QNN; then the first error of what does not work."""
     pairs = {(pair.executorch, pair.qnn): pair for pair in measured}
     builds = sorted({pair.qnn for pair in measured}, key=Version)
@@ -217,7 +263,7 @@ def table_of(measured: Sequence[Pair]) -> str:
     return "\n".join([*rows, "", *(f"- {error}" for error in errors)]).rstrip("\n") + "\n"
 
 
-def _cell(pair: Pair | None) -> str:
+def _cell(pair: MeasuredPair | None) -> str:
     if pair is None:
         return "–"
     return "works" if pair.works else f"**no**: {pair.error.partition(': ')[0]}"

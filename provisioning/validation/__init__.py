@@ -24,25 +24,12 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
 from provisioning.validation.context import Context
 
-CHAPTERS = {
-    "versions": "Versions",
-    "libraries": "Libraries",
-    "elf": "ELF files",
-    "variables": "Variables and paths",
-    "compiler": "The compiler",
-}
+CHAPTERS = {"versions": "Versions and variables", "libraries": "Libraries", "compiler": "The compiler"}
 """The modules with rules, in the order of the catalogue, with their titles."""
-
-
-class HostTable(Model):
-    systems: tuple[str, ...]
-    machines: tuple[str, ...]
-    tested: tuple[str, ...]
 
 
 class AndroidTable(Model):
     page_size: Annotated[int, Field(gt=0)]
-    page_size_severity: Literal["error", "warning", "note"]
 
     @cached_property
     def api(self) -> int:
@@ -76,7 +63,6 @@ class RuleTexts(Model):
 
 class ValidationTable(Model):
     schema_: Literal[1] = Field(alias="schema")
-    host: HostTable
     android: AndroidTable
 
 

@@ -1,47 +1,17 @@
-"""Does this executorch work with this QNN? One rule reads earlier measurements, another asks the compiler."""
+"""Does this executorch work with this QNN? The compiler is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from provisioning.base.commands import Fix, session
-from provisioning.base.findings import Severity
 from provisioning.components import QNN_SDK
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context
 from provisioning.validation.probe import Answer
-from provisioning.validation.variables import hiding_packages
-from provisioning.validation.versions import holders_of_build_ids, tree_of
+from provisioning.validation.versions import hiding_packages, tree_of
 
 _NO_DEVICE = 14001
-
-
-@rule("qnn-compat")
-def qnn_compat(context: Context) -> Iterator[Problem]:
-    held = sorted({id_ for library in holders_of_build_ids(context) for id_ in library.build_ids})
-    if "executorch" not in context.profile.packages:
-        raise NotApplicable(f"profile {context.profile.name} pins no executorch")
-    installed = context.host.packages.get("executorch")
-    executorch = (installed or context.profile.packages["executorch"]).partition("+")[0]
-    measured = [pair for pair in context.measured if pair.executorch == executorch]
-    working = sorted({pair.qnn for pair in measured if pair.works})
-    fix = f"use QNN {' or '.join(working)}" if working else ""
-    if any(context.profile.components[QNN_SDK].version.startswith(f"{qnn}.") for qnn in working):
-        fix = Fix("{}: unset QNN_SDK_ROOT; {}", fix, ("provision",))
-    for build_id in held:
-        pairs = [pair for pair in measured if pair.build_id == build_id]
-        if not pairs:
-            yield Problem(
-                build_id,
-                f"it was not measured with executorch {executorch}",
-                fix or Fix("try it: {}", ("compile", "net.py:model", "-o", "out")),
-                Severity.WARNING,
-            )
-        for pair in pairs:
-            if not pair.works:
-                yield Problem(
-                    build_id, f"measured with executorch {executorch} and broken: {pair.error}", fix
-                )
 
 
 @rule("compiler-answers", asks_compiler=True)

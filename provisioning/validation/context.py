@@ -11,17 +11,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from packaging.version import Version as Ordered
-
-from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, captured, quoted
-from provisioning.base.errors import ManifestError
-from provisioning.base.findings import Metric
-from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, TARGETS, WINDOWS, Selection
+from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
 from provisioning.components import (
     ANDROID_NDK,
     KINDS,
@@ -34,57 +29,11 @@ from provisioning.components import (
     metadata_text,
 )
 from provisioning.elf import AARCH64, Elf, Loading, load_all
-from provisioning.environment import HOST_LIBRARIES, Environment, resolve
+from provisioning.environment import HOST_LIBRARIES, Environment, Note, resolve
 from provisioning.manifest import Profile, Soc, load_profile, soc_named
 from provisioning.python_environments import STAMP
 from provisioning.qnn_libraries import Library, System, libraries_in, read
 from provisioning.validation.probe import Answer, ask
-
-MEASURED = MANIFESTS / "accepted" / "compat.json"
-
-STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
-"""The order in which they are tried."""
-
-PASSED = "passed"
-
-SUBJECT = "executorch {executorch}, QNN {qnn} ({build_id}), {soc}"
-_SUBJECT = re.compile(r"executorch (?P<executorch>\S+), QNN (?P<qnn>\S+) \((?P<build_id>\S+)\), (?P<soc>\S+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    executorch: str
-    qnn: str
-    build_id: str
-    soc: str
-    values: Mapping[str, Metric]
-    """Of each step that was reached: PASSED, or the first line of the log that says what went wrong. Also
-    `torch` and `torchao`, and the `package` that the libraries came from: `onnxruntime-qnn 2.5.0`."""
-
-    @property
-    def subject(self) -> str:
-        return SUBJECT.format(**asdict(self))
-
-    @property
-    def works(self) -> bool:
-        return all(self.values.get(step) == PASSED for step in STEPS)
-
-    @property
-    def error(self) -> str:
-        """The first error, and the step that reported it; empty for a pair that works."""
-        met = ((step, self.values.get(step, PASSED)) for step in STEPS)
-        return next((f"{step}: {value}" for step, value in met if value != PASSED), "")
-
-
-def load_measured(file: Path = MEASURED) -> tuple[Pair, ...]:
-    """In the order of versions; empty if nothing was measured yet."""
-    accepted = load_accepted(file, SHIPPED)
-    pairs = []
-    for subject, values in accepted.subjects.items():
-        if (named := _SUBJECT.fullmatch(subject)) is None:
-            raise ManifestError(accepted.path, subject, expected=SUBJECT, found="another text", fix=SHIPPED)
-        pairs.append(Pair(**named.groupdict(), values=values))
-    return tuple(sorted(pairs, key=lambda row: (Ordered(row.executorch), Ordered(row.qnn))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +56,13 @@ class ComponentTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
-    path: str
-    version: str
-    """Empty if it did not say one."""
-    silence: str = ""
-    """Why it did not."""
-
-
-@dataclass(frozen=True, slots=True)
 class Host:
     system: str
     machine: str
-    distribution: str
-    """`debian 12`; empty when the system does not say."""
-    python: str
     glibc: str
     """The version of glibc; empty on a system with another C library."""
-    tools: Mapping[str, Tool]
+    compiler: str
+    """The C++ compiler that builds take; empty without one."""
     packages: Mapping[str, str]
     """Python packages of this interpreter."""
     environment: str = ""
@@ -158,8 +96,8 @@ class Context:
     """The compiler's answer for each SoC."""
     every_target: bool = False
     """`--target all`: a target that the profile cannot have is no mistake then."""
-    measured: tuple[Pair, ...] = ()
-    """Which pairs of executorch and QNN were measured, and with what result."""
+    notes: tuple[Note, ...] = ()
+    """What stages correct or leave out of the user's variables."""
 
     @cached_property
     def readable(self) -> tuple[tuple[Library, Elf], ...]:
@@ -182,15 +120,6 @@ class Context:
         return {library.name: library for library in self.libraries if library.directory == directory}
 
 
-def same_path(one: str | Path, other: str | Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-_TOOLS = {
-    "cmake": ["--version"],
-    "gcc": ["-dumpfullversion", "-dumpversion"],
-    "clang": ["--version"],
-}
 _SECONDS = 20.0
 """How long a program may take to say its version."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
@@ -203,6 +132,7 @@ class _Resolved:
     targets: tuple[str, ...]
     trees: Mapping[str, ComponentTree]
     variables: Mapping[str, str]
+    notes: tuple[Note, ...]
 
 
 Resolve = Callable[[Selection, Mapping[str, str]], Environment]
@@ -214,17 +144,16 @@ def gather(
     *,
     asks_compiler: bool = True,
     resolve: Resolve = resolve,
-    seconds: float = _SECONDS,
 ) -> list[Context]:
     """Resolve the environments and read what rules need.
 
-    Every target is judged against its own trees: there is a context for each set of trees. A program gets
-    `seconds` to say its version. The compiler takes longer than all else.
+    Every target is judged against its own trees: there is a context for each set of trees. The compiler takes
+    longer than all else.
     """
     profile = load_profile(selection.profile)
     socs = {name: soc_named(name) for name in selection.socs}
     resolved = _resolved(selection, environ, resolve)
-    host, measured = _host(resolved[0].variables, profile.packages, seconds), load_measured()
+    host = _host(resolved[0].variables, profile.packages)
     contexts = []
     for group in resolved:
         libraries = libraries_in(group.trees[QNN_SDK].path) if QNN_SDK in group.trees else []
@@ -242,7 +171,7 @@ def gather(
                 loading=loading_of(libraries, group.variables),
                 answers={soc: ask(soc, group.variables) for soc in asked},
                 every_target=set(TARGETS) <= set(selection.targets),
-                measured=measured,
+                notes=group.notes,
             )
         )
     return contexts
@@ -268,7 +197,7 @@ def _resolved(selection: Selection, environ: Mapping[str, str], resolve: Resolve
             name: looked_at(name, root.path, root.origin, root.variable)
             for name, root in environment.roots.items()
         }
-        groups[key] = _Resolved((target,), trees, environment.merged(environ))
+        groups[key] = _Resolved((target,), trees, environment.merged(environ), environment.notes)
     return list(groups.values())
 
 
@@ -332,18 +261,16 @@ def loading_of(libraries: Iterable[Library], variables: Mapping[str, str]) -> di
     return load_all(host, variables.get("LD_LIBRARY_PATH", ""))
 
 
-def _host(variables: Mapping[str, str], packages: Collection[str], seconds: float) -> Host:
+def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
     libc, glibc = platform.libc_ver()
     if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
         libc, _, glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    release = _os_release()
+    compilers = filter(None, (variables.get("CXX"), "g++", "clang++"))
     return Host(
         system=platform.system(),
         machine=platform.machine(),
-        distribution=f"{release.get('ID', '')} {release.get('VERSION_ID', '')}".strip(),
-        python=platform.python_version(),
         glibc=glibc if libc == "glibc" else "",
-        tools={name: tool for name in _TOOLS if (tool := _tool(name, variables, seconds)) is not None},
+        compiler=next((name for name in compilers if shutil.which(name, path=variables.get("PATH"))), ""),
         packages=_packages(packages, variables.get("PYTHONPATH", "")),
         environment=sys.prefix if Path(sys.prefix, STAMP).is_file() else "",
     )
@@ -354,20 +281,6 @@ def _packages(names: Collection[str], python_path: str) -> dict[str, str]:
     search = [*filter(None, python_path.split(os.pathsep)), *sys.path]
     found = {name: importlib.metadata.Distribution.discover(name=name, path=search) for name in names}
     return {name: first.version for name, all_ in found.items() if (first := next(iter(all_), None))}
-
-
-def _os_release() -> dict[str, str]:
-    try:
-        return platform.freedesktop_os_release()
-    except OSError:
-        return {}
-
-
-def _tool(name: str, variables: Mapping[str, str], seconds: float) -> Tool | None:
-    """The program that PATH finds. The interpreter's own directory comes first, as in its environment."""
-    search = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
-    path = shutil.which(name, path=search)
-    return Tool(path, *_answer([path, *_TOOLS[name]], variables, seconds)) if path else None
 
 
 def _answer(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> tuple[str, str]:

@@ -16,7 +16,6 @@ from pathlib import Path
 _MARK = "qnn-ci-probe: "
 _SECONDS = 120
 _CODE = re.compile(r"error\s*=\s*(\d+)|: (1\d{3,4})\s*$")
-_API = re.compile(r"Qnn API version (\S+) is used\. The version is tested against (\d[\d.]*\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,6 @@ class Answer:
     `probe` if this module could not ask."""
     made_device: bool = False
     build_id: str = ""
-    api: str = ""
-    """The SDK's API version and the one the adaptor was tested against, where they differ."""
     code: int | None = None
     """QNN's error code."""
     detail: str = ""
@@ -66,7 +63,6 @@ def understand(output: str, status: int, interpreter: str) -> Answer:
             log.append(line.strip())
     errors = [line for line in log if re.search(r"\[ERROR\]|Error\b|^[EF] \d\d:|Fail", line)]
     codes = [int(match[1] or match[2]) for line in errors for match in [_CODE.search(line)] if match]
-    api = next((match for line in log for match in [_API.search(line)] if match), None)
     created = fields["step"] == "device" and fields.get("result") == "ok"
     detail = fields.get("detail", "")
     if not created and not detail:
@@ -77,7 +73,6 @@ def understand(output: str, status: int, interpreter: str) -> Answer:
         fields["step"],
         created,
         fields.get("build_id", ""),
-        f"{api[1]} (tested against {api[2]})" if api else "",
         None if created or not codes else codes[-1],
         detail or ("" if created else f"it ended with status {status}"),
         interpreter,

@@ -1,23 +1,22 @@
-"""Rules about versions: what a component says it is, what the profile pins, what the host has."""
+"""Rules about versions and variables: what a component says it is, what is pinned, what the host has."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from provisioning.base.commands import Fix
+from provisioning.base.commands import Fix, quoted
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, NDK_HEADER, QNN_SDK, ndk_name, version_in
 from provisioning.dist import BuiltFrom, again, description_of, staleness
 from provisioning.elf import version_key
-from provisioning.manifest import Requirement, refused_by
+from provisioning.manifest import refused_by
 from provisioning.qnn_libraries import Library
 from provisioning.store.trees import Trees
-from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, validation_table
+from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import ComponentTree, Context
 
 
@@ -247,102 +246,67 @@ def _source_of_executorch(context: Context) -> BuiltFrom | None:
     return description_of(Path(first)) if first else None
 
 
-def _compared(name: str, version: str, wanted: Requirement) -> Iterator[Problem]:
-    if version_key(_numeric(version)) < version_key(_numeric(wanted.floor)):
-        yield Problem(name, f"is {version}, at least {wanted.floor} is required")
-    elif wanted.recommended and version_key(_numeric(version)) < version_key(_numeric(wanted.recommended)):
-        yield Problem(
-            name,
-            f"is {version}, the project is tested with {wanted.recommended}",
-            severity=Severity.NOTE,
-        )
-
-
-def _numeric(version: str) -> str:
-    """The leading numbers: `3.14.0` of `3.14.0rc1`."""
-    number = re.match(r"\d+(?:\.\d+)*", version)
-    return number[0] if number else "0"
-
-
-@rule("cmake-version")
-def cmake_version(context: Context) -> Iterator[Problem]:
-    host = context.host
-    wanted = context.profile.host.get("cmake")
-    if wanted is None:
-        raise NotApplicable(f"profile {context.profile.name} names no cmake")
-    tool = host.tools.get("cmake")
-    if tool is None:
-        yield Problem("cmake", f"is not on PATH, at least {wanted.floor} is required")
-    elif not tool.version:
-        raise CouldNotRun(f"{tool.path} does not say its version: {tool.silence}")
-    else:
-        yield from _compared("cmake", f"{tool.version} ({tool.path})", wanted)
-
-
-_REINSTALL = "run it by hand, and reinstall it or put another one before it on PATH"
-
-
-@rule("compiler-version")
-def compiler_version(context: Context) -> Iterator[Problem]:
-    host = context.host
-    wanted = {name: context.profile.host[name] for name in ("gcc", "clang") if name in context.profile.host}
-    if not wanted:
-        raise NotApplicable(f"profile {context.profile.name} names no compiler")
-    tools = {name: tool for name in wanted if (tool := host.tools.get(name)) is not None}
-    if not tools:
-        floors = " or ".join(f"{name} {requirement.floor}" for name, requirement in wanted.items())
-        yield Problem("compiler", f"neither {' nor '.join(wanted)} is on PATH; {floors} is required")
-        return
-    problems = {
-        name: list(_compared(name, f"{tool.version} ({tool.path})", wanted[name]))
-        for name, tool in tools.items()
-        if tool.version
-    }
-    for name, tool in tools.items():
-        if not tool.version:
-            message = f"{tool.path} does not say its version: {tool.silence}"
-            # Builds take gcc if PATH has it, and meet the same.
-            yield Problem(name, message, _REINSTALL, Severity.WARNING if problems else None)
-    # One good compiler is enough: judge only the one with the fewest problems.
-    if problems:
-        yield from min(problems.values(), key=lambda group: [p.severity is not Severity.NOTE for p in group])
-
-
-@rule("python-version")
-def python_version(context: Context) -> Iterator[Problem]:
-    if "python" not in context.profile.host:
-        raise NotApplicable(f"profile {context.profile.name} names no Python")
-    yield from _compared("python", context.host.python, context.profile.host["python"])
+@rule("cxx-compiler")
+def cxx_compiler(context: Context) -> Iterator[Problem]:
+    if not context.host.compiler:
+        yield Problem("compiler", "neither g++ nor clang++ is on PATH, and CXX names no other")
 
 
 @rule("glibc-version")
 def glibc_version(context: Context) -> Iterator[Problem]:
-    host = context.host
-    if "glibc" not in context.profile.host:
+    glibc, floor = context.host.glibc, context.profile.host.get("glibc")
+    if floor is None:
         raise NotApplicable(f"profile {context.profile.name} names no glibc")
-    if not host.glibc:
-        yield Problem(
-            "glibc", f"this system has none, {context.profile.host['glibc'].floor} or later is required"
-        )
-        return
-    yield from _compared("glibc", host.glibc, context.profile.host["glibc"])
+    if not glibc or version_key(glibc) < version_key(floor):
+        yield Problem("glibc", f"is {glibc or 'not of this system'}, at least {floor} is required")
 
 
 @rule("host-os")
 def host_os(context: Context) -> Iterator[Problem]:
     host = context.host
-    table = validation_table().host
-    if host.system not in table.systems or host.machine not in table.machines:
+    if (host.system, host.machine) != ("Linux", "x86_64"):
+        yield Problem("host", f"is {host.system} on {host.machine}, expected Linux on x86_64")
+
+
+@rule("user-variables")
+def user_variables(context: Context) -> Iterator[Problem]:
+    for note in context.notes:
+        if note.variable:
+            yield Problem(note.variable, note.text)
+
+
+_ADAPTOR = "backends/qualcomm/python/PyQnn*.so"
+
+
+def hiding_packages(context: Context) -> dict[str, list[str]]:
+    """The pinned packages which each folder of PYTHONPATH hides. An adaptor shows a build on purpose."""
+    hidden: dict[str, list[str]] = {}
+    for entry in filter(None, context.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        folders = {name: Path(entry, name) for name in context.profile.packages}
+        names = [
+            name
+            for name, folder in folders.items()
+            if folder.is_dir()
+            and not any(folder.glob(_ADAPTOR))
+            and not any(folder.parent.glob(f"{name}[-.]*info"))
+        ]
+        if names:
+            hidden[entry] = names
+    return hidden
+
+
+@rule("python-path")
+def python_path(context: Context) -> Iterator[Problem]:
+    if not context.environ.get("PYTHONPATH"):
+        raise NotApplicable("PYTHONPATH is not set")
+    entries = context.environ["PYTHONPATH"].split(os.pathsep)
+    hidden = hiding_packages(context)
+    kept = ":".join(entry for entry in entries if entry not in hidden)
+    fix = quoted("export", f"PYTHONPATH={kept}") if kept else "unset PYTHONPATH"
+    for entry, names in hidden.items():
         yield Problem(
-            "host",
-            f"is {host.system} on {host.machine}, expected {' or '.join(table.systems)} on"
-            f" {' or '.join(table.machines)}",
-        )
-    elif host.distribution not in table.tested:
-        yield Problem(
-            "host",
-            f"is {host.distribution or 'a Linux without os-release'}, the project is tested on"
-            f" {', '.join(table.tested)}",
-            "nothing to fix: report what does not work there",
-            Severity.NOTE,
+            "PYTHONPATH",
+            f"{entry} holds a folder {' and a folder '.join(names)}, which Python imports instead of the"
+            " installed package",
+            f"leave the folder out: {fix}",
         )

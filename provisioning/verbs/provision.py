@@ -188,12 +188,12 @@ def _chosen(profile: Profile, named: Sequence[str], targets: Set[str]) -> dict[s
 
 def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
     from provisioning.components import adopt
-    from provisioning.environment import users_own
+    from provisioning.environment import Note, users_own
 
-    notes: list[str] = []
+    notes: list[Note] = []
     own = users_own(name, selection.store, environ, notes)
     for note in notes:
-        progress.note(note)
+        progress.note(note.text)
     if own is None:
         return None
     variable, value = own

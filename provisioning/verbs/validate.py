@@ -94,7 +94,7 @@ def _metrics(contexts: Sequence[Context], results: Sequence[Result], ignored: in
             result.rule.id: {"state": result.state.value, "reason": result.reason} for result in results
         },
         "compiler": {
-            soc: {"step": answer.step, "build_id": answer.build_id, "api": answer.api, "code": answer.code}
+            soc: {"step": answer.step, "build_id": answer.build_id, "code": answer.code}
             for context in reversed(contexts)
             for soc, answer in context.answers.items()
         },

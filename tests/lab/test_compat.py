@@ -19,7 +19,6 @@ from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
-from provisioning.validation.context import STEPS, Pair, load_measured
 from provisioning.validation.probe import Answer
 
 
@@ -29,14 +28,14 @@ def test_the_table_in_the_docs_is_of_the_committed_measurement() -> None:
 
 def test_every_build_of_the_manifest_was_measured_with_the_profiles_executorch() -> None:
     executorch = load_profile(load_builds().profile).packages["executorch"]
-    measured = {pair.build_id for pair in load_measured() if pair.executorch == executorch}
+    measured = {pair.build_id for pair in stage.load_measured() if pair.executorch == executorch}
     assert {build.build_id for build in load_builds().builds} <= measured
 
 
 def test_the_build_that_the_profile_pins_works() -> None:
     profile = load_profile(load_builds().profile)
     pinned = (profile.packages["executorch"], profile.components["qnn-sdk"].build_id)
-    assert pinned in {(row.executorch, row.build_id) for row in load_measured() if row.works}
+    assert pinned in {(row.executorch, row.build_id) for row in stage.load_measured() if row.works}
 
 
 # The measurement
@@ -81,18 +80,18 @@ class Lane:
 
     def measure(
         self, *builds: str, socs: tuple[str, ...] = (), executorch: str = "1.5.1"
-    ) -> tuple[int, tuple[Pair, ...]]:
+    ) -> tuple[int, tuple[stage.MeasuredPair, ...]]:
         selection = Selection(
             "wheels", "x86_64-linux", "SM8650", self.root / "store", self.root / "reports", socs
         )
         files = self.root / "compat.json", self.root / "compat.md"
         tools = MeasuredHere(selection, [], {}, *files, lane=self)
         code = guarded(lambda: stage.measure_all(tools, builds, [executorch]), debug=False)
-        return code, load_measured(self.root / "compat.json")
+        return code, stage.load_measured(self.root / "compat.json")
 
     def steps(self) -> dict[str, Metric]:
         _, measured = self.measure("2.49.40")
-        return {step: value for step, value in measured[0].values.items() if step in STEPS}
+        return {step: value for step, value in measured[0].values.items() if step in stage.STEPS}
 
     def report(self) -> Report:
         return Report.read(self.root / "reports" / "compat.json")

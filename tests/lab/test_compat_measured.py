@@ -11,11 +11,11 @@ import pytest
 from ci.runner import DIST
 from lab.builds import with_sdk
 from lab.compat import stage
+from lab.compat.stage import STEPS, load_measured
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
 from provisioning.components import build_ids
 from provisioning.dist import OURS, RUNNER
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.validation.context import STEPS, load_measured
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
 

@@ -12,17 +12,7 @@ from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.manifest import load_profile, soc_named
 from provisioning.qnn_libraries import Library as Found
 from provisioning.qnn_libraries import libraries_in, read
-from provisioning.validation.context import (
-    PASSED,
-    STEPS,
-    ComponentTree,
-    Context,
-    Host,
-    Pair,
-    Tool,
-    loading_of,
-    looked_at,
-)
+from provisioning.validation.context import ComponentTree, Context, Host, loading_of, looked_at
 from provisioning.validation.probe import Answer
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.scripts import script
@@ -104,34 +94,18 @@ def users_tree(component: str, variable: str, path: Path) -> ComponentTree:
 
 
 def host(**changes: Any) -> Host:
-    """A host that meets every recommendation."""
+    """A host that has what is needed."""
     profile = load_profile(PROFILE)
-    wanted = {name: r.recommended or r.floor for name, r in profile.host.items()}
     return replace(
         Host(
             system="Linux",
             machine="x86_64",
-            distribution="debian 12",
-            python=wanted["python"],
-            glibc=wanted["glibc"],
-            tools={name: Tool(f"/usr/bin/{name}", wanted[name]) for name in ("cmake", "gcc", "clang")},
+            glibc=profile.host["glibc"],
+            compiler="g++",
             packages=dict(profile.packages),
         ),
         **changes,
     )
-
-
-def with_tool(name: str, version: str | None) -> Host:
-    """The healthy host with another version of one tool, or without it."""
-    tools = {key: tool for key, tool in host().tools.items() if key != name}
-    return host(tools=tools if version is None else {**tools, name: Tool(f"/usr/bin/{name}", version)})
-
-
-def measured(build_id: str, error: str = "") -> tuple[Pair, ...]:
-    """One pair: the profile's executorch with the QNN of this build id."""
-    values = dict.fromkeys(STEPS, PASSED) | ({"device": error} if error else {})
-    pair = Pair(load_profile(PROFILE).packages["executorch"], "2.48.0", build_id, "SM8650", values)
-    return (pair,)
 
 
 def context_of(base: Path, **changes: Any) -> Context:
@@ -164,6 +138,5 @@ def context_of(base: Path, **changes: Any) -> Context:
         host=host(),
         loading=loading_of(changes.get("libraries", scanned(sdk)), environ),
         answers={name: Answer("device", made_device=True, build_id=BUILD) for name in SOCS},
-        measured=measured(BUILD),
     )
     return replace(context, **changes)

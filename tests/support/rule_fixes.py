@@ -11,7 +11,7 @@ from pathlib import Path
 
 from provisioning.components import NDK_PREBUILT
 from tests.support.elves import Library
-from tests.support.environments import NDK, PROFILE, X86, library, write_ndk, write_sdk
+from tests.support.environments import NDK, PROFILE, X86, write_ndk, write_sdk
 from tests.support.windows import dll
 
 BROKEN = "v2.51.0.260929181845"
@@ -98,13 +98,6 @@ def half(site: Site) -> None:
 other_build = written(f"lib/{X86}/libQnnIr.so", Library(content=f"{BROKEN}\0".encode()).encode())
 
 
-def other_version(site: Site) -> None:
-    """Of the resource, not of the build id inside."""
-    content = (site.tree / f"{WINDOWS}/QnnSaver.dll").read_bytes()
-    ours, other = (f".{minor}.".encode("utf-16-le") for minor in (49, 48))
-    site.write(f"{WINDOWS}/QnnSaver.dll", content.replace(ours, other))
-
-
 def elsewhere(spoil: Spoil) -> Spoil:
     """The same of `NARROW`."""
 
@@ -129,13 +122,6 @@ def own_sdk(site: Site) -> None:
 def own_device_sdk(site: Site) -> None:
     own_sdk(site)
     site.flags += ["--target", "aarch64-linux"]
-
-
-def other_sdk_first(site: Site) -> None:
-    other = site.folder / "other" / "lib" / X86
-    library("libQnnHtp.so").write(other / "libQnnHtp.so")
-    entries = site.environ.get("LD_LIBRARY_PATH", f"{site.tree}/lib/{X86}")
-    site.environ["LD_LIBRARY_PATH"] = f"{other}:{entries}"
 
 
 def other_ndk(site: Site) -> None:
@@ -184,15 +170,12 @@ NOT_RUN = {
     "quantization-constraints": OFFICIAL,
     "hexagon-sdk-version": "a Hexagon SDK, of which the vendor asks for an account",
     "python-packages": "its session makes an environment; tests/integration/test_noxfile.py runs sessions",
-    "cmake-version": "CMake of the package index, which no store keeps",
-    "compiler-version": MACHINE,
-    "python-version": MACHINE,
+    "cxx-compiler": MACHINE,
     "glibc-version": MACHINE,
     "host-os": MACHINE,
     "lpai-libraries": OFFICIAL,
     "symbol-versions": MACHINE,
     "android-api": NDK_BUILD,
-    "android-ndk": NDK_BUILD,
 }
 """Rules whose fix needs what is not here."""
 
@@ -265,27 +248,14 @@ ROWS = (
         written(f"{WINDOWS}/QnnGpu.dll", dll(0x8664)),
         REPAIR,
     ),
-    Row("pe-version", other_version, REPAIR),
-    Row("library-path-mixed", variables(LD_LIBRARY_PATH=f"{{tree}}/lib/{X86}:/opt/qairt/{ANDROID}"), ENV),
-    Row("library-path-order", other_sdk_first, ENV),
+    Row("user-variables", variables(LD_LIBRARY_PATH=f"{{tree}}/lib/{X86}:/opt/qairt/{ANDROID}"), ENV),
+    Row("user-variables", variables(QNN_SDK_ROOT=""), ENV),
     Row(
-        "library-path-missing",
-        variables(LD_LIBRARY_PATH="{tree}/lib:{folder}/nowhere:"),
-        "export LD_LIBRARY_PATH={folder}/store",
-    ),
-    Row("library-path-missing", variables(LD_LIBRARY_PATH="{folder}/nowhere"), "unset LD_LIBRARY_PATH"),
-    Row(
-        "adsp-library-path",
-        variables(ADSP_LIBRARY_PATH="/data/tmp:/vendor/dsp"),
-        "export ADSP_LIBRARY_PATH='DIRECTORY;/vendor/dsp/cdsp'",
-    ),
-    Row("sdk-root", variables(QNN_SDK_ROOT=""), "unset QNN_SDK_ROOT"),
-    Row(
-        "variables-contradict",
+        "user-variables",
         variables(ANDROID_NDK_ROOT="{folder}/a", ANDROID_NDK_HOME="{folder}/b"),
-        "unset ANDROID_NDK_HOME",
+        "unset a variable that it does not set",
+        "unset ANDROID_NDK_ROOT ANDROID_NDK_HOME",
     ),
-    Row("qnn-compat", own_sdk, PINNED),
     Row(
         "compiler-answers",
         lacking(f"lib/{X86}/libunwind*"),
@@ -310,7 +280,7 @@ ROWS = (
             ),
             ("required-libraries", own_sdk, f"{PINNED} -- {' '.join(NARROW)}"),
             (
-                "library-path-mixed",
+                "user-variables",
                 variables(LD_LIBRARY_PATH=f"{{tree}}/lib/{X86}:/opt/qairt/{ANDROID}"),
                 f'eval "$(nox -s env -- {" ".join(NARROW)})"',
             ),

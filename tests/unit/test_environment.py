@@ -72,7 +72,7 @@ def test_the_host_gets_its_libraries_and_the_selection(sdk: Path) -> None:
 
 def test_the_runner_that_was_built_is_named_unless_the_user_names_one(sdk: Path, tmp_path: Path) -> None:
     bare = _resolved(sdk, {}).with_runner({}, tmp_path / "dist")
-    assert "QNN_EXECUTOR_RUNNER" not in bare.variables and "build_runner" in bare.notes[-1]
+    assert "QNN_EXECUTOR_RUNNER" not in bare.variables and "build_runner" in bare.notes[-1].text
     dist = tmp_path / "dist" / "x86_64-linux"
     ours, executorchs = (place / "bin" / "qnn_executor_runner" for place in (dist / "wheel", dist))
 
@@ -105,7 +105,7 @@ def test_a_tree_that_env_set_for_another_profile_is_ignored_and_reported(sdk: Pa
     environment = _resolved(sdk, {"QNN_SDK_ROOT": str(other), "QNN_CI_PROFILE": "qnn-2.37"})
     assert (environment.roots["qnn-sdk"].path, environment.roots["qnn-sdk"].origin) == (sdk, "store")
     (note,) = environment.notes
-    assert str(other) in note and str(sdk) in note
+    assert str(other) in note.text and str(sdk) in note.text
 
 
 def test_a_root_that_is_a_folder_too_deep_is_refused_and_the_right_one_is_named(
@@ -163,7 +163,7 @@ def test_libraries_that_would_get_in_the_way_are_left_out_and_reported(
 ) -> None:
     environment = _resolved(sdk, {"LD_LIBRARY_PATH": f"/a:{entry}:/b"})
     assert environment.variables["LD_LIBRARY_PATH"] == f"{sdk / HOST}:/a:/b"
-    assert [note for note in environment.notes if entry in note and why in note]
+    assert [note for note in environment.notes if entry in note.text and why in note.text]
 
 
 def test_resolving_within_the_environment_changes_nothing(sdk: Path) -> None:

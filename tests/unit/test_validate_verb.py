@@ -11,7 +11,7 @@ from ci.builds.built_files import FIXES
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.elf import Wrong
-from provisioning.validation import Ignore, catalogue, elf, without_ignored
+from provisioning.validation import Ignore, catalogue, libraries, without_ignored
 from provisioning.verbs import validate
 from tests.support.elves import Library
 from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk
@@ -46,8 +46,8 @@ def test_a_warning_fails_it_only_when_strict(sdk: Path) -> None:
 
 
 def test_all_that_can_be_wrong_with_a_library_has_a_rule_and_a_fix_of_builds() -> None:
-    assert set(elf.RULES) == set(Wrong)
-    assert set(elf.RULES.values()) <= set(catalogue())
+    assert set(libraries.RULES) == set(Wrong)
+    assert set(libraries.RULES.values()) <= set(catalogue())
     assert {wrong.value for wrong in Wrong} <= set(FIXES)
 
 
