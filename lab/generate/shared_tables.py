@@ -109,20 +109,26 @@ def _limits_of_language_models() -> str:
         ("---", "---", "---", "---"),
         ("top-1 agreement, at least", *(f"{row['first_choice'] * 100:g} %" for row in columns)),
         ("perplexity ratio, at most", *(f"{row['perplexity_ratio']:g}" for row in columns)),
+        *(
+            (f"{verdicts.WORDS[name]}, at most", *(f"{row[name]:g}" for row in columns))
+            for name in verdicts.DIVERGENCES
+        ),
     ]
-    for name in verdicts.DIVERGENCES:
-        words = verdicts.WORDS[name]
-        quantized = f"{verdicts.CHIP:g} times, or {verdicts.FLOORS[name]:g} if that is more"
-        rows += [
-            (f"{words}, at most", *(f"{row[name]:g}" for row in columns)),
+    relative = [
+        ("figure", "fp16", "quantized"),
+        ("---", "---", "---"),
+        *(
             (
-                "the same, relative to rounding alone, at most",
-                f"{verdicts.HALVES} times",
-                quantized,
-                quantized,
-            ),
-        ]
-    return _table(rows)
+                f"{verdicts.WORDS[name]}, at most",
+                f"{verdicts.HALVES} times `rounding alone`",
+                f"the larger of {verdicts.FLOORS[name]:g} and {verdicts.CHIP:g} times `rounding alone`"
+                f" plus {verdicts.STANDARD_ERRORS} of its standard errors",
+            )
+            for name in verdicts.DIVERGENCES
+        ),
+    ]
+    second = "A KL divergence has a second limit, by what `rounding alone` costs. The stricter one counts:"
+    return f"{_table(rows)}\n{second}\n\n{_table(relative)}"
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
