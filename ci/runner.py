@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,11 @@ from provisioning.dist import FOLDER, LIBRARIES, description_of, require_current
 
 DIST = dist_path() / DEFAULT_TARGET
 VARIABLE = "QNN_EXECUTOR_RUNNER"
-LINE_OF_ERROR = r"^.*(?:error:|\[ERROR\]|^[EF] [\d:.]+ executorch:).*"
-"""A line with an error of ours, of QNN, or of ExecuTorch's log."""
+ERROR = re.compile(
+    r"^.*(?:error:|\[ERROR\]|^[EF] [\d:.]+ executorch:).*(?:\n {4}.*)?", re.MULTILINE | re.IGNORECASE
+)
+"""An error of ours, of QNN, or of ExecuTorch's log. Our runner indents the runtime's own message, which says
+why, below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +37,10 @@ class Dialect:
     """What a flag gets for a file that nobody wants."""
     figures: str
     """The flag that names the file with what it measures."""
-    measures: Mapping[str, str]
-    """Names in that file, by figure."""
-    lacks: str = ""
-    """What it does not measure, in words."""
 
 
-OURS = Dialect(
-    "qnn-ci's",
-    quotes=True,
-    nowhere="",
-    figures="metrics_path",
-    measures={"load_ms": "load_ms", "run_ms": "mean_ms", "peak_bytes": "peak_rss_kb"},
-)
-EXECUTORCHS = Dialect(
-    "ExecuTorch's",
-    quotes=False,
-    nowhere=os.devnull,
-    figures="performance_output_path",
-    measures={"run_ms": ""},
-    lacks="it measures neither load time nor memory",
-)
+OURS = Dialect("qnn-ci's", quotes=True, nowhere="", figures="metrics_path")
+EXECUTORCHS = Dialect("ExecuTorch's", quotes=False, nowhere=os.devnull, figures="performance_output_path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,43 +126,44 @@ class Runner:
     def of_one(self, figures: Path, repeat: int) -> OneRun:
         """What it wrote of one inference, run this often."""
         read = json.loads(figures.read_text(encoding="utf-8"))
-        if not self.dialect.measures["run_ms"]:
+        if self.dialect == EXECUTORCHS:
             return OneRun([float(read) / repeat])
         shapes = [output["shape"] for output in read["outputs"]]
         return OneRun(read["inferences"][0]["ms"], read["load_ms"], shapes)
 
-    def measured(self, figures: Path) -> dict[str, float]:
-        """What it measured of the mean run. Raises OSError, ValueError, TypeError or KeyError."""
-        read = json.loads(figures.read_text(encoding="utf-8"))
-        return {
-            figure: (read[name] if name else float(read)) * (1024 if name.endswith("_kb") else 1)
-            for figure, name in self.dialect.measures.items()
-        }
-
 
 def call_runner(
-    command: Sequence[str], program: Path, log: Path, environment: Mapping[str, str], timeout: float
-) -> None:
-    """Run it with its output in the log. Raises CheckFailed with its last error, EnvironmentLacking where the
-    machine ended it."""
+    command: Sequence[str], log: Path, environment: Mapping[str, str], timeout: float | None = None
+) -> str:
+    """Run it with its output in the log; returns its last error and what is known of that, or nothing.
+    Raises EnvironmentLacking where the machine ended it, and CheckFailed after the timeout."""
+    from ci.diagnose.explain import nearest
+
     try:
         with log.open("wb") as stream:
             code = subprocess.run(
-                command, env=dict(environment), stdout=stream, stderr=stream, timeout=timeout, check=False
+                command,
+                cwd=log.parent,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                timeout=timeout,
+                check=False,
             ).returncode
     except subprocess.TimeoutExpired as error:
         raise CheckFailed(
-            f"{program}: it ran longer than {timeout:g} s", fix="give it longer: --timeout"
+            f"the runner ran longer than {timeout:g} s", fix="give it longer: --timeout"
         ) from error
-    if code:
-        text = tail(log, 4000)
-        if trouble := of_ending("runner", code, text, [log.parent]):
-            raise EnvironmentLacking(f"{program}: {trouble.message}", fix=trouble.fix)
-        lines = re.findall(LINE_OF_ERROR, text, re.MULTILINE | re.IGNORECASE) or text.splitlines()
-        words = f": {lines[-1].strip()}" if lines else ""
-        raise CheckFailed(
-            f"{program}: the runner {how_it_ended(code)}{words}", fix=session("inspect", program)
-        )
+    if not code:
+        return ""
+    text = tail(log, 4000)
+    if trouble := of_ending("runner", code, text, [log.parent, Path(tempfile.gettempdir())]):
+        raise EnvironmentLacking(trouble.message, fix=trouble.fix)
+    errors = ERROR.findall(text) or text.splitlines()
+    words = ": ".join(["", *map(str.strip, errors[-1].splitlines())]) if errors else ""
+    known = nearest(text)
+    return f"the runner {how_it_ended(code)}{words}" + (f". {known}" if known else "")
 
 
 def find_runner(environ: Mapping[str, str]) -> Runner:
@@ -196,15 +183,8 @@ def find_runner(environ: Mapping[str, str]) -> Runner:
 
 
 def ready_runner(environ: Mapping[str, str], reports: Path) -> Runner:
-    """Like `find_runner`, but ours is built first if there is none. Says what another one lacks."""
+    """Like `find_runner`, but ours is built first if there is none."""
     if not environ.get(VARIABLE) and runner_of(DIST) is None:
         failed = "qnn_executor_runner could not be built"
         require_stage("ci", "build_runner", (), reports, environ, failed)
-    runner = find_runner(environ)
-    if runner.dialect.lacks:
-        _say(f"using {runner.described}; {runner.dialect.lacks}")
-    return runner
-
-
-def _say(words: str) -> None:
-    sys.stderr.write(f"{words}\n")
+    return find_runner(environ)

@@ -171,7 +171,7 @@ def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection
         text_of(ran),
         word(compiled, "baseline_build_id"),
         costs,
-        ", ".join(_durations(compiled, ran)),
+        ", ".join(_durations(compiled)),
         [command for row in rows.values() if (command := word(row, "command"))],
     )
 
@@ -240,16 +240,12 @@ def _beside(key: str, value: float, agreed: float | None) -> str:
     return " (as agreed)" if value == agreed else f" ({change or 'more'}, baseline {in_unit(key, agreed)})"
 
 
-def _durations(lowered: Row, ran: Row) -> Iterator[str]:
-    """Times and memory, marked if they are from an earlier run."""
+def _durations(lowered: Row) -> Iterator[str]:
+    """Time and memory of the compile, marked if they are from an earlier run."""
     if (value := number(lowered, "seconds")) is not None:
         memory = number(lowered, "peak_bytes")
         with_memory = "" if memory is None else f" with {size(int(memory))} of memory"
         yield f"compiled in {seconds(value)}{with_memory}{_earlier(lowered)}"
-    for key, name in (("load_ms", "loaded"), ("run_ms", "one inference")):
-        if (value := number(ran, key)) is not None:
-            shown = f"{value:.3g} ms" if value < 1000 else seconds(value / 1000)
-            yield f"{name} in {shown}{_earlier(ran)}"
 
 
 def _earlier(row: Row) -> str:

@@ -405,7 +405,6 @@ def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:
         "2.85 MB (+42.7 %, baseline 2 MB)",
         "2.05 kB (as agreed)",
         "compiled in 3.50 s with 600 MB of memory",
-        "one inference in 1.9 ms (cached: measured in an earlier run)",
         "0.0012 ± 0.00012",
         "hidden_2 40.5 dB (at least 30.0)",
         "logits -2.3 dB (at least 30.0), 3.0 on the CPU",

@@ -181,7 +181,6 @@ class EmulatorRun:
     slices: tuple[str, ...] = ()
     each_db: tuple[float, ...] = ()
     """The SQNR of each sample."""
-    times: Mapping[str, float] = field(default_factory=dict)
     rule: str = ""
     """What is wrong, if it gave nothing to compare."""
     message: str = ""

@@ -451,7 +451,9 @@ def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
         outputs.mkdir()
         command = runner.command(program, listed, outputs, "--iteration", str(repeat), figures=figures)
         with at_work(f"running {model.typed}"):
-            call_runner(command, path, folder / "run.log", environment, model.work.timeout)
+            error = call_runner(command, folder / "run.log", environment, model.work.timeout)
+        if error:
+            raise CheckFailed(f"{path}: {error}", fix=session("inspect", path))
         run = runner.of_one(figures, repeat)
         loading = f"; loading took {run.load_ms:.3g} ms" if run.load_ms is not None else ""
         where = f"{_where(contents)}{loading}; by {runner.described}"

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.child import Meter, blame, doing, places_of, reporting
+from ci.child import Meter, blame, doing, reporting
 from ci.lanes.executorch.orders import (
     ComparedOutputs,
     EmulatorRun,
     RunRequest,
 )
-from ci.outcome import tail
 from ci.plain import as_json, read
-from ci.runner import LINE_OF_ERROR, Runner
+from ci.runner import Runner, call_runner
 from ci.suite.accuracy import MetricFigures, MetricRequest, error_of_metric
-from ci.trouble import InTrouble, how_it_ended, of_ending
 
-TAIL = 4000
-INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
+INPUTS, LOG, OUTPUTS = "input_list.txt", "run.log", "outputs"
 
 
 def prepare() -> None:
@@ -33,7 +28,6 @@ def prepare() -> None:
 
 
 def _measured(order: Mapping[str, object]) -> EmulatorRun:
-    """Raises InTrouble."""
     from ci.suite.accuracy import Unusable, compared, each_sample_db, in_files
 
     request, folder = read(RunRequest, order), Path(str(order["into"]))
@@ -43,35 +37,22 @@ def _measured(order: Mapping[str, object]) -> EmulatorRun:
     listed = ((compiled / row.file for row in inference) for inference in of.inputs)
     runner = Runner.ordered(request.runner)
     inputs = runner.write_inputs(folder / INPUTS, listed)
-    command = runner.command(Path(request.program), inputs, outputs, figures=folder / METRICS)
+    command = runner.command(Path(request.program), inputs, outputs)
     began = time.monotonic()
     doing("run")
-    with (folder / LOG).open("wb") as log:
-        # The runner finds its own libraries; this process needs none of the SDK's.
-        code = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            check=False,
-        ).returncode
+    # The runner finds its own libraries; this process needs none of the SDK's.
+    error = call_runner(command, folder / LOG, {**os.environ, "OMP_NUM_THREADS": "1"})
     seconds = time.monotonic() - began
-    if code:
-        message = _message(code, folder / LOG)
-        if trouble := of_ending("runner", code, message, places_of(order)):
-            raise InTrouble(trouble)
-        return EmulatorRun(rule="run", message=message, seconds=seconds)
+    if error:
+        return EmulatorRun(rule="run", message=error, seconds=seconds)
     try:
         both = (in_files(outputs, compiled, rows) for rows in (of.expected, of.reference))
         figures, slices = compared(*both, non_finite=of.non_finite)
         each_db = each_sample_db(in_files(outputs, compiled, of.expected, chosen=False), len(of.inputs))
-        times = _times(runner, folder / METRICS)
-    except Unusable as error:
-        blame(error, order)
-        return EmulatorRun(rule=error.rule, message=str(error), seconds=seconds)
-    return EmulatorRun(figures, tuple(slices), tuple(each_db), times, seconds=seconds)
+    except Unusable as unusable:
+        blame(unusable, order)
+        return EmulatorRun(rule=unusable.rule, message=str(unusable), seconds=seconds)
+    return EmulatorRun(figures, tuple(slices), tuple(each_db), seconds=seconds)
 
 
 def measured(order: Mapping[str, object]) -> dict[str, object]:
@@ -93,26 +74,3 @@ def _figures(order: Mapping[str, object]) -> dict[str, object]:
 
 
 metric_of = reporting(_figures, error_of_metric)
-
-
-def _message(code: int, log: Path) -> str:
-    from ci.diagnose.explain import nearest
-
-    text = tail(log, TAIL)
-    # The runner indents the runtime's own message, which says why, below its error.
-    errors = re.findall(LINE_OF_ERROR + r"(?:\n {4}.*)?", text, re.MULTILINE | re.IGNORECASE)
-    known = nearest(text)
-    return (
-        f"the runner {how_it_ended(code)}"
-        + (": " + ": ".join(map(str.strip, errors[-1].splitlines())) if errors else "")
-        + (f". {known}" if known else "")
-    )
-
-
-def _times(runner: Runner, path: Path) -> dict[str, float]:
-    from ci.suite.accuracy import Unusable
-
-    try:
-        return runner.measured(path)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise Unusable("missing", f"the runner wrote no times to {path.name}: {error!r}") from error

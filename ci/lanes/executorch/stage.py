@@ -191,7 +191,6 @@ def _row_of_run(
         "figures": dict(figures),
         "slices": list(record.slices),
         "baseline": dict(agreed.accuracy) if agreed else {},
-        **record.times,
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +46,7 @@ from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
 from ci.operators.partition.decisions import restore_builtins
 from ci.plain import as_json, read, reader
-from ci.runner import Runner
+from ci.runner import Runner, call_runner
 from ci.suite.programs import ProgramOrder
 from provisioning.base.files import empty_folder
 from provisioning.known_faults import Product
@@ -83,9 +82,8 @@ class EmulatedTrial:
         program.write_bytes(self._lowered(graph))
         outputs = empty_folder(self.folder / "outputs")
         command = self.runner.command(program, self.inputs, outputs)
-        done = subprocess.run(command, capture_output=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the runner ended with {done.returncode}")
+        if error := call_runner(command, self.folder / "run.log", os.environ):
+            raise RuntimeError(error)
         return [
             [
                 numpy.fromfile(outputs / f"output_{number}_{index}.raw", array.dtype).reshape(array.shape)
