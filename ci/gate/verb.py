@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 from ci.gate import stage_names
 from ci.gate.supervision import LACKING, LOGS, WORST_FIRST, log_of, report_of, supervise
 from ci.report.collect import GATE, cleaned, did_not_run
-from ci.report.summary import command, conclusion, github_annotations, overview, stage_line, worst
+from ci.report.summary import command, conclusion, github_annotations, stage_line, worst
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, repeatable
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.progress import at_work
-from provisioning.base.rendering import LOG, summary_of, verdict, wants_colour, write
+from provisioning.base.rendering import LOG, rendered, summary_of, verdict, wants_colour, write
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import RUN, StageRun
-from provisioning.base.units import seconds, terminal_width
+from provisioning.base.units import terminal_width
 
 if TYPE_CHECKING:
     from ci.gate.table import GateStage
@@ -75,9 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="show what each stage prints, and its artifacts"
-    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what each stage prints")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -142,7 +140,7 @@ def run_gate(
         for report in reports:
             answer.add_report(report)
         summarised(gate, results).write(selection.reports)
-        conclude(reports, selection.reports, os.environ, whole=whole)
+        conclude(reports, selection.reports, os.environ)
         return exit_code(results)
 
 
@@ -189,9 +187,10 @@ def run_stages(
             result = StageResult(did_not_run(stage.name, reason, typed))
         else:
             result = run_stage(stage, flags, selection, whole=whole)
-        if not whole and stage.name in chosen:
+        if stage.name in chosen:
             names = max(len(stage.name) for stage in stages)
-            write(stage_line(result.report, names, colour=wants_colour(sys.stdout)), sys.stdout)
+            line, colour = stage_line(result.report, names), wants_colour(sys.stdout)
+            write(rendered(line, colour=colour, width=terminal_width()), sys.stdout)
         replace(result.report, run=os.environ.get(RUN, "")).write(selection.reports)
         results[stage.name] = result
     return list(results.values())
@@ -219,11 +218,7 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, w
     duration = round(time.monotonic() - started, 3)
     result = judge(stage, code, selection, duration, typed)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
-    result = replace(result, report=report)
-    if whole:
-        where = "" if result.lets_others_run else f", its log is {log}"
-        _print(f"{stage.name}: {verdict(report)} in {seconds(duration)}{where}")
-    return result
+    return replace(result, report=report)
 
 
 def interpreter_of(stage: GateStage) -> str:
@@ -270,19 +265,15 @@ def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
     return gate.finish(worst(result.report for result in results))
 
 
-def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str], *, whole: bool) -> None:
+def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> None:
     """Print what was found and write the renderings; on GitHub also the annotations and the job's summary."""
-    from ci.report.html import publish
+    from ci.report.renderings import publish
 
     reports = [cleaned(report, Parser.user_folder().absolute()) for report in reports]
     _print("")
     colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
-    if whole:
-        text = overview(reports, colour=colour, width=width, errors=ERRORS_SHOWN)
-    else:
-        more = Fix("{} shows them", session("report"))
-        text = conclusion(reports, more, colour=colour, width=width, errors=ERRORS_SHOWN)
-    write(text, sys.stdout)
+    more = Fix("{} shows them", session("report"))
+    write(conclusion(reports, more, colour=colour, width=width, errors=ERRORS_SHOWN), sys.stdout)
     if _on_github(environ):
         write(github_annotations(reports), sys.stdout)
     page, _ = publish(reports, directory, environ)

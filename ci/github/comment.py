@@ -29,9 +29,9 @@ from ci.report.changes import (
     changes_of,
     rank,
 )
-from ci.report.renderings import cell, code
+from ci.report.collect import LANES, in_unit
+from ci.report.page import cell, code
 from ci.report.summary import command
-from ci.report.values import LANES, in_unit
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report

@@ -18,7 +18,7 @@ from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.setup import SetupInputs, may_be_cached
 from ci.github.stage import set_outputs, summarise, variables_of
-from ci.report.renderings import cell
+from ci.report.page import cell
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import STARTED_IN
 from provisioning.base.commands import captured, session

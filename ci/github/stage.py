@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ci.gate.supervision import death, log_of, report_of, supervise
 from ci.report.collect import cleaned
-from ci.report.renderings import markdown
+from ci.report.page import markdown
 from ci.report.summary import github_annotations
 from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import SPELLED_INSTALLED, session

@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.report.values import LANES, Lane, Row, mapping, number, rows_of
+from ci.report.collect import LANES, Lane, Row, mapping, number, rows_of
 from ci.suite.accepted import Tolerances, load_tolerances
 from provisioning.base.documents import Model
 from provisioning.base.findings import Report
 from provisioning.base.foreign import one_line
 
-MOST_BYTES = 256_000
+MOST_BYTES = 288_000
+"""Room for the most changes with the longest names."""
 MOST_CHANGES = 300
 MOST_PROGRAMS = 1_000_000
 LONGEST = 200
@@ -42,7 +43,6 @@ WORSE: dict[What, str] = {
 FIGURES = ("sqnr_db", "reference_sqnr_db", "agreement", "top1")
 COSTS = ("ddr_read", "ddr_written", "pte_bytes", "context_bytes")
 """What repeats exactly, or nearly. Seconds depend on the machine."""
-PLACES = ("cpu_operators",)
 
 Figure = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
 
@@ -75,41 +75,35 @@ class Changes(Model):
 def changes_of(reports: Iterable[Report], before: Iterable[Report]) -> Changes:
     """Of all programs in the reports, which may be of several jobs. Each is compared with what `before` has
     of it, in the same stage."""
-    earlier = {
-        (report.stage, name): row for report in before for name, row in rows_of(report, "programs").items()
-    }
-    lost = {*earlier}
+    rows, earlier = _programs_in(reports), _programs_in(before)
+    compared = {(LANES[stage], name) for stage, name in rows.keys() & earlier.keys()}
+    alone = {(LANES[stage], name) for stage, name in rows.keys() ^ earlier.keys()} - compared
     tolerances = load_tolerances()
-    compared, alone = set[tuple[str, str]](), set[tuple[str, str]]()
-    found: dict[tuple[str, str, str], ChangedFigure] = {}
-    for report in reports:
-        if (lane := LANES.get(report.stage)) is None:
-            continue
-        for key, row in rows_of(report, "programs").items():
-            name = one_line(key)[:LONGEST] or "?"
-            lost.discard((report.stage, key))
-            earlier_row = earlier.get((report.stage, key))
-            if earlier_row is None:
-                alone.add((lane, name))
-                continue
-            compared.add((lane, name))
-            for change in _worse(lane, name, figures_of(earlier_row), figures_of(row), tolerances):
-                found[lane, name, change.what] = change
-    alone |= {(LANES[stage], one_line(key)[:LONGEST] or "?") for stage, key in lost if stage in LANES}
+    found = {
+        (change.lane, change.program, change.what): change
+        for (stage, name), row in rows.items()
+        if (stage, name) in earlier
+        for change in _worse(LANES[stage], name, earlier[stage, name], row, tolerances)
+    }
     worst_first = sorted(found.values(), key=rank)
-    changes = Changes(
+    return Changes(
         schema=1,
         compared=len(compared),
-        not_compared=len(alone - compared),
+        not_compared=len(alone),
         worse=len({(change.lane, change.program) for change in worst_first}),
         changes=tuple(worst_first[:MOST_CHANGES]),
         left_out=len(worst_first[MOST_CHANGES:]),
     )
-    while len(changes.as_json().encode()) > MOST_BYTES:
-        kept = changes.changes[: len(changes.changes) * 3 // 4]
-        out = changes.left_out + len(changes.changes) - len(kept)
-        changes = changes.model_copy(update={"changes": kept, "left_out": out})
-    return changes
+
+
+def _programs_in(reports: Iterable[Report]) -> dict[tuple[str, str], dict[str, float]]:
+    """The figures of each program, by stage and name."""
+    return {
+        (report.stage, one_line(name)[:LONGEST] or "?"): figures_of(row)
+        for report in reports
+        if report.stage in LANES
+        for name, row in rows_of(report, "programs").items()
+    }
 
 
 def rank(change: ChangedFigure) -> tuple[int, str, str]:
@@ -119,13 +113,10 @@ def rank(change: ChangedFigure) -> tuple[int, str, str]:
 
 def figures_of(row: Row) -> dict[str, float]:
     """Of a program's row: what is compared."""
+    tables = (row, mapping(row.get("figures")), mapping(row.get("costs")))
     numbers = {"passed": float(row.get("verdict") == "pass")}
-    figures, costs = mapping(row.get("figures")), mapping(row.get("costs"))
-    for values, names in ((figures, FIGURES), (costs, COSTS), (row, PLACES)):
-        for name in names:
-            value = number(values, name)
-            if value is not None:
-                numbers[name] = value
+    for table in tables:
+        numbers |= {key: value for key in WORSE if (value := number(table, key)) is not None}
     return numbers
 
 

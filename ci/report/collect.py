@@ -1,12 +1,16 @@
-"""Reading reports/: one profile, the newest run first. Each file and each expected stage is accounted for."""
+"""Reading reports/: one profile, the newest run first. Each file and each expected stage is accounted for.
+
+A report's metrics may have any form: what is not as expected is absent."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import joined, quoted, session
@@ -19,8 +23,9 @@ from provisioning.base.findings import (
     outcome_of,
 )
 from provisioning.base.foreign import mapped, visible
-from provisioning.base.rendering import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
+from provisioning.base.rendering import DID_NOT_RUN, EARLIER_RUN
 from provisioning.base.stage_run import RUN
+from provisioning.base.units import in_decibels, seconds, size
 
 GATE = "gate"
 """The gate's own report repeats the stages' reports, so it is left out beside them."""
@@ -37,22 +42,18 @@ def collect(directory: Path) -> list[Report]:
     of single models, then the others by name.
 
     A report of an earlier run says so, and a gate takes its own run alone."""
-    from ci.report.programs import of_one_model
-
     reports, problems = _read_all(directory)
-    reports, left_out = _one_page(reports)
-    gate = reports.get(GATE)
-    models = [stage for stage, report in reports.items() if of_one_model(report)]
-    expected = list(dict.fromkeys(_stages_of(gate)))
-    rows: list[Report] = []
-    for stage in dict.fromkeys([*expected, *models, *reports, *left_out]):
-        if stage in reports:
-            rows.append(_agreeing(reports[stage]))
-        elif stage in expected:
-            rows.append(did_not_run(stage, left_out.get(stage, f"there is no report of {stage}")))
-        else:
-            rows.append(_not_asked(stage, left_out[stage]))
-    rows = [report for report in rows if report.stage != GATE]
+    page, left_out = _one_page(reports)
+    expected = list(_stages_of(page.get(GATE)))
+    models = [stage for stage, report in page.items() if of_models(report)]
+    rows = [
+        page.get(stage)
+        or did_not_run(
+            stage, left_out.get(stage, f"there is no report of {stage}"), asked_for=stage not in expected
+        )
+        for stage in dict.fromkeys([*expected, *models, *page, *left_out])
+        if stage != GATE
+    ]
     if problems:
         rows.append(_stand_in("report", tuple(problems), session("report", "--reports", directory)))
     return rows
@@ -100,15 +101,10 @@ def _merged(reports: Sequence[Report]) -> Report:
 
 
 def did_not_run(stage: str, reason: str, command: str = "", *, asked_for: bool = False) -> Report:
-    """Stands in for the report of a stage that never ran; `asked_for` if the user skipped it."""
+    """Stands in for the report of a stage that did not run; `asked_for` if it was not to."""
     severity = Severity.NOTE if asked_for else Severity.ERROR
     command = command or session(stage)
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
-
-
-def _not_asked(stage: str, reason: str) -> Report:
-    command = session(stage)
-    return _stand_in(stage, (Finding(NOT_ASKED, Severity.NOTE, stage, reason, command),), command)
 
 
 def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
@@ -120,6 +116,7 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
             if report.stage != path.stem:
                 raise ValueError(f"{path}: holds the report of {report.stage}")
             _began(report)
+            _agree(report)
             reports[report.stage] = cleaned(report, Parser.user_folder().absolute())
         except (OSError, ValueError) as error:
             fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
@@ -142,8 +139,6 @@ def cleaned(report: Report, folder: Path) -> Report:
 
 def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[str, str]]:
     """The reports that belong on a page with the newest one, and why each other one is left out."""
-    from ci.report.programs import of_one_model
-
     began = {stage: when for stage, report in reports.items() if (when := _began(report))}
     by_age = sorted(began, key=lambda stage: began[stage], reverse=True)
     if not by_age:
@@ -154,37 +149,29 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
     page: dict[str, Report] = {}
     left_out: dict[str, str] = {}
     for stage, report in reports.items():
-        # The gate writes reports without a time for stages that it does not run.
-        timed = report if stage in began else reports.get(GATE, report)
-        earlier = not _same_run(report, newest)
-        by_hand = of_one_model(report) and not alone
-        old = timed.stage not in began or began[newest.stage] - began[timed.stage] > ONE_DAY
-        message = f"its report is of an earlier run, {_shown(timed.started)}"
-        if by_hand:
+        when = began.get(stage)
+        shown = f"{when:%Y-%m-%d %H:%M %Z}" if when else "at no known time"
+        message = f"its report is of an earlier run, {shown}"
+        old = when is not None and began[newest.stage] - when > ONE_DAY
+        same = _same_run(report, newest)
+        if of_models(report) and not alone:
             page[stage] = report
         elif report.profile not in ("", profile):
             left_out[stage] = f"its report is of profile {report.profile}, and this run's is {profile}"
-        elif old or (earlier and (alone or stage not in began)):
+        elif old or (not same and (alone or when is None)):
             left_out[stage] = message
-        elif earlier and stage != GATE:
-            page[stage] = replace(report, findings=(_earlier(report, message), *report.findings))
-        else:
+        elif same:
             page[stage] = report
+        else:
+            fix = joined([report.command, f"or set {RUN} alike for calls that belong together"], ", ")
+            note = Finding(EARLIER_RUN, Severity.NOTE, stage, message, fix)
+            page[stage] = replace(report, findings=(note, *report.findings))
     return page, left_out
 
 
 def _same_run(one: Report, other: Report) -> bool:
     """Two reports that name no run are of different runs."""
     return one is other or bool(one.run and one.run == other.run)
-
-
-def _earlier(report: Report, message: str) -> Finding:
-    fix = joined([report.command, f"or set {RUN} alike for calls that belong together"], ", ")
-    return Finding(EARLIER_RUN, Severity.NOTE, report.stage, message, fix)
-
-
-def _shown(started: str) -> str:
-    return dt.datetime.fromisoformat(started).strftime("%Y-%m-%d %H:%M %Z") if started else "at no known time"
 
 
 def _began(report: Report) -> dt.datetime | None:
@@ -201,21 +188,10 @@ def _stages_of(gate: Report | None) -> Iterable[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _agreeing(report: Report) -> Report:
-    """The report; if its outcome and findings contradict each other, a failure that says so."""
-    implied_outcome = outcome_of(report.findings, strict=report.outcome is not Outcome.PASS)
-    if (report.outcome is Outcome.PASS) == (implied_outcome is Outcome.PASS):
-        return report
-    errors = sum(finding.severity is Severity.ERROR for finding in report.findings)
-    contradiction = Finding(
-        "report-contradiction",
-        Severity.ERROR,
-        f"{report.stage}.json",
-        f"its outcome is {report.outcome.value}, and it holds {plural(errors, 'error')}",
-        report.command,
-    )
-    outcome = Outcome.FAIL if report.outcome is Outcome.PASS else report.outcome
-    return replace(report, outcome=outcome, findings=(contradiction, *report.findings))
+def _agree(report: Report) -> None:
+    """Raises ValueError if a report passes that holds an error."""
+    if report.outcome is Outcome.PASS and outcome_of(report.findings) is not Outcome.PASS:
+        raise ValueError("its outcome is pass, and it holds an error")
 
 
 def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report:
@@ -231,3 +207,79 @@ def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report
         metrics={},
         command=command,
     )
+
+
+# A report's metrics
+
+Row = Mapping[str, Metric]
+
+Lane = Literal["executorch", "onnx", "llm"]
+LANES: dict[str, Lane] = {
+    "test_lowering": "executorch", "test_emulator": "executorch", "test_onnx": "onnx", "test_llm": "llm",
+}  # fmt: skip
+"""By stage: the lane of the programs in its report."""
+
+
+def mapping(value: Metric) -> Row:
+    return value if isinstance(value, dict) else {}
+
+
+def entries(value: Metric) -> Sequence[Metric]:
+    return value if isinstance(value, list) else []
+
+
+def word(row: Row, key: str) -> str:
+    value = row.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def number(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18:
+        return float(value)
+    return None
+
+
+UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("*_db", in_decibels),
+    ("*seconds", seconds),
+    ("*_bytes", size),
+    ("ddr_*", size),
+    ("passed", lambda value: "pass" if value else "fail"),
+    ("*", lambda value: f"{value:.6g}"),
+)
+"""By the form of a figure's name: how its value is shown."""
+
+
+def in_unit(key: str, value: float) -> str:
+    return next(shown(value) for form, shown in UNITS if fnmatchcase(key, form))
+
+
+ORDER = ("fail", "pass")
+"""The worst verdict first."""
+
+
+def verdict_of(*rows: Row) -> str:
+    """The worst of a program's rows; one without a verdict has failed."""
+    words = [word(row, "verdict") for row in rows]
+    return min((text if text in ORDER else ORDER[0] for text in words), key=ORDER.index, default=ORDER[0])
+
+
+def rows_of(report: Report, key: str) -> dict[str, Row]:
+    """The rows of a table in the report, by name."""
+    return {name: mapping(row) for name, row in mapping(report.metrics.get(key)).items()}
+
+
+def rows_of_models(reports: Iterable[Report]) -> dict[str, list[Row]]:
+    """The rows of each program of a suite, and of each model of a command, in all stages."""
+    rows: dict[str, list[Row]] = {}
+    for report in reports:
+        for table in ("programs", "models"):
+            for name, row in rows_of(report, table).items():
+                rows.setdefault(name, []).append(row)
+    return rows
+
+
+def of_models(report: Report) -> bool:
+    """Whether a report holds what was done of single models, one command after the other."""
+    return "models" in report.metrics

@@ -6,37 +6,31 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ci.diagnose.rules import page_of
-from ci.report.values import rows_of_models, verdict_of
+from ci.report.collect import rows_of, verdict_of
 from provisioning.base.findings import Finding, Outcome, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import (
     EARLIER_RUN,
-    NO_MATTER,
+    HARMLESS,
     VERDICTS,
-    artifact_rows,
     duration,
     errors_of,
     finding_lines,
     identity,
-    notable_artifacts,
     plural,
     rendered,
     summary_of,
-    table,
     verdict,
 )
 from provisioning.base.units import seconds
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
 MOST_NAMED = 3
 """Models that a headline names."""
 
 VERDICT_COLUMNS = 15
-LONG = 10_000
-"""Columns of a line that no terminal's width breaks."""
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
@@ -51,13 +45,12 @@ def worst(reports: Iterable[Report]) -> Outcome:
     verdicts = {verdict(report) for report in reports}
     if "error" not in verdicts and "fail" in verdicts:
         return Outcome.FAIL
-    return Outcome.PASS if verdicts - NO_MATTER == {"pass"} else Outcome.ERROR
+    return Outcome.PASS if "pass" in verdicts and verdicts <= HARMLESS else Outcome.ERROR
 
 
 def headline(reports: Sequence[Report]) -> str:
     """The result of all reports in one line: the models, then the stages that were to run."""
-    verdicts = [verdict(report) for report in reports]
-    wanted = [report for report in reports if verdict(report) not in NO_MATTER]
+    wanted = [report for report in reports if verdict(report) != "skipped"]
     if not wanted:
         return "no stage has reported"
     models = models_in(wanted)
@@ -71,13 +64,20 @@ def headline(reports: Sequence[Report]) -> str:
         counts.append(f"{len(others)} of {plural(len(wanted), 'stage')} did not pass ({', '.join(others)})")
     if earlier := [report.stage for report in reports if of_earlier_run(report)]:
         counts.append(f"{', '.join(earlier)} in an earlier run")
-    counts += [f"{count} {word}" for word in ("skipped", "not run") if (count := verdicts.count(word))]
+    if skipped := len(reports) - len(wanted):
+        counts.append(f"{skipped} skipped")
     return ", ".join(counts)
 
 
 def models_in(reports: Iterable[Report]) -> dict[str, bool]:
-    """Whether each model passed, in every stage that has a row of it."""
-    return {name: verdict_of(*rows) == "pass" for name, rows in rows_of_models(reports).items()}
+    """Whether each program of a suite, and each model of a command, passed in every stage that has a row of
+    it."""
+    passed: dict[str, bool] = {}
+    for report in reports:
+        for table in ("programs", "models"):
+            for name, row in rows_of(report, table).items():
+                passed[name] = passed.get(name, True) and verdict_of(row) == "pass"
+    return passed
 
 
 def failed_and_passed(models: Mapping[str, bool]) -> str:
@@ -102,69 +102,41 @@ def of_earlier_run(report: Report) -> bool:
     return any(finding.rule == EARLIER_RUN for finding in report.findings)
 
 
-def stage_line(report: Report, names: int, *, colour: bool = False) -> str:
+def stage_line(report: Report, names: int) -> Text:
     """The stage's verdict, its time and what was found; its name takes the columns of the longest."""
     from rich.text import Text
 
     word, style = VERDICTS[verdict(report)]
-    about = "" if verdict(report) == "pass" else summary_of(report)
+    about = "" if verdict(report) == "pass" and not of_earlier_run(report) else summary_of(report)
     line = Text(f"{word:<{VERDICT_COLUMNS}}", style=style, no_wrap=True, overflow="ignore")
     text = f"{report.stage:<{names}}  {duration(report):>10}  {about}".rstrip()
-    line.append(text, style="not bold default")
-    return rendered(line, colour=colour, width=LONG)
+    return line.append(text, style="not bold default")
 
 
 def conclusion(
-    reports: Sequence[Report], more: str, *, colour: bool = False, width: int = 100, errors: int = 0
+    reports: Sequence[Report], more: str = "", *, colour: bool = False, width: int = 100, errors: int = 0
 ) -> str:
-    """Some of the errors, a line on what is less than an error, where `more` shows it, and the verdict."""
+    """Some of the errors, how much there is beside errors where `more` shows it, and the verdict."""
     from rich.console import Group
     from rich.text import Text
 
+    wrong = errors_of(reports) if errors else []
+    parts = [finding_lines(finding, width) for finding in wrong[:errors]]
+    if len(wrong) > errors:
+        parts.append(Text(f"  … and {plural(len(wrong) - errors, 'more error')}", style="dim"))
+    if wrong:
+        parts.append(Text())
     counts = severity_counts(finding for report in reports for finding in report.findings)
-    less = [
+    less = ", ".join(
         plural(count, kind.value) for kind, count in counts.items() if count and kind is not Severity.ERROR
-    ]
-    notes = [Text(f"{', '.join(less)}: {more}", style="dim", no_wrap=True, overflow="ignore")]
-    parts = [*_errors(reports, width, errors), *(notes if less else []), _of_all(reports)]
-    return rendered(Group(*parts), colour=colour, width=width)
-
-
-def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100, errors: int = 0) -> str:
-    """All stages in a table, their artifacts, some of the errors, and the verdict."""
-    from rich.console import Group
-    from rich.text import Text
-
-    rows: list[tuple[str | Text, ...]] = [
-        (report.stage, Text(*VERDICTS[verdict(report)]), summary_of(report), duration(report))
-        for report in reports
-    ]
-    parts: list[RenderableType] = [
-        table(("stage", "verdict", "found", "time"), rows, right=frozenset({3})),
-        Text(),
-    ]
-    if artifacts := [artifact for report in reports for artifact in notable_artifacts(report)]:
-        parts += [artifact_rows(artifacts), Text()]
-    parts += [*_errors(reports, width, errors), _of_all(reports)]
-    return rendered(Group(*parts), colour=colour, width=width)
-
-
-def _errors(reports: Sequence[Report], width: int, most: int) -> list[RenderableType]:
-    from rich.text import Text
-
-    wrong = errors_of(reports) if most else []
-    parts = [finding_lines(finding, width) for finding in wrong[:most]]
-    if len(wrong) > most:
-        parts.append(Text(f"  … and {plural(len(wrong) - most, 'more error')}", style="dim"))
-    return [*parts, Text()] if wrong else []
-
-
-def _of_all(reports: Sequence[Report]) -> Text:
-    from rich.text import Text
-
+    )
+    if less and more:
+        parts.append(Text(f"{less}: {more}", style="dim", no_wrap=True, overflow="ignore"))
     word, style = VERDICTS[worst(reports).value]
     total = seconds(sum(report.seconds for report in reports))
-    return Text.assemble((word, style), f"  {headline(reports)}, {total}", no_wrap=True, overflow="ignore")
+    line = f"  {headline(reports)}, {total}"
+    parts.append(Text.assemble((word, style), line, no_wrap=True, overflow="ignore"))
+    return rendered(Group(*parts), colour=colour, width=width)
 
 
 def github_annotations(reports: Iterable[Report]) -> str:
@@ -190,15 +162,17 @@ def command(name: str, message: str = "", **properties: str) -> str:
 
 
 def _annotation(level: str, report: Report, finding: Finding) -> str:
-    says = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
-    if finding.fix:
-        says += f"\n→ {finding.fix}"
-    if page := page_of(finding.rule):
-        says += f"\n{page}"
+    text = "\n".join(filter(None, (in_words(finding), page_of(finding.rule))))
     title = one_line(f"{report.stage}: {finding.rule}")
     place = finding.place
     where = {"file": place.file, "line": str(place.line), "col": str(place.column or "")} if place else {}
-    return command(level, visible(says), **{name: visible(text) for name, text in where.items()}, title=title)
+    return command(level, text, **{name: visible(text) for name, text in where.items()}, title=title)
+
+
+def in_words(finding: Finding) -> str:
+    """What a finding is about, its message and its fix, as other programs show them."""
+    message = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
+    return visible(f"{message}\n→ {finding.fix}" if finding.fix else message)
 
 
 def _data(text: str) -> str:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.report.renderings import code_quality, junit, markdown, sarif
-from ci.report.summary import overview, worst
+from ci.report.page import html, markdown
+from ci.report.renderings import FIX, code_quality, junit, publish, sarif
+from ci.report.summary import conclusion, stage_line, worst
 from provisioning.base import answer
 from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report
-from provisioning.base.rendering import NO_MATTER, console, verdict, wants_colour, write
+from provisioning.base.rendering import HARMLESS, console, rendered, verdict, wants_colour, write
 from provisioning.base.settings import reports_path
 from provisioning.base.units import terminal_width
 
@@ -31,8 +32,8 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
-        choices=("console", "html", *RENDERINGS),
-        help="print only this one [console, with index.html and junit.xml written beside the reports]",
+        choices=tuple(RENDERINGS),
+        help="print only this one [the terminal's, with index.html and junit.xml written beside the reports]",
     )
     parser.add_argument(
         "-o",
@@ -61,7 +62,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.report.collect import collect, merge
-    from ci.report.html import FIX, html, publish
     from provisioning.base.files import write_named
 
     directory = reports_path(args.reports)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     reports = collect(directory)
     answer.add(reports=[asdict(report) for report in reports])
     output = args.output or (directory / "index.html" if args.format == "html" else None)
-    if args.format is None or args.format == "console":
+    if args.format is None:
         text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
     elif args.format == "html":
         text = html(reports, output.parent if output else None)
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def worse_than(folder: Path, directory: Path) -> int:
     from ci.report.changes import WORSE, changes_of
-    from ci.report.values import LANES, in_unit
+    from ci.report.collect import LANES, in_unit
 
     def reports_in(where: Path) -> list[Report]:
         files = [where / f"{stage}.json" for stage in LANES]
@@ -125,13 +125,16 @@ def worse_than(folder: Path, directory: Path) -> int:
 
 
 def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:
-    """Each stage that did not pass in full, then all stages in a table."""
-    shown = [r for r in reports if verdict(r) not in {"pass", "did not run", *NO_MATTER}]
+    """Each stage that did not pass in full, then a line for each of all."""
+    shown = [r for r in reports if verdict(r) not in {"did not run", *HARMLESS}]
     parts = [console(report, colour=colour, width=width) for report in shown]
-    return "\n".join([*parts, overview(reports, colour=colour, width=width)])
+    names = max((len(report.stage) for report in reports), default=0)
+    lines = [rendered(stage_line(report, names), colour=colour, width=width) for report in reports]
+    return "\n".join([*parts, "".join(lines), conclusion(reports, colour=colour, width=width)])
 
 
 RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {
+    "html": html,
     "junit": junit,
     "sarif": sarif,
     "code-quality": code_quality,

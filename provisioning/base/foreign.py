@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-# Control characters except tab and newline, the C1 range, direction marks, and lone surrogates.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except tab and newline, the C1 range, direction marks, lone surrogates, and what else XML
+# cannot hold.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 # What GitHub's runner takes for a command: it looks at each line without the blanks around it.
 _COMMAND = re.compile(r"^(\s*)::|##\[", re.MULTILINE)
 

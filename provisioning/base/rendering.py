@@ -17,16 +17,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-Verdict = Literal["pass", "fail", "error", "did not run", "skipped", "not run"]
+Verdict = Literal["pass", "fail", "error", "did not run", "skipped"]
 
-NO_MATTER: frozenset[Verdict] = frozenset({"skipped", "not run"})
-"""Verdicts of stages that were not to run now."""
+HARMLESS: frozenset[Verdict] = frozenset({"pass", "skipped"})
+"""Verdicts of stages that passed, or were not to run now."""
 
 DID_NOT_RUN = "report-did-not-run"
-"""The finding of a report that stands in for a stage that never ran; a note if the user skipped it."""
-
-NOT_ASKED = "report-not-asked"
-"""The finding of a report that stands in for a stage that this run left out."""
+"""The finding of a report that stands in for a stage that did not run; a note if it was not to."""
 
 EARLIER_RUN = "report-earlier-run"
 """The finding of a report from an earlier run than the newest on the page."""
@@ -39,8 +36,6 @@ def verdict(report: Report) -> Verdict:
     for finding in report.findings:
         if finding.rule == DID_NOT_RUN:
             return "skipped" if finding.severity is Severity.NOTE else "did not run"
-        if finding.rule == NOT_ASKED:
-            return "not run"
     return report.outcome.value
 
 
@@ -56,7 +51,7 @@ def counted(report: Report) -> str:
 
 def summary_of(report: Report) -> str:
     """The findings in numbers, or the reason why the stage did not look."""
-    reasons = [finding.message for finding in report.findings if finding.rule in (DID_NOT_RUN, NOT_ASKED)]
+    reasons = [finding.message for finding in report.findings if finding.rule == DID_NOT_RUN]
     if reasons:
         return one_line(reasons[0])
     earlier = [finding.message for finding in report.findings if finding.rule == EARLIER_RUN]
@@ -83,12 +78,12 @@ def identity(report: Report, finding: Finding) -> Hashable:
 
 def notable_artifacts(report: Report) -> list[Artifact]:
     """Artifacts worth a row; a stage's log only if the stage did not pass."""
-    passed = verdict(report) in {"pass", *NO_MATTER}
-    return [artifact for artifact in report.artifacts if not (passed and artifact.kind == LOG)]
+    harmless = verdict(report) in HARMLESS
+    return [artifact for artifact in report.artifacts if not (harmless and artifact.kind == LOG)]
 
 
 def duration(report: Report) -> str:
-    return "–" if verdict(report) in {"did not run", *NO_MATTER} else seconds(report.seconds)
+    return "–" if verdict(report) in ("did not run", "skipped") else seconds(report.seconds)
 
 
 def by_severity(findings: Iterable[Finding]) -> dict[Severity, list[Finding]]:
@@ -124,7 +119,6 @@ VERDICTS = {
     "error": ("✗ ERROR", "bold red"),
     "did not run": ("✗ DID NOT RUN", "bold red"),
     "skipped": ("– SKIPPED", "bold yellow"),
-    "not run": ("– NOT RUN", "dim"),
 }
 
 
@@ -175,22 +169,6 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> boo
     if (environ.get("FORCE_COLOR") or "0") != "0" or environ.get("GITHUB_ACTIONS") == "true":
         return True
     return stream.isatty() and environ.get("TERM") != "dumb"
-
-
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, right: frozenset[int] = frozenset()
-) -> RenderableType:
-    """A plain table with light rules; every cell is taken as it is, never as markup."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    for index, name in enumerate(columns):
-        grid.add_column(Text(name), justify="right" if index in right else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in row))
-    return grid
 
 
 def rendered(renderable: RenderableType, *, colour: bool, width: int) -> str:

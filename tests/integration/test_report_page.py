@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ci.report.html import html
+from ci.report.page import html
 from tests.support.browser import NEEDS
 from tests.support.browser import browse as in_browser
 from tests.support.program_reports import GOOD, SPEAKER, reports, speaker

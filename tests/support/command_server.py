@@ -33,7 +33,7 @@ LATER = (
     *("provisioning.store", "provisioning.validation.context", "ci.gate.supervision"),
     *("ci.one_model.into_suite", "ci.one_model.output", "ci.explain.audit"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.product"),
-    *("ci.one_model.output", "ci.report.html"),
+    *("ci.one_model.output", "ci.report.page"),
     *("provisioning.components", "provisioning.validation.compiler"),
     *("filelock", "jinja2", "rich.console", "rich.table", "tomlkit"),
 )

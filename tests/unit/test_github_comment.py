@@ -191,7 +191,7 @@ def test_a_program_of_one_side_alone_is_not_compared_and_no_good_news() -> None:
 
 
 def test_the_file_is_never_too_large_for_the_job_that_reads_it() -> None:
-    names = [f"{index}{'ü' * 300}" for index in range(2000)]
+    names = [f"{index}{'🦊' * 300}" for index in range(2000)]
     before, now = (
         [report("test_emulator", **dict.fromkeys(names, row(pte_bytes=size)))] for size in (1e6, 2e6)
     )

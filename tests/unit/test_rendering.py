@@ -15,7 +15,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.report.renderings import cell, code_quality, junit, markdown, sarif
+from ci.report.page import cell, markdown
+from ci.report.renderings import code_quality, junit, sarif
 from ci.report.summary import command, github_annotations, worst
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
@@ -224,14 +225,15 @@ def test_a_job_s_summary_begins_with_the_models_and_their_figures() -> None:
     row: dict[str, Any] = {
         "verdict": "fail",
         "figures": {"sqnr_db": 20.5},
+        "delegates": 1,
         "cpu_operators": 2,
     }
     good = {"verdict": "pass", "figures": "odd"}
     rows: dict[str, Any] = {"good/8a8w/SM8650": good, "net/8a8w/SM8650": row}
-    text = markdown([replace(_report(outcome=Outcome.FAIL), metrics={"programs": rows})])
+    text = markdown([_report(stage="test_onnx", outcome=Outcome.FAIL, metrics={"programs": rows})])
     shown = re.sub(r"&#(\d+);", lambda code: chr(int(code[1])), text).splitlines()
     assert shown[0] == "## ❌ net 8a8w failed, 1 passed"
-    assert shown[4] == "| ❌ | net/8a8w/SM8650 | SQNR 20.5 dB, operators on the CPU 2 |"
+    assert shown[4] == "| ❌ | net/8a8w/SM8650 | 1 delegate, 2 on the CPU, 20.5 dB |"
     assert shown[5].startswith("| ✅ | good/8a8w/SM8650 |")
 
 
@@ -244,11 +246,12 @@ def test_sarif_has_the_file_and_the_line() -> None:
 
 def test_sarif_tells_two_findings_of_one_line_apart_and_knows_one_that_moved() -> None:
     first = at("ci/BUCK:3", "a.cpp")
-    reports = [first, at("ci/BUCK:3", "b.cpp"), at("ci/BUCK:9", "a.cpp"), replace(first, target="android")]
-    one, other, moved, of_another_target = (
-        result["partialFingerprints"] for result in json.loads(sarif(reports))["runs"][0]["results"]
+    reports = [first, at("ci/BUCK:3", "b.cpp"), replace(first, target="android"), first]
+    fingerprints, (moved,) = (
+        [str(result["partialFingerprints"]) for result in json.loads(sarif(run))["runs"][0]["results"]]
+        for run in (reports, [at("ci/BUCK:9", "a.cpp")])
     )
-    assert one == moved and len({str(fingerprint) for fingerprint in (one, other, of_another_target)}) == 3
+    assert moved == fingerprints[0] and len({*fingerprints}) == len(reports)
 
 
 def test_code_quality_has_a_path_a_line_and_a_fingerprint_of_its_own_each() -> None:
