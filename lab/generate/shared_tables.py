@@ -115,14 +115,15 @@ def _limits_of_language_models() -> str:
         ),
     ]
     relative = [
-        ("figure", "fp16", "quantized"),
-        ("---", "---", "---"),
+        ("figure", "at fp16, at most", "quantized, at most", "but the quantized limit is never below"),
+        ("---", "---", "---", "---"),
         *(
             (
-                f"{verdicts.WORDS[name]}, at most",
+                verdicts.WORDS[name],
                 f"{verdicts.HALVES} times `rounding alone`",
-                f"the larger of {verdicts.FLOORS[name]:g} and {verdicts.CHIP:g} times `rounding alone`"
-                f" plus {verdicts.STANDARD_ERRORS} of its standard errors",
+                f"{verdicts.CHIP:g} times `rounding alone` plus"
+                f" {verdicts.STANDARD_ERRORS} of its standard errors",
+                f"{verdicts.FLOORS[name]:g}",
             )
             for name in verdicts.DIVERGENCES
         ),
