@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     suites = [path.absolute() for path in args.suite or ()]
     programs = choose(
-        all_programs(suites, selection.named_socs),
+        all_programs(suites, selection.named_socs, profile=selection.profile),
         tags=args.tag or (),
         words=args.words or (),
     )
     # For jobs on other machines, which begin in a folder of their own.
     choice = [*_each("--suite", map(from_here, suites)), *_each("--tag", args.tag), *_each("-k", args.words)]
     choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
-    matrix = matrix_of([*jobs_of(programs, selection.profile).values()], args.shards, choice)
+    matrix = matrix_of([*jobs_of(programs).values()], args.shards, choice)
     sys.stdout.write(f"{json.dumps(matrix)}\n")
     return 0
 

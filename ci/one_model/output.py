@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from ci.suite.accuracy import Pair, Unusable, compare, in_words, missed
-from ci.suite.programs import Thresholds
+from ci.suite.suite_file import Thresholds
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, UsageError

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from operator import add
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,15 +24,14 @@ from ci.suite.accuracy import (
     required_of,
     rounded,
 )
-from ci.suite.programs import THRESHOLD_NAMES, Program
-from ci.suite.suite_file import accepted_path
+from ci.suite.suite_file import THRESHOLD_NAMES, Thresholds, accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.rendering import plural
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
 
 
 class Costs(Model):
@@ -223,6 +224,19 @@ def baseline_in(accepted: Accepted, lane: str) -> Baseline:
     return Baseline(accepted.path, programs, lane)
 
 
+def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
+    """By run. Those of the default profile hold for the runs of which this one has none."""
+    found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
+    figures = {row: name for name, row in THRESHOLD_NAMES.items()}
+    for path in dict.fromkeys(accepted_path(suite, name) for name in (DEFAULT_PROFILE, profile)):
+        for subject, values in load_accepted(path).subjects.items():
+            own, _, run = subject.partition("/")
+            if own == lane and run.count("/") == 1:
+                named = {figures.get(name, f"{name} of a run"): value for name, value in values.items()}
+                found[run] = parse(named, Thresholds, path, partial(add, (subject,)))
+    return found
+
+
 def recorded_of(accepted: Accepted, subject: str) -> Recorded:
     values = accepted.of(subject)
     figures = {name: value for name, value in values.items() if name in FIGURES}
@@ -253,14 +267,13 @@ def growth(
     program: str,
     costs: Mapping[str, float],
     build_id: str,
-    baseline: Baseline,
+    agreed: Recorded | None,
     tolerances: Tolerances,
     again: Fix,
 ) -> Iterator[Finding]:
-    """Costs above the baseline and its tolerances; the command `again` accepts them."""
-    agreed = baseline.of(program)
+    """Costs above those agreed to and their tolerances; the command `again` accepts them."""
     if agreed is None or all(agreed.cost(name) is None for name in COSTS):
-        message = f"{baseline.path.name} has nothing to compare with"
+        message = "no accepted result of it to compare with"
         yield Finding("cost-no-baseline", Severity.WARNING, program, message, again)
         return
     other = "" if build_id == agreed.build_id else f", of QNN {agreed.build_id or 'unknown'}"
@@ -279,54 +292,6 @@ def growth(
 
 NEAREST_DB = 100.0
 """The strictest threshold: beyond it, one more bit of rounding would fail."""
-
-
-def thresholds_of(
-    programs: Sequence[Program],
-    figures: Mapping[str, Mapping[str, float]],
-    margin_db: float,
-    again: Callable[[Program], str],
-) -> dict[str, Values]:
-    """By run, the thresholds of every run of which each chip has figures; those of other chips count too.
-    Figures that the suite itself demands get none.
-
-    Says of which run it has none; `again` is the command that measures each chip of it."""
-    measured: dict[str, list[Mapping[str, float]]] = {}
-    for name, figure in figures.items():
-        measured.setdefault(name.rpartition("/")[0], []).append(figure)
-    runs: dict[str, list[Program]] = {}
-    for program in programs:
-        runs.setdefault(program.run_name, []).append(program)
-    wanted, kept = {}, []
-    for name, programs_of_run in runs.items():
-        first, of_run = programs_of_run[0], measured.get(name, [])
-        if first.thresholds is None or not of_run:
-            continue
-        title = f"{name} keeps its thresholds"
-        held = derived(accepted_figures(first, of_run), of_run, margin_db)
-        if missing := [program.soc for program in programs_of_run if program.name not in figures]:
-            verb = "was" if len(missing) == 1 else "were"
-            kept.append((f"{title}: {', '.join(missing)} {verb} not measured", again(first)))
-        elif absent := ", ".join(figure for figure, value in held.items() if math.isnan(value)):
-            place = accepted_path(first.suite, first.profile)
-            kept.append((f"{title}: its programs have no {absent}", f"remove {absent} of it from {place}"))
-        else:
-            wanted[name] = threshold_values(held)
-    sys.stderr.writelines(f"{message}; {fix}\n" for message, fix in kept)
-    return wanted
-
-
-def accepted_figures(program: Program, measured: Sequence[Mapping[str, float]]) -> list[str]:
-    """Figures that get a threshold: those that always do of floats or integers, where the programs have such
-    outputs, and those that have one; without those that the suite demands."""
-    has = [
-        name
-        for name in program.run.required_figures
-        if any(name.removeprefix("reference_") in row for row in measured)
-    ]
-    low = [name for figures in measured for name in below_floor(figures, program.run.kind)]
-    names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True), *low])
-    return [name for name in names if name not in program.demanded]
 
 
 def threshold_values(thresholds: Mapping[str, float]) -> Values:

@@ -18,7 +18,7 @@ from provisioning.base.errors import INTERNAL
 from provisioning.base.units import EXACT_DB, decibels, in_decibels
 
 if TYPE_CHECKING:
-    from ci.suite.programs import Thresholds
+    from ci.suite.suite_file import Thresholds
 
 CLEARLY_DB = 6.0
 """Figures that differ by more than this differ for a reason."""

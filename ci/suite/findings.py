@@ -10,8 +10,8 @@ from ci.child import field_of
 from ci.models.inputs import InputsUsed
 from ci.outcome import Result
 from ci.suite import accuracy
-from ci.suite.programs import NO_SUITE, Program, Thresholds
-from ci.suite.suite_file import accepted_path
+from ci.suite.programs import NO_SUITE, Program
+from ci.suite.suite_file import Thresholds, accepted_path
 from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.base.units import bound_in_decibels, in_decibels

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from operator import add
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.models.own_packages import NONE, Needs, needs_of
+from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
 from ci.suite.options import matcher
-from ci.suite.suite_file import LaneForm, SuiteFile, accepted_path, missing_lane, parse_suite, read_suite
-from provisioning.accepted_file import load_accepted
+from ci.suite.suite_file import LaneForm, SuiteFile, Thresholds, missing_lane, parse_suite, read_suite
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
-from provisioning.base.documents import Model, parse
+from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_PROFILE
@@ -32,46 +29,6 @@ Factory = Annotated[str, StringConstraints(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]
 
 
 Scalar = bool | int | float | str
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""Outputs that are all zero have an SQNR of 0 dB, so a lower threshold could not be missed."""
-
-
-class Thresholds(Model):
-    """Minimum accuracy of the emulator's outputs. Names without a prefix compare with the float model."""
-
-    sqnr_db: NotNegative | None = None
-    """At least 10, if it is not named."""
-    agreement: Share | None = None
-    """The share of equal elements in an output of integers or booleans; 1, if it is not named."""
-    choice_agreement: Share | None = None
-    """The same, with indices that choose equal values, as of argmax: these are held to 1 in place of the
-    other."""
-    top1: Share | None = None
-    """The share of rows whose largest value is at the same place."""
-    slice_sqnr_db: NotNegative | None = None
-    """At least 20, or what the program's worst output has, if it is not named."""
-    metric: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """What the function of the case's metric gives."""
-    max_metric_loss: NotNegative | None = None
-    """How much of it may be lost against the float model."""
-    reference_agreement: Share | None = None
-    reference_sqnr_db: NotNegative | None = None
-    """Compared with the quantized model on the CPU: the error that the chip adds to the quantization
-    error."""
-
-    @property
-    def placeholder(self) -> bool:
-        """Outputs that are all zero would pass."""
-        return self.sqnr_db == 0
-
-
-THRESHOLD_NAMES = {
-    name: f"{'most' if name.startswith('max_') else 'least'}.{name}" for name in Thresholds.model_fields
-}
-"""In a file of accepted results, by figure."""
 
 
 class TaskMetric(Model):
@@ -191,6 +148,8 @@ class Program:
     lane: str = ""
     accepted: Thresholds = field(default_factory=Thresholds)
     """Those of its run that --accept wrote."""
+    recorded: Recorded | None = None
+    """What it cost, and how accurate it was, when somebody last agreed to it."""
 
     @property
     def demanded(self) -> dict[str, float]:
@@ -239,17 +198,19 @@ class Program:
         )
 
 
-def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
-    """By run. Those of the default profile hold for the runs of which this one has none."""
-    found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
-    figures = {row: name for name, row in THRESHOLD_NAMES.items()}
-    for path in dict.fromkeys(accepted_path(suite, name) for name in (DEFAULT_PROFILE, profile)):
-        for subject, values in load_accepted(path).subjects.items():
-            own, _, run = subject.partition("/")
-            if own == lane and run.count("/") == 1:
-                named = {figures.get(name, f"{name} of a run"): value for name, value in values.items()}
-                found[run] = parse(named, Thresholds, path, partial(add, (subject,)))
-    return found
+Some = TypeVar("Some", bound=Program)
+
+
+def with_accepted(programs: Sequence[Some]) -> list[Some]:
+    """Programs of one suite and lane, with what is accepted of them now."""
+    if not programs:
+        return []
+    suite, profile, lane = programs[0].suite, programs[0].profile, programs[0].lane
+    held, baseline = accepted_thresholds(suite, profile, lane), load_baseline(suite, profile, lane)
+    return [
+        replace(program, accepted=held[program.run_name], recorded=baseline.of(program.name))
+        for program in programs
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +254,13 @@ class Suites:
                 secrets=head.secrets,
                 wheels=head.wheels,
             )
-        lane, held = self.lane, accepted_thresholds(path, profile, self.lane)
-        return [
-            self.program(path, name, case, run, soc, profile, needs, lane, held[f"{name}/{run.name}"])
+        programs = [
+            self.program(path, name, case, run, soc, profile, needs, self.lane)
             for name, case in file.cases[self.lane].items()
             for run in case.runs
             for soc in socs or run.socs
         ]
+        return with_accepted(programs)
 
     def all_programs(
         self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE

@@ -4,6 +4,7 @@ A lane's stage calls these in turn (CONTRIBUTING.md, "Add a lane")."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,17 +13,19 @@ from typing import Any, TypeVar
 
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.jobs import Job, Line, failed
-from ci.models.own_packages import NO_PACKAGES, OwnPackages, installed
+from ci.models.own_packages import NO_PACKAGES, Needs, OwnPackages, installed
 from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
-from ci.suite.accepted import Baseline, load_baseline, load_tolerances, low_figures, thresholds_of
-from ci.suite.accuracy import METRIC, MetricFigures, in_words
+from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
+from ci.suite.accuracy import METRIC, MetricFigures, below_floor, in_words
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.installed import source_of_executorch
 from ci.suite.options import Accept, Choice, shard_named
-from ci.suite.programs import Program, Suites, accepted_thresholds
+from ci.suite.programs import Program, Suites, with_accepted
+from ci.suite.suite_file import accepted_path
 from ci.trouble import MACHINE
 from ci.work import ChildTask, Home, Outcome, run
+from provisioning.accepted_file import Values
 from provisioning.base import rendering
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Metric, Report, Severity
@@ -38,10 +41,8 @@ class Plan(WorkPlan):
     """Of programs of suites. A lane adds what its steps need."""
 
     programs: tuple[Program, ...]
-    baselines: dict[Path, Baseline]
-
-    def baseline(self, program: Program) -> Baseline:
-        return self.baselines[program.suite]
+    packages: Mapping[Needs, OwnPackages]
+    """Those that its programs need, which are installed."""
 
 
 Results = Mapping[str, Mapping[str, Result]]
@@ -92,10 +93,9 @@ def chosen(
     return programs
 
 
-def baselines_of(programs: Iterable[Program], profile: str) -> dict[Path, Baseline]:
-    """By suite."""
-    suites = {program.suite: program for program in programs}
-    return {suite: load_baseline(suite, profile, program.lane) for suite, program in suites.items()}
+def packages_of(programs: Iterable[Program], store: Path) -> dict[Needs, OwnPackages]:
+    """Those that the suites of these programs name; what is missing of them is installed."""
+    return {needs: installed(needs, store) for needs in dict.fromkeys(program.needs for program in programs)}
 
 
 def show_list(programs: Sequence[Program]) -> int:
@@ -105,59 +105,94 @@ def show_list(programs: Sequence[Program]) -> int:
     return 0
 
 
-def _write_accepted(suites: Suites, plan: Plan, measured: MeasuredValues, stage: str) -> None:
-    """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
-    that their suites have no more are dropped."""
-
-    def again(program: Program) -> Fix:
-        return suites.repeat(program, stage, every_chip=True).plus("--accept")
-
-    margin_db = load_tolerances().sqnr_margin_db
-    for suite, baseline in list(plan.baselines.items()):
-        all_programs = suites.programs_of(suite, profile=plan.selection.profile)
-        figures = _of_suite(suite, plan.programs, measured.figures)
-        runs = {program.run_name for program in all_programs}
-        recorded = _of_suite(suite, plan.programs, measured.recorded)
-        thresholds = thresholds_of(all_programs, figures, margin_db, again)
-        plan.baselines[suite] = baseline.rewritten(recorded, thresholds, runs)
-
-
-def _of_suite(suite: Path, programs: Sequence[Program], values: Mapping[str, V]) -> dict[str, V]:
-    return {
-        program.name: values[program.name]
-        for program in programs
-        if program.suite == suite and program.name in values
-    }
-
-
 def accepted(accept: Accept, suites: Suites, plan: L, measured: MeasuredValues, stage: StageRun) -> L:
-    """Write what was measured if it is accepted; returns the plan with the thresholds of now."""
+    """Write what was measured if it is accepted; returns the plan with what is accepted now. Runs that their
+    suites have no more are dropped.
+
+    Raises CheckFailed, and writes nothing, if what is accepted needs a reason and has none."""
     if not accept.values:
         return plan
-    reasons = dict(_reasons(plan, measured.figures, accept.reason, stage.command))
-    recorded = {name: {**fields, **reasons.get(name, {})} for name, fields in measured.recorded.items()}
-    _write_accepted(suites, plan, MeasuredValues(measured.figures, recorded), stage.stage)
-    profile = plan.selection.profile
-    known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
-    programs = (
-        replace(program, accepted=known[program.suite][program.run_name]) for program in plan.programs
-    )
-    return replace(plan, programs=tuple(programs))
 
+    def again(program: Program) -> Fix:
+        return suites.repeat(program, stage.stage, every_chip=True).plus("--accept")
 
-def _reasons(
-    plan: Plan, figures: Mapping[str, Mapping[str, float]], reason: str, command: str
-) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """By program the field of its reason. Raises CheckFailed if what is accepted needs one and has none."""
-    margin_db = load_tolerances().sqnr_margin_db
-    low = {
-        program.name: low_figures(figures[program.name], margin_db, program.demanded, program.run.kind)
-        for program in plan.programs
-        if program.name in figures
+    profile, margin_db = plan.selection.profile, load_tolerances().sqnr_margin_db
+    by_suite = {
+        suite: [program for program in plan.programs if program.suite == suite]
+        for suite in dict.fromkeys(program.suite for program in plan.programs)
     }
-    for suite, baseline in plan.baselines.items():
-        reasons = baseline.reasons(_of_suite(suite, plan.programs, figures), reason, command, low)
-        yield from ((name, {"reason": text}) for name, text in reasons.items())
+    baselines = {suite: load_baseline(suite, profile, suites.lane) for suite in by_suite}
+    reasons = dict[str, str]()
+    for suite, programs in by_suite.items():
+        figures = _of(programs, measured.figures)
+        low = {
+            program.name: low_figures(figures[program.name], margin_db, program.demanded, program.run.kind)
+            for program in programs
+            if program.name in figures
+        }
+        reasons |= baselines[suite].reasons(figures, accept.reason, stage.command, low)
+    for suite, programs in by_suite.items():
+        fields = {
+            name: {**values, **({"reason": reasons[name]} if name in reasons else {})}
+            for name, values in _of(programs, measured.recorded).items()
+        }
+        all_programs = suites.programs_of(suite, profile=profile)
+        thresholds = thresholds_of(all_programs, _of(programs, measured.figures), margin_db, again)
+        baselines[suite].rewritten(fields, thresholds, {program.run_name for program in all_programs})
+    now = [program for programs in by_suite.values() for program in with_accepted(programs)]
+    return replace(plan, programs=tuple(now))
+
+
+def _of(programs: Sequence[Program], values: Mapping[str, V]) -> dict[str, V]:
+    return {program.name: values[program.name] for program in programs if program.name in values}
+
+
+def thresholds_of(
+    programs: Sequence[Program],
+    figures: Mapping[str, Mapping[str, float]],
+    margin_db: float,
+    again: Callable[[Program], str],
+) -> dict[str, Values]:
+    """By run, the thresholds of every run of which each chip has figures; those of other chips count too.
+    Figures that the suite itself demands get none.
+
+    Says of which run it has none; `again` is the command that measures each chip of it."""
+    measured: dict[str, list[Mapping[str, float]]] = {}
+    for name, figure in figures.items():
+        measured.setdefault(name.rpartition("/")[0], []).append(figure)
+    runs: dict[str, list[Program]] = {}
+    for program in programs:
+        runs.setdefault(program.run_name, []).append(program)
+    wanted, kept = {}, []
+    for name, programs_of_run in runs.items():
+        first, of_run = programs_of_run[0], measured.get(name, [])
+        if first.thresholds is None or not of_run:
+            continue
+        title = f"{name} keeps its thresholds"
+        held = derived(accepted_figures(first, of_run), of_run, margin_db)
+        if missing := [program.soc for program in programs_of_run if program.name not in figures]:
+            verb = "was" if len(missing) == 1 else "were"
+            kept.append((f"{title}: {', '.join(missing)} {verb} not measured", again(first)))
+        elif absent := ", ".join(figure for figure, value in held.items() if math.isnan(value)):
+            place = accepted_path(first.suite, first.profile)
+            kept.append((f"{title}: its programs have no {absent}", f"remove {absent} of it from {place}"))
+        else:
+            wanted[name] = threshold_values(held)
+    sys.stderr.writelines(f"{message}; {fix}\n" for message, fix in kept)
+    return wanted
+
+
+def accepted_figures(program: Program, measured: Sequence[Mapping[str, float]]) -> list[str]:
+    """Figures that get a threshold: those that always do of floats or integers, where the programs have such
+    outputs, and those that have one; without those that the suite demands."""
+    has = [
+        name
+        for name in program.run.required_figures
+        if any(name.removeprefix("reference_") in row for row in measured)
+    ]
+    low = [name for figures in measured for name in below_floor(figures, program.run.kind)]
+    names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True), *low])
+    return [name for name in names if name not in program.demanded]
 
 
 def report(
@@ -194,8 +229,7 @@ def report(
     }
     suites_with_packages = {row.needs: row.suite for row in plan.programs if row.needs}
     packages: dict[str, Metric] = {
-        str(suite): dict(installed(needs, plan.selection.store).versions)
-        for needs, suite in suites_with_packages.items()
+        str(suite): dict(plan.packages[needs].versions) for needs, suite in suites_with_packages.items()
     }
     if packages:
         stage.metrics["packages"] = packages
@@ -237,16 +271,17 @@ def run_cached_step(step: Step, programs: Iterable[Program]) -> dict[str, Result
     """The result of each program by name."""
     chosen, results = list(programs), dict[str, Result]()
     step = replace(step, subject=_subject_of)
-    groups = by_packages(chosen, step.plan.selection.store) if step.own_packages else [(NO_PACKAGES, chosen)]
+    groups = by_packages(step.plan, chosen) if step.own_packages else [(NO_PACKAGES, chosen)]
     for own, alike in groups:
         results |= run_step(step, alike, own)
     return results
 
 
-def by_packages(programs: Sequence[Program], store: Path) -> Iterator[tuple[OwnPackages, list[Program]]]:
-    """The programs of suites with equal packages of their own, with these packages installed."""
+def by_packages(plan: WorkPlan, programs: Sequence[Program]) -> Iterator[tuple[OwnPackages, list[Program]]]:
+    """The programs of suites with equal packages of their own, with these packages."""
+    assert isinstance(plan, Plan)
     for needs in dict.fromkeys(program.needs for program in programs):
-        yield installed(needs, store), [program for program in programs if program.needs == needs]
+        yield plan.packages[needs], [program for program in programs if program.needs == needs]
 
 
 def scores_of(
@@ -261,7 +296,7 @@ def scores_of(
 
     `function` is MODULE:FUNCTION; `request` says what it gets beside the metric and the folder."""
     results: dict[str, MetricFigures | Failure] = {}
-    for own, alike in by_packages(programs, plan.selection.store):
+    for own, alike in by_packages(plan, programs):
         tasks = [
             ChildTask(
                 program.name,

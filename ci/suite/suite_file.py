@@ -69,6 +69,46 @@ def with_file(run: Mapping[str, object], folder: Path, lane: str) -> dict[str, o
     return {**run, **read_precision(path, lane).model_dump(mode="json", exclude={"lane"})}
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Outputs that are all zero have an SQNR of 0 dB, so a lower threshold could not be missed."""
+
+
+class Thresholds(Model):
+    """Minimum accuracy of the emulator's outputs. Names without a prefix compare with the float model."""
+
+    sqnr_db: NotNegative | None = None
+    """At least 10, if it is not named."""
+    agreement: Share | None = None
+    """The share of equal elements in an output of integers or booleans; 1, if it is not named."""
+    choice_agreement: Share | None = None
+    """The same, with indices that choose equal values, as of argmax: these are held to 1 in place of the
+    other."""
+    top1: Share | None = None
+    """The share of rows whose largest value is at the same place."""
+    slice_sqnr_db: NotNegative | None = None
+    """At least 20, or what the program's worst output has, if it is not named."""
+    metric: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """What the function of the case's metric gives."""
+    max_metric_loss: NotNegative | None = None
+    """How much of it may be lost against the float model."""
+    reference_agreement: Share | None = None
+    reference_sqnr_db: NotNegative | None = None
+    """Compared with the quantized model on the CPU: the error that the chip adds to the quantization
+    error."""
+
+    @property
+    def placeholder(self) -> bool:
+        """Outputs that are all zero would pass."""
+        return self.sqnr_db == 0
+
+
+THRESHOLD_NAMES = {
+    name: f"{'most' if name.startswith('max_') else 'least'}.{name}" for name in Thresholds.model_fields
+}
+"""In a file of accepted results, by figure."""
+
+
 CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 

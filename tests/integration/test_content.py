@@ -18,7 +18,7 @@ from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.suite import programs_of
 from ci.outcome import Result
-from ci.suite.accepted import Baseline
+from ci.suite.stage import packages_of
 from ci.work import sharing_templates
 from provisioning.base.settings import Selection
 from tests.support.lowering import QNN
@@ -101,7 +101,7 @@ class World:
             qnn=self.qnn,
             work=WorkOptions(jobs=1, why=True),
             logs=self.folder / "logs",
-            baselines={suite: Baseline(self.folder / "baseline.json")},
+            packages=packages_of(programs, self.store),
             refused={},
         )
         results = compile_programs(plan)

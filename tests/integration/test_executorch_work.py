@@ -30,8 +30,8 @@ from ci.lanes.executorch.orders import ran_in
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.outcome import Result
 from ci.runner import Runner
-from ci.suite.accepted import Baseline
 from ci.suite.accuracy import TensorFile
+from ci.suite.stage import packages_of
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
@@ -80,7 +80,7 @@ def plan_of(
         qnn=qnn,
         work=work,
         logs=folder / "logs",
-        baselines={program.suite: Baseline(folder / "baseline.json") for program in programs},
+        packages=packages_of(programs, folder / "store"),
         refused={},
     )
 

@@ -18,9 +18,9 @@ from ci.suite.stage import (
     Plan,
     Verdict,
     accepted,
-    baselines_of,
     chosen,
     finish,
+    packages_of,
     report,
     run_cached_step,
     show_list,
@@ -73,8 +73,8 @@ def compiling(plan: ToyPlan, goes_wrong: Mapping[str, object] | None = None) -> 
 
 
 def plan_of(programs: Sequence[ToyProgram], selection: Selection, work: WorkOptions) -> ToyPlan:
-    baselines = baselines_of(programs, selection.profile)
-    return ToyPlan(tuple(programs), selection, work, selection.reports / "toy", baselines)
+    packages = packages_of(programs, selection.store)
+    return ToyPlan(tuple(programs), selection, work, selection.reports / "toy", packages)
 
 
 def measured_of(plan: ToyPlan, results: Mapping[str, Result]) -> MeasuredValues:

@@ -40,7 +40,7 @@ from ci.suite.findings import (
     placeholder,
 )
 from ci.suite.precision import has_16_bit_activations
-from ci.suite.programs import Thresholds
+from ci.suite.suite_file import Thresholds
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.units import EXACT_DB, decibels

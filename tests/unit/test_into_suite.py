@@ -14,7 +14,7 @@ from ci.models.user_model import UserModel, user_model
 from ci.one_model.into_suite import Addition, factory_in, suite_with
 from ci.one_model.product import Product
 from ci.suite.options import stage_options
-from ci.suite.programs import Thresholds
+from ci.suite.suite_file import Thresholds
 from provisioning.base.command_line import parsed
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 from provisioning.base.settings import ROOT

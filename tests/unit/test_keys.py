@@ -33,8 +33,9 @@ from ci.plain import as_json, read
 from ci.results import CachedResults
 from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
-from ci.suite.programs import NO_SUITE, Program, ProgramOrder, TaskMetric, Thresholds
+from ci.suite.programs import NO_SUITE, Program, ProgramOrder, TaskMetric
 from ci.suite.stage import Plan
+from ci.suite.suite_file import Thresholds
 from provisioning.base.settings import Selection
 from tests.support.lowering import QNN, compiled_as, make_program
 from tests.support.onnx_suites import write_suite

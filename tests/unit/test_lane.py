@@ -20,8 +20,9 @@ from ci.one_model.model import ModelLane, OneModel
 from ci.one_model.product import History, Product, each_product
 from ci.outcome import Result
 from ci.suite.options import Accept, Choice, StageOptions
-from ci.suite.programs import NO_SUITE, Thresholds
+from ci.suite.programs import NO_SUITE
 from ci.suite.stage import run_cached_step
+from ci.suite.suite_file import Thresholds
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import Selection

@@ -27,7 +27,7 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import PYTORCH, OneModel
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
-from ci.suite.accepted import Baseline, Recorded, load_tolerances
+from ci.suite.accepted import Recorded, load_tolerances
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
 from provisioning.base.settings import Selection
@@ -178,15 +178,10 @@ class TestArtifact:
         assert unread.rule == "artifact-readable"
 
 
-def _baseline(name: str, agreed: Recorded | None) -> Baseline:
-    return Baseline(Path("baseline.json"), programs={name: agreed} if agreed else {})
-
-
 class TestCost:
     def _rules(self, tmp_path: Path, agreed: Recorded | None, **facts: Any) -> dict[str, Severity]:
-        program = make_program(tmp_path / "suite")
-        baseline = _baseline(program.name, agreed)
-        findings = cost(program, _compiled(tmp_path, **facts), BUILD_ID, baseline, TOLERANCES, tmp_path)
+        program = replace(make_program(tmp_path / "suite"), recorded=agreed)
+        findings = cost(program, _compiled(tmp_path, **facts), BUILD_ID, TOLERANCES, tmp_path)
         return {finding.rule: finding.severity for finding in findings}
 
     @property
@@ -202,9 +197,9 @@ class TestCost:
 
     def test_a_larger_program_is_an_error(self, tmp_path: Path) -> None:
         small = self.agreed.model_copy(update={"pte_bytes": 10})
-        made = make_program(tmp_path / "suite")
+        made = replace(make_program(tmp_path / "suite"), recorded=small)
         compiled = _compiled(tmp_path, program() + bytes(20_000))
-        findings = cost(made, compiled, BUILD_ID, _baseline(made.name, small), TOLERANCES, tmp_path)
+        findings = cost(made, compiled, BUILD_ID, TOLERANCES, tmp_path)
         assert [finding.rule for finding in findings] == ["cost-pte-bytes"]
 
     def test_no_baseline_is_reported(self, tmp_path: Path) -> None:
@@ -219,10 +214,9 @@ class TestWhole:
 
     def plan(self, program: ExecutorchProgram, folder: Path) -> ExecutorchPlan:
         selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
-        baselines = {program.suite: Baseline(folder / "baseline.json")}
         more: dict[str, Any] = {"environment": {}, "sdk": folder, "refused": {}}
         work, qnn = WorkOptions(), {"build_id": BUILD_ID}
-        return ExecutorchPlan((program,), selection, work, folder, baselines, qnn=qnn, **more)
+        return ExecutorchPlan((program,), selection, work, folder, {}, qnn=qnn, **more)
 
     @pytest.mark.parametrize(
         ("content", "facts", "rules"),

@@ -17,7 +17,7 @@ from ci.lanes.onnx.findings import (
 from ci.lanes.onnx.records import Accuracy
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.outcome import Failure, Result
-from ci.suite.accepted import Baseline, Recorded, load_tolerances
+from ci.suite.accepted import Recorded, load_tolerances
 from provisioning.base.findings import Severity
 from tests.support.onnx_suites import (
     QUANTIZED,
@@ -97,9 +97,8 @@ class TestChanged:
 
     def found(self, folder: Path, agreed: Recorded, result: Any) -> list[tuple[str, Severity, str]]:
         text = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        program = programs_of(write_suite(folder, text))[0]
-        baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed})
-        findings = list(changed(program, result, baseline, 1.0))
+        program = replace(programs_of(write_suite(folder, text))[0], recorded=agreed)
+        findings = list(changed(program, result, 1.0))
         assert all("--accept" in finding.fix for finding in findings)
         return [(finding.rule, finding.severity, finding.message) for finding in findings]
 
@@ -175,8 +174,7 @@ class TestCost:
     tolerances = load_tolerances()
 
     def rules(self, program: OnnxProgram, agreed: Recorded | None, **changes: Any) -> dict[str, Severity]:
-        baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed} if agreed else {})
-        findings = cost(program, compiled(facts(**changes)), baseline, self.tolerances)
+        findings = cost(replace(program, recorded=agreed), compiled(facts(**changes)), self.tolerances)
         return {finding.rule: finding.severity for finding in findings}
 
     @property

@@ -12,8 +12,9 @@ import pytest
 from ci.lanes.executorch.suite import SHIPPED, ExecutorchProgram, all_programs, choose, programs_of
 from ci.lanes.onnx.suite import SHIPPED as ONNX
 from ci.lanes.onnx.suite import programs_of as programs_of_onnx
-from ci.suite.accepted import accepted_figures, derived, load_baseline, load_tolerances
+from ci.suite.accepted import derived, load_baseline, load_tolerances
 from ci.suite.precision import SCHEMES
+from ci.suite.stage import accepted_figures
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.known_faults import load_fixes

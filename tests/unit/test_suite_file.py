@@ -11,8 +11,8 @@ from ci.gate.table import gate_table
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.onnx.suite import SUITES as ONNX
+from ci.suite.accepted import load_baseline
 from ci.suite.programs import Suites
-from ci.suite.stage import baselines_of
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.errors import ManifestError, UsageError
 
@@ -123,15 +123,14 @@ class TestOneFile:
     def test_programs_with_one_name_have_each_their_lanes_accepted_values(self, tmp_path: Path) -> None:
         path = written(tmp_path)
         for suites, size in ((EXECUTORCH, 1), (ONNX, 2)):
-            (baseline,) = baselines_of(suites.programs_of(path), "wheels").values()
             values = {"build_id": "v1", "ddr_read": size}
             thresholds = {"net/8a8w": {"least.top1": size / 4}}
+            baseline = load_baseline(path, "wheels", suites.lane)
             baseline.rewritten({"net/8a8w/SM8650": values}, thresholds, {"net/8a8w"})
         for suites, size in ((EXECUTORCH, 1), (ONNX, 2)):
-            (baseline,) = baselines_of(suites.programs_of(path), "wheels").values()
-            recorded = baseline.of("net/8a8w/SM8650")
-            assert recorded and recorded.ddr_read == size
-            assert suites.programs_of(path)[0].accepted.top1 == size / 4
+            program = suites.programs_of(path)[0]
+            assert program.recorded and program.recorded.ddr_read == size
+            assert program.accepted.top1 == size / 4
 
 
 class TestGate:

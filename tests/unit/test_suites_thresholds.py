@@ -14,17 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.lanes.executorch.suite import programs_of
-from ci.suite.accepted import (
-    Baseline,
-    accepted_figures,
-    derived,
-    low_figures,
-    threshold_values,
-    thresholds_of,
-)
+from ci.suite.accepted import Baseline, accepted_thresholds, derived, low_figures, threshold_values
 from ci.suite.accuracy import missed, rounded
-from ci.suite.programs import Thresholds, accepted_thresholds
-from ci.suite.suite_file import accepted_path
+from ci.suite.stage import accepted_figures, thresholds_of
+from ci.suite.suite_file import Thresholds, accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 
 FIGURES = {

@@ -17,8 +17,7 @@ from ci.lanes.onnx.suite import FORM
 from ci.models.wheels import PinnedWheel, located, variables
 from ci.suite.accepted import derived
 from ci.suite.accuracy import Pair, missed, side_by_side
-from ci.suite.programs import Thresholds
-from ci.suite.suite_file import SuiteFile, parse_suite
+from ci.suite.suite_file import SuiteFile, Thresholds, parse_suite
 from lab.models import trained
 from provisioning.base.errors import IntegrityError, UsageError
 from tests.support.onnx_suites import order_of

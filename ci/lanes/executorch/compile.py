@@ -33,8 +33,8 @@ from ci.results import CachedResults, Key
 from ci.suite.installed import host_libraries, ready_environment
 from ci.suite.stage import (
     Plan,
-    baselines_of,
     export_log,
+    packages_of,
     run_cached_step,
 )
 from ci.work import ChildTask, Home
@@ -106,7 +106,7 @@ def plan_of(
         qnn=qnn,
         work=work,
         logs=Path(selection.reports).absolute() / name,
-        baselines=baselines_of(programs, selection.profile),
+        packages=packages_of(programs, selection.store),
         refused=dict(refusals(programs, sdk, qnn[BUILD_ID])),
     )
 
@@ -174,7 +174,7 @@ def worker_step(
         key=key,
         export=partial(_export, plan),
         export_key=_export_key,
-        cost=partial(_cost, plan),
+        cost=_cost,
         line=line,
         **more,
     )
@@ -225,8 +225,8 @@ def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:
     return exported.rows
 
 
-def _cost(plan: ExecutorchPlan, program: ExecutorchProgram) -> Job:
-    recorded = plan.baseline(program).of(program.name)
+def _cost(program: ExecutorchProgram) -> Job:
+    recorded = program.recorded
     seconds = recorded.cpu_seconds if recorded and recorded.cpu_seconds else UNKNOWN_SECONDS
     megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
     return Job(program.name, seconds, megabytes << 20)

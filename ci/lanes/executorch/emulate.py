@@ -62,7 +62,7 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         return as_json(RunRequest(runner.order, str(folder / PROGRAM), str(folder), asked(program)))
 
     def cost(program: ExecutorchProgram) -> Job:
-        recorded = plan.baseline(program).of(program.name)
+        recorded = program.recorded
         return Job(program.name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
 
     return Step(

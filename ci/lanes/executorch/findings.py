@@ -26,7 +26,7 @@ from ci.operators.conditions import Traits
 from ci.operators.faults import Met, faults_in, versions_of
 from ci.operators.partition import CpuOperator
 from ci.outcome import Failure, Result
-from ci.suite.accepted import Baseline, Tolerances, growth, load_tolerances
+from ci.suite.accepted import Tolerances, growth, load_tolerances
 from ci.suite.accuracy import against_nearest, missed
 from ci.suite.findings import (
     BEYOND_FIX,
@@ -255,12 +255,7 @@ def costs_of(compiled: Result) -> dict[str, float]:
 
 
 def cost(
-    program: ExecutorchProgram,
-    compiled: Result,
-    build_id: str,
-    baseline: Baseline,
-    tolerances: Tolerances,
-    log: Path,
+    program: ExecutorchProgram, compiled: Result, build_id: str, tolerances: Tolerances, log: Path
 ) -> Iterator[Finding]:
     record = compiled_in(compiled)
     if not has_all_costs(program, compiled):
@@ -272,7 +267,7 @@ def cost(
             f"read {log}",
         )
     again = SUITES.repeat(program, "test_lowering").plus("--accept")
-    yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)
+    yield from growth(program.name, costs_of(compiled), build_id, program.recorded, tolerances, again)
 
 
 def accuracy_in_torch(program: ExecutorchProgram, figures: Mapping[str, float]) -> Iterator[Finding]:
@@ -306,7 +301,7 @@ def of_compiled(
     yield from factory_notes(program, record.notes, SUITES.repeat(program, LOWERING))
     yield from artifact(program, result, build_id)
     log = plan.logs / f"{program.name}.log"
-    yield from cost(program, result, build_id, plan.baseline(program), load_tolerances(), log)
+    yield from cost(program, result, build_id, load_tolerances(), log)
 
 
 def of_run(

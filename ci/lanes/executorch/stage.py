@@ -40,7 +40,6 @@ from ci.suite.stage import (
     Results,
     Verdict,
     accepted,
-    baselines_of,
     chosen,
     finish,
     of_program,
@@ -75,15 +74,14 @@ def run_lowering(options: StageOptions) -> int:
 
 
 def chosen_programs(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
-    return chosen(SUITES, choice, selection, lambda every: jobs_of(every, selection.profile))
+    return chosen(SUITES, choice, selection, jobs_of)
 
 
-def jobs_of(programs: Sequence[ExecutorchProgram], profile: str) -> dict[str, Job]:
+def jobs_of(programs: Sequence[ExecutorchProgram]) -> dict[str, Job]:
     """By program, for shards."""
-    baselines = baselines_of(programs, profile)
     jobs = {}
     for program in programs:
-        recorded = baselines[program.suite].of(program.name) or Recorded()
+        recorded = program.recorded or Recorded()
         seconds = (recorded.cpu_seconds or UNKNOWN_SECONDS) + (recorded.run_seconds or 1.0)
         jobs[program.name] = Job(program.name, seconds)
     return jobs
@@ -108,7 +106,7 @@ def _row_of_compiled(
         "cpu_operators": len(record.left),
         "partition": [as_json(part) for part in record.partition],
         "costs": dict(costs_of(result)),
-        **beside(costs_of(result), plan.build_id, plan.baseline(program).of(program.name)),
+        **beside(costs_of(result), plan.build_id, program.recorded),
     }
 
 
@@ -182,7 +180,7 @@ def _row_of_run(
     }
     if figures is None:
         return shown
-    lowered, result, agreed = results[COMPILED], results[RAN], plan.baseline(program).of(program.name)
+    lowered, result, agreed = results[COMPILED], results[RAN], program.recorded
     record = ran_in(result)
     return shown | {
         "sha256": hash_file(program_file(lowered)),

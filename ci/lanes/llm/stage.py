@@ -37,7 +37,7 @@ from ci.suite.findings import verdict
 from ci.suite.installed import host_libraries, ready_environment, require_packages
 from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import Plan, Verdict, chosen, finish, report, run_cached_step, show_list
+from ci.suite.stage import Plan, Verdict, chosen, finish, packages_of, report, run_cached_step, show_list
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric
@@ -99,7 +99,8 @@ class LlmPlan(Plan):
         lowered = any(program.run.through == EXECUTORCH for program in programs)
         qnn_environment = ready_environment(selection, os.environ) if lowered else None
         logs = selection.reports.absolute() / "llm"
-        return cls(tuple(programs), selection, work, logs, {}, qnn_environment)
+        packages = packages_of(programs, selection.store)
+        return cls(tuple(programs), selection, work, logs, packages, qnn_environment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from ci.lanes.onnx.records import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.outcome import BY_ITSELF, Result, first_line, words_of
 from ci.plain import as_json
-from ci.suite.accepted import COSTS, Baseline, Failed, Recorded, Tolerances, beside, growth
+from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, beside, growth
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.suite.findings import (
     PROVISIONAL,
@@ -140,14 +140,14 @@ def build_id_of(result: Result) -> str:
     return facts_in(result).context.record.build_id
 
 
-def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
+def changed(program: OnnxProgram, result: Result, margin_db: float) -> Iterator[Finding]:
     """Of a case whose every result is recorded: one that is not as the baseline says."""
     if not program.case.recorded or (result.failure and not recorded_failure(program, result)):
         return
     again = SUITES.repeat(program).plus("--accept")
-    agreed = baseline.of(program.name)
+    agreed = program.recorded
     if agreed is None:
-        message = f"{baseline.path.name} has no result of it"
+        message = "no accepted result of it to compare with"
         yield Finding("cost-no-baseline", Severity.WARNING, program.name, message, again)
         return
     now = agreed.model_copy(update=outcome_of(program, result))
@@ -201,9 +201,7 @@ def outcome_of(program: OnnxProgram, result: Result) -> dict[str, object]:
     }
 
 
-def cost(
-    program: OnnxProgram, result: Result, baseline: Baseline, tolerances: Tolerances
-) -> Iterator[Finding]:
+def cost(program: OnnxProgram, result: Result, tolerances: Tolerances) -> Iterator[Finding]:
     if result.failure:
         return
     if facts_in(result).context.ddr is None:
@@ -211,7 +209,9 @@ def cost(
         reads = Fix("read what it prints: {}", SUITES.repeat(program).plus("--no-cache", "--keep"))
         yield Finding("cost-unknown", Severity.ERROR, program.name, message, reads)
     again = SUITES.repeat(program).plus("--accept")
-    yield from growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again)
+    yield from growth(
+        program.name, costs_of(result), build_id_of(result), program.recorded, tolerances, again
+    )
 
 
 def costs_of(result: Result) -> dict[str, float]:
@@ -224,7 +224,7 @@ def costs_of(result: Result) -> dict[str, float]:
     return {name: costs[name] for name in COSTS if name in costs}
 
 
-def row(program: OnnxProgram, result: Result, baseline: Baseline) -> dict[str, Metric]:
+def row(program: OnnxProgram, result: Result) -> dict[str, Metric]:
     context = None if result.failure else facts_in(result).context
     shown: dict[str, Metric] = {
         "precision": program.run.kind,
@@ -239,5 +239,5 @@ def row(program: OnnxProgram, result: Result, baseline: Baseline) -> dict[str, M
         "slices": list(context.near.slices),
         "calibrated_by": facts.used.calibrating,
         "costs": dict(costs),
-        **beside(costs, build_id_of(result), baseline.of(program.name)),
+        **beside(costs, build_id_of(result), program.recorded),
     }

@@ -39,7 +39,7 @@ from ci.models.own_packages import OwnPackages
 from ci.outcome import Failure, Result, line_of
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
-from ci.suite.accepted import COSTS, Baseline, load_tolerances
+from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
 from ci.suite.findings import known_faults, verdict
 from ci.suite.installed import require_packages
@@ -49,10 +49,10 @@ from ci.suite.stage import (
     Plan,
     Verdict,
     accepted,
-    baselines_of,
     chosen,
     export_log,
     finish,
+    packages_of,
     report,
     run_cached_step,
     scores_of,
@@ -114,7 +114,7 @@ class OnnxPlan(Plan):
 
 def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOptions) -> OnnxPlan:
     logs = selection.reports.absolute() / "onnx"
-    return OnnxPlan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
+    return OnnxPlan(tuple(programs), selection, work, logs, packages_of(programs, selection.store))
 
 
 def onnx_step(
@@ -166,7 +166,7 @@ def onnx_step(
 
 def _cost(plan: OnnxPlan, program: OnnxProgram) -> Job:
     size = sum(model_of(other) == model_of(program) for other in plan.programs)
-    seconds = SECONDS_PREPARE / size + _seconds(program, plan.baselines)
+    seconds = SECONDS_PREPARE / size + _seconds(program)
     return Job(program.name, seconds, WORKER_MEMORY)
 
 
@@ -177,7 +177,7 @@ def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, ob
 
 def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step:
     """With `new_baseline` a cached result that is worse than the baseline counts: it becomes the baseline."""
-    passes = partial(passes_suite, plan, new_baseline=new_baseline)
+    passes = partial(passes_suite, new_baseline=new_baseline)
 
     return onnx_step(
         plan,
@@ -206,11 +206,11 @@ def suite_samples(program: OnnxProgram) -> Preparing:
     return Preparing(max(calibrating(program.case, run) for run in program.case.runs))
 
 
-def passes_suite(plan: OnnxPlan, program: OnnxProgram, result: Result, *, new_baseline: bool) -> bool:
+def passes_suite(program: OnnxProgram, result: Result, *, new_baseline: bool) -> bool:
     findings = list(findings_of(program, result))
     if not new_baseline:
         margin_db = load_tolerances().sqnr_margin_db
-        findings += changed(program, result, plan.baseline(program), margin_db)
+        findings += changed(program, result, margin_db)
     return verdict(findings) == "pass"
 
 
@@ -270,12 +270,12 @@ def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str,
     return results
 
 
-def jobs_of(programs: Sequence[OnnxProgram], baselines: Mapping[Path, Baseline]) -> dict[str, Job]:
+def jobs_of(programs: Sequence[OnnxProgram]) -> dict[str, Job]:
     """By program the job of its model, for shards, because a model is exported once."""
     seconds: dict[str, float] = {}
     for program in programs:
         known = seconds.get(program.case_name, SECONDS_PREPARE)
-        seconds[program.case_name] = known + _seconds(program, baselines)
+        seconds[program.case_name] = known + _seconds(program)
     jobs = {name: Job(name, second, WORKER_MEMORY) for name, second in seconds.items()}
     return {program.name: jobs[program.case_name] for program in programs}
 
@@ -285,9 +285,8 @@ def model_of(program: OnnxProgram) -> str:
     return f"{program.suite}:{program.case_name}"
 
 
-def _seconds(program: OnnxProgram, baselines: Mapping[Path, Baseline]) -> float:
-    recorded = baselines[program.suite].of(program.name)
-    return (recorded.cpu_seconds if recorded else None) or SECONDS_PROGRAM
+def _seconds(program: OnnxProgram) -> float:
+    return (program.recorded.cpu_seconds if program.recorded else None) or SECONDS_PROGRAM
 
 
 STAGE, COMPILED = "test_onnx", "onnx"
@@ -304,17 +303,14 @@ def run(options: StageOptions) -> int:
         plan = plan_of(chosen_programs(options.choice, selection), selection, options.work)
         results = compile_programs(plan, new_baseline=accept.values)
         plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
-        verdicts = {
-            program.name: verdict_of(plan, program, results[program.name]) for program in plan.programs
-        }
+        verdicts = {program.name: verdict_of(program, results[program.name]) for program in plan.programs}
         report(stage, SUITES, plan, verdicts, {COMPILED: results})
         _note_of_all(stage, plan, results)
     return finish(stage, selection)
 
 
 def chosen_programs(choice: Choice, selection: Selection) -> list[OnnxProgram]:
-    profile = selection.profile
-    return chosen(SUITES, choice, selection, lambda every: jobs_of(every, baselines_of(every, profile)))
+    return chosen(SUITES, choice, selection, jobs_of)
 
 
 def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues:
@@ -335,15 +331,15 @@ def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues
     return MeasuredValues(figures, recorded)
 
 
-def verdict_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Verdict:
-    return Verdict(_findings_of(plan, program, result), row(program, result, plan.baseline(program)))
+def verdict_of(program: OnnxProgram, result: Result) -> Verdict:
+    return Verdict(_findings_of(program, result), row(program, result))
 
 
-def _findings_of(plan: OnnxPlan, program: OnnxProgram, result: Result) -> Iterator[Finding]:
-    baseline, tolerances = plan.baseline(program), load_tolerances()
+def _findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
+    tolerances = load_tolerances()
     yield from findings_of(program, result)
-    yield from cost(program, result, baseline, tolerances)
-    yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
+    yield from cost(program, result, tolerances)
+    yield from changed(program, result, tolerances.sqnr_margin_db)
 
 
 def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result]) -> None:

@@ -87,8 +87,8 @@ from ci.suite.accuracy import (
 )
 from ci.suite.findings import BEYOND_FIX, below_usual
 from ci.suite.precision import Precision, precision_named
-from ci.suite.programs import Thresholds
 from ci.suite.qnn_provider import installed_build
+from ci.suite.suite_file import Thresholds
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, UsageError
