@@ -72,9 +72,7 @@ def _limits() -> str:
     in_float = accuracy.FLOORS_OF_FLOAT["sqnr_db"]
     of_16_bits = accuracy.FLOORS_OF_16_BITS["reference_sqnr_db"]
     integers = "`agreement`: the share of equal elements of an integer or boolean output, such as `argmax`"
-    variation = (
-        "`variation_sqnr_db`: as `sqnr_db`, after their mean over all samples is subtracted from the outputs"
-    )
+    variation = "`variation_sqnr_db`: the SQNR of the outputs without their mean over all samples"
     mean = f", and more than {accuracy.MEAN_DB:g} dB below `sqnr_db`"
     top1 = "`top1`: the share of rows whose largest value is at the same index"
 
