@@ -42,7 +42,7 @@ VERBS = {
         "upstream",
     ),
     "diagnose": Verb(
-        "ci.inspect.diagnose",
+        "ci.inspect.diagnose_verb",
         "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",
     ),
     "example": Verb(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ci.diagnose.tables import table
+from ci.diagnose.rules import table
 
 TEXT = re.compile(rb"[\t\x20-\x7e]{12,400}")
 WORDS = re.compile(rb"[A-Za-z]{2,} +\S*[A-Za-z%]{2,}")

@@ -260,24 +260,12 @@ _OF_PIP: Sequence[tuple[str, type[ToolkitError], str, str]] = (
     ),
     ("do not match the hashes", IntegrityError, "the index sent other bytes than it names", ""),
     (
-        r"\b(401|403|407)\b|Unauthorized|Forbidden",
+        "",
         UpstreamError,
-        "the package index refused the request",
-        "check the credentials of your index (`pip config list`, ~/.netrc)",
+        "the package index does not give it",
+        "check the index and its credentials (`pip config list`, ~/.netrc), the network and HTTPS_PROXY,"
+        " or name an index that has it in PIP_INDEX_URL",
     ),
-    (
-        r"connection|resolve host|name resolution|timed? ?out|proxy|unreachable|certificate",
-        UpstreamError,
-        "the package index could not be reached",
-        "check the network, HTTPS_PROXY and the index settings (`pip config list`)",
-    ),
-    (
-        "no matching distribution|could not find a version",
-        UpstreamError,
-        "the package index you use does not have this wheel",
-        "ask for it to be mirrored, or name an index that has it in PIP_INDEX_URL",
-    ),
-    ("", UpstreamError, "pip failed", "run the same command again with --debug"),
 )
 """Our words for pip's complaints: pattern, error, message, fix. The first pattern that fits counts."""
 
@@ -441,36 +429,6 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
     return done.stdout.strip()
 
 
-_OF_GIT: Sequence[tuple[str, str, str]] = (
-    (
-        r"couldn't find remote ref",
-        "there is no such tag",
-        "correct url, tag and commit in the manifest",
-    ),
-    (
-        r"returned error: 40[13]",
-        "the server refused the request",
-        "check that your account may read this repository, and set up a git credential helper",
-    ),
-    (
-        r"returned error: 407",
-        "the server refused the request",
-        "put the proxy's user and password into HTTPS_PROXY",
-    ),
-    (
-        r"could not resolve host|unable to access|timed out|connection",
-        "the repository could not be reached",
-        "check the network and HTTPS_PROXY, then run the same command again",
-    ),
-    (
-        r"authentication|could not read username|permission denied|not found|not appear to be",
-        "there is no such repository, or it needs credentials",
-        "correct the manifest's url, or set up a git credential helper",
-    ),
-)
-"""Our words for git's complaints: pattern, message, fix. The first pattern that fits counts."""
-
-
 def _explained_git(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
     text = redact_text(text)
     last_words = " ".join([line.strip() for line in text.splitlines() if line.strip()][-2:])[:300]
@@ -478,8 +436,9 @@ def _explained_git(source: Git, step: str, text: str, folder: Path) -> ToolkitEr
     if "No space left" in text or "Read-only file system" in text or "cannot create" in text:
         fix = "free some space or choose another disk"
         return EnvironmentLacking(f"{folder}: git {step}: {last_words}", fix=fix, output=text)
-    for pattern, message, fix in _OF_GIT:
-        if re.search(pattern, text, re.IGNORECASE):
-            return UpstreamError(f"{where}: {message}: {last_words}", fix=fix, output=text)
     message = f"{where}: git {step} failed: {last_words}"
-    return UpstreamError(message, fix="run the same command again", output=text)
+    fix = (
+        "check the network and HTTPS_PROXY, the manifest's url, tag and commit, and that your account may"
+        " read it (a git credential helper)"
+    )
+    return UpstreamError(message, fix=fix, output=text)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ci.diagnose.tables import Code, code_named
+from ci.diagnose.rules import Code, code_named
 
 REFUSES = "QNN's validation refuses it"
 """What is said of a node that stays on the CPU therefore."""

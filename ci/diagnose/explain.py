@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Protocol
 
-from ci.diagnose.tables import (
+from ci.diagnose.rules import (
     Code,
     FailureRule,
     LogPattern,

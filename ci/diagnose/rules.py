@@ -1,15 +1,20 @@
-"""The rules that findings have: what each means, what to type, and its page."""
+"""The rules of findings (what each means, what to type, its page) and of known failures, who speaks in logs,
+and how programs spell their numbers."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from string import Formatter
+from typing import Any, Protocol, cast
 from urllib.parse import quote
 
+from provisioning.base import toml
 from provisioning.base.commands import Fix, fix_of
 from provisioning.base.settings import MANIFESTS
 
@@ -17,11 +22,11 @@ TABLE = MANIFESTS / "rules.toml"
 OTHERS = {"checks.toml": "docs/checks.md", "parity_checks.toml": "docs/building.md"}
 """Tables that have more than this for each rule and check it themselves; by file the page of their rules."""
 
-RULES = "rules.html"
+RULES_PAGE = "rules.html"
 """The page, in the site that the user named, with an anchor for each rule of a finding, by its name."""
-ERRORS = "errors.html"
+ERRORS_PAGE = "errors.html"
 """The page of failures that `diagnose` knows, likewise."""
-FAULTS = "findings.html"
+FAULTS_PAGE = "findings.html"
 """The page of known faults, likewise."""
 
 
@@ -48,7 +53,6 @@ def rules() -> dict[str, Rule]:
     """The rules of all tables. A name in two of them is an error of their test."""
     from pydantic import Field
 
-    from provisioning.base import toml
     from provisioning.base.documents import Model, load
 
     class Row(Model):
@@ -74,8 +78,258 @@ def rules() -> dict[str, Rule]:
     return found
 
 
-def page_of(name: str, page: str = RULES) -> str:
+def page_of(name: str, page: str = RULES_PAGE) -> str:
     """Where the site that the user named explains a rule or a failure; empty if there is none."""
     site = os.environ.get("QNN_CI_SITE", "").rstrip("/")
     known = re.fullmatch(r"https?://[^\s<>\"'()\[\]]+", site) is not None
     return f"{site}/{page}#{quote(name)}" if known else ""
+
+
+# Known failures
+
+
+MANIFEST = MANIFESTS / "diagnose.toml"
+RULES = MANIFESTS / "diagnose"
+"""A file for each family of programs."""
+QNN = "QNN"
+Number = tuple[str, int]
+"""A number and who counts so; QNN's and FastRPC's are QNN's."""
+BLANK = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])| (?![?*+{])|([\"'`])")
+"""A blank or a quote that stands for itself, not in brackets."""
+
+
+class Rank(IntEnum):
+    """What is told first of what was found."""
+
+    cause = 0
+    follows = 1
+    """It only reports that a step before it failed."""
+    meaning = 2
+    """Of a number, or of a stack."""
+    notice = 3
+    """Often in a log, seldom the cause."""
+    end = 4
+    """How a program ended."""
+    form = 5
+    """Words of many programs."""
+
+
+class TextMatch(Protocol):
+    def start(self, group: int = 0) -> int: ...
+
+    def end(self) -> int: ...
+
+    def groups(self) -> tuple[bytes | None, ...]: ...
+
+
+class LogPattern:
+    """RE2's, which takes linear time on any text; compiled as it is first used. `^` and `$` are those of a
+    line. With `blanks` a blank is any white space, so that a wrapped line matches too, and a quote any quote
+    or none."""
+
+    def __init__(self, *sources: str, any_case: bool = False, blanks: bool = True) -> None:
+        self.source = "|".join(f"(?:{source})" for source in sources) if len(sources) > 1 else sources[0]
+        self._any_case, self._blanks = any_case, blanks
+
+    @cached_property
+    def _compiled(self) -> Any:
+        import re2
+
+        options = re2.Options()
+        options.log_errors = False
+        options.max_mem = 64 << 20
+        # Each byte is a character: text need not be UTF-8.
+        options.encoding = re2.Options.Encoding.LATIN1
+        whole = self.source
+        if self._blanks:
+            whole = BLANK.sub(lambda found: found[1] or (r"\s+" if found[2] is None else "[\"'`]?"), whole)
+        return re2.compile(f"(?{'mi' if self._any_case else 'm'}){whole}".encode(), options)
+
+    def search(self, text: bytes) -> TextMatch | None:
+        return cast("TextMatch | None", self._compiled.search(text))
+
+    def finditer(self, text: bytes) -> Iterator[TextMatch]:
+        return cast("Iterator[TextMatch]", self._compiled.finditer(text))
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRule:
+    """A known failure. What is in a line in which `unless_line` is found does not count. Not shown unless
+    each of `also` is found too, nor if a rule of `unless` is found, as that is nearer the cause. What has
+    `several` causes does not say which of them it is."""
+
+    id: str
+    family: str
+    """The name of its file."""
+    patterns: Sequence[LogPattern]
+    also: Sequence[LogPattern]
+    unless_line: LogPattern | None
+    unless: frozenset[str]
+    rank: Rank
+    several: bool
+    codes: frozenset[Number]
+    cause: str
+    fix: Fix
+    source: str
+    example: str
+
+    @property
+    def decided(self) -> bool:
+        """Whether it names one cause."""
+        return self.rank in (Rank.cause, Rank.notice) and not self.several
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpeaker:
+    """A program that speaks in logs, the nearer to the cause the earlier in the table."""
+
+    name: str
+    pattern: LogPattern
+    collect: Fix
+    """What shows more of its failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How a program spells its numbers. Without `names` they are those of the table of codes; small ones were
+    given without `offset`."""
+
+    of: str
+    pattern: LogPattern
+    offset: int
+    names: dict[int, str]
+
+    def code(self, number: int) -> Code:
+        if not self.names:
+            return code_named(number | self.offset if 0 < number < 0x400 else number)
+        value = number & 0xFFFFFFFF if number < -255 else number
+        return Code(value, self.of, self.names.get(value, ""), general=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A number that a program gave. `name` is empty when only its range is known. What is `general` (errno,
+    exit codes, a status) names no cause."""
+
+    code: int
+    component: str
+    name: str
+    general: bool = False
+
+    @property
+    def number(self) -> Number:
+        return (self.component if self.general else QNN, self.code)
+
+    def __str__(self) -> str:
+        number = f"{self.code:#x}" if self.code >= 1 << 31 else f"{self.code} ({self.code:#x})"
+        return f"{number}: {self.name or 'not in the table'} [{self.component or 'no known component'}]"
+
+
+@dataclass(frozen=True, slots=True)
+class LogTable:
+    """What logs are read by, beside the rules."""
+
+    speakers: Sequence[LogSpeaker]
+    numbers: Sequence[Numbers]
+    trouble: LogPattern
+    """What tells of trouble, if it is not harmless."""
+    harmless: LogPattern
+    """Lines that look like errors and are none."""
+    phrases: LogPattern
+    """Words that count for nothing, such as `0 failed`: the rest of the line does."""
+    codes: dict[int, str]
+    data_types: dict[int, str]
+    ranges: dict[str, tuple[int, int]]
+    english: dict[bytes, bytes]
+    """What programs say in other languages, and its English."""
+
+
+@cache
+def table() -> LogTable:
+    read = toml.loads(MANIFEST.read_text(encoding="utf-8"))
+    return LogTable(
+        [
+            LogSpeaker(row["name"], LogPattern(*row["patterns"]), fix_of(row, "collect"))
+            for row in read["speaker"]
+        ],
+        [
+            Numbers(
+                row["of"], LogPattern(*row["patterns"]), row.get("offset", 0), _numbered(row.get("names", {}))
+            )
+            for row in read["numbers"]
+        ],
+        LogPattern(*read["trouble"], blanks=False),
+        LogPattern(*(source for row in read["harmless"] for source in row["patterns"]), blanks=False),
+        LogPattern(*read["phrases"], blanks=False),
+        _numbered(read["codes"]),
+        _numbered(read["data_types"]),
+        {name: (low, high) for name, (low, high) in read["ranges"].items()},
+        {said.encode(): english.encode() for english, words in read["words"].items() for said in words},
+    )
+
+
+def _numbered(names: dict[str, str]) -> dict[int, str]:
+    return {int(number, 0): name for number, name in names.items()}
+
+
+@cache
+def failure_rules() -> dict[str, FailureRule]:
+    """By id, in the order of the files."""
+    rows = (
+        {"family": path.stem, **row}
+        for path in sorted(RULES.glob("*.toml"))
+        for row in toml.loads(path.read_text(encoding="utf-8"))["rule"]
+    )
+    return {row["id"]: _rule(**row) for row in rows}
+
+
+def _rule(
+    id: str,
+    family: str,
+    cause: str,
+    fix: str,
+    source: str,
+    example: str,
+    patterns: Sequence[str] = (),
+    also: Sequence[str] = (),
+    unless_line: Sequence[str] = (),
+    unless: Sequence[str] = (),
+    rank: str = "cause",
+    codes: Sequence[int | str] = (),
+    commands: Sequence[Sequence[str]] = (),
+    **flags: Any,
+) -> FailureRule:
+    return FailureRule(
+        id,
+        family,
+        [LogPattern(source, any_case=True) for source in patterns],
+        [LogPattern(source, any_case=True) for source in also],
+        LogPattern(*unless_line, any_case=True) if unless_line else None,
+        frozenset(unless),
+        Rank[rank],
+        flags.get("several", False),
+        frozenset(map(_as_number, codes)),
+        cause,
+        Fix(fix, *commands),
+        source,
+        example.strip("\n"),
+    )
+
+
+def _as_number(written: int | str) -> Number:
+    """`1002`, or `Genie -4` of another program than QNN."""
+    if isinstance(written, int):
+        return (QNN, written)
+    of, _, number = written.rpartition(" ")
+    return (of, int(number, 0))
+
+
+def code_named(number: int) -> Code:
+    """Takes FastRPC codes signed, and QNN's 64-bit handles, whose low 16 bits are the code."""
+    known = table()
+    value = number & 0xFFFFFFFF if -(1 << 31) <= number < 0 else number
+    # Of a handle the other bits are a pointer or zero; a small number is only itself.
+    if value > 0xFFFFFFFF:
+        value &= 0xFFFF
+    component = next((name for name, (low, high) in known.ranges.items() if low <= value <= high), "")
+    return Code(value, component, known.codes.get(value, ""))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.artifacts import refusals
 from ci.artifacts.against_sdk import Inside, against
 from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, Dlc, read_dlc, read_model
 from ci.artifacts.formats import TIMES
@@ -22,6 +21,7 @@ from ci.artifacts.program import (
     bytes_of,
     first_bytes,
     read,
+    refuse_torch_file,
 )
 from provisioning.base import answer
 from provisioning.base.command_line import valued
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if kind := package.kind_of(head):
         _refuse_flags(file, kind, args.against, args.extract)
         return _show(file, kind, package.facts(file, kind))
-    refusals.refuse(file)
+    refuse_torch_file(file)
     if head.startswith(DLC_MARK):
         _refuse_flags(file, "DLC", args.against, args.extract)
         return _show(file, "dlc", _dlc(read_dlc(file)))

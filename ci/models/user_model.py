@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from traceback import walk_tb
 
-from ci.artifacts import refusals
+from ci.artifacts.program import as_model, torch_kind_of
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
 
 MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
@@ -89,9 +89,9 @@ def user_model(text: str, folder: Path) -> UserModel:
         return UserModel(_word(path.stem), path.name, path.absolute().parent, path.absolute(), quantized)
     if path.suffix == ".onnx":
         return UserModel(_word(path.stem), "", path.absolute().parent, _file(path, text))
-    if kind := refusals.kind_of(path):
+    if kind := torch_kind_of(path):
         message = f"{text}: expected {MODEL_HELP}, found {kind}"
-        raise UsageError(message, fix=refusals.as_model(kind, Path(text)))
+        raise UsageError(message, fix=as_model(kind, Path(text)))
     fix = EXPORT
     if path.suffix == ".py":
         fix = f"say which function gives the model and its inputs: {text}:FUNCTION"
@@ -135,7 +135,7 @@ def _is_quantized(path: Path) -> bool:
             fix="save or copy it again",
         ) from error
     if not programs:
-        kind = refusals.kind_of(path)
+        kind = torch_kind_of(path)
         message = f"{path}: expected what torch.export.save writes, found {kind or 'another archive'}"
-        raise CheckFailed(message, fix=refusals.as_model(kind, path) if kind else EXPORT)
+        raise CheckFailed(message, fix=as_model(kind, path) if kind else EXPORT)
     return quantized

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ci.diagnose.explain import plain_text
-from ci.diagnose.tables import QNN, RULES, FailureRule, failure_rules, table
+from ci.diagnose.rules import QNN, RULES, FailureRule, failure_rules, table
 from lab.messages import key
 from provisioning.base import toml
 

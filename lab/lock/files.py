@@ -39,8 +39,8 @@ from provisioning.python_environments import (
     wheels_of,
 )
 from provisioning.sources import Wheel
-from provisioning.store import Store, tree_plan
-from provisioning.store.tree_plan import Listed, Lists
+from provisioning.store import Store, inventory
+from provisioning.store.inventory import Listed, Lists
 
 SCHEMA = 1
 INDEX = "index.txt"
@@ -268,13 +268,13 @@ def with_source_keys(path: Path, component: str, part: str, keys: Mapping[str, s
 
 def record_wheels(store: Store) -> None:
     """Record the hash of each file in the profiles' wheels, by which a tree is proved without its wheel."""
-    before = tree_plan.load_lists(tree_plan.LISTS)
+    before = inventory.load_lists(inventory.LISTS)
     lists, absent = _listed([component for _, component in every_component()], store.downloads, before)
     if lists != before:
         data = {"schema": SCHEMA, **lists.model_dump(mode="json", exclude_defaults=True)}
-        replace_text(tree_plan.LISTS, json.dumps(data, indent=1, sort_keys=True) + "\n")
-        tree_plan.load_lists.cache_clear()
-    sys.stdout.write(f"manifests/{tree_plan.LISTS.name}: {'unchanged' if lists == before else 'written'}\n")
+        replace_text(inventory.LISTS, json.dumps(data, indent=1, sort_keys=True) + "\n")
+        inventory.load_lists.cache_clear()
+    sys.stdout.write(f"manifests/{inventory.LISTS.name}: {'unchanged' if lists == before else 'written'}\n")
     for name in absent:
         sys.stdout.write(f"note: the files of {name} are not recorded, because it was never fetched here\n")
 
@@ -310,5 +310,5 @@ def _listed(components: Iterable[Component], downloads: Path, before: Lists) -> 
 def _strangers(components: Iterable[Component]) -> list[str]:
     """Lists of wheels that no profile names any more."""
     known = {part.source.pin for component in components for part in component.parts}
-    strange = sorted(tree_plan.load_lists(tree_plan.LISTS).wheels.keys() - known)
-    return [f"{tree_plan.LISTS.name}: no profile has a wheel of sha256 {pin}" for pin in strange]
+    strange = sorted(inventory.load_lists(inventory.LISTS).wheels.keys() - known)
+    return [f"{inventory.LISTS.name}: no profile has a wheel of sha256 {pin}" for pin in strange]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ci.diagnose.tables import failure_rules
+from ci.diagnose.rules import failure_rules
 from lab.builds import provision
 from lab.builds.table import load_builds
 from lab.messages import messages_in

@@ -42,8 +42,7 @@ from provisioning.base.files import (
 from provisioning.base.progress import SILENT, Progress
 from provisioning.manifest import Component
 from provisioning.store.assembly import Assembly
-from provisioning.store.inventory import Difference
-from provisioning.store.tree_plan import EVERYTHING, targets_in
+from provisioning.store.inventory import EVERYTHING, Difference, targets_in
 from provisioning.store.trees import Tree, Trees, against, claim
 
 __all__ = ["EVERYTHING", "Store", "Tree", "unlocked"]

@@ -13,10 +13,12 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
 from provisioning.components import QNN_SDK, identity_of
 from provisioning.manifest import Component, Part
-from provisioning.store.inventory import Inventory, Item, Origin
-from provisioning.store.tree_plan import (
+from provisioning.store.inventory import (
     READ_ONLY,
     READ_ONLY_EXECUTABLE,
+    Inventory,
+    Item,
+    Origin,
     Placing,
     composed,
     definition_of,

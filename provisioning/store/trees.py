@@ -12,8 +12,17 @@ from pathlib import Path
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import ANOTHER_STORE, replace_text
 from provisioning.manifest import Component, Part
-from provisioning.store.inventory import Difference, Inventory, difference, differences
-from provisioning.store.tree_plan import definition_of, parts_for, pinned_inventory, targets_in, tree_key
+from provisioning.store.inventory import (
+    Difference,
+    Inventory,
+    definition_of,
+    difference,
+    differences,
+    parts_for,
+    pinned_inventory,
+    targets_in,
+    tree_key,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 def _chosen(profile: Profile, named: Sequence[str], targets: Set[str]) -> dict[str, Component]:
     from provisioning.environment import serves
-    from provisioning.store.tree_plan import parts_for, targets_in
+    from provisioning.store.inventory import parts_for, targets_in
 
     every = profile.pins
     for name in named:

@@ -175,7 +175,7 @@ def _of_profiles() -> dict[str, tuple[str, Component]]:
     """The components of profiles, each with a profile that has it, by definition."""
     from provisioning.base.settings import profile_names
     from provisioning.manifest import load_profile
-    from provisioning.store.tree_plan import definition_of
+    from provisioning.store.inventory import definition_of
 
     return {
         definition_of(name, component): (profile, component)

@@ -90,9 +90,7 @@ def test_what_fails_is_reported_without_secrets(
         with pytest.raises(UpstreamError) as caught:
             source().fetch(tmp_path)
     error = caught.value
-    words = {"no wheel": "does not have this wheel", "401": "refused the request", "down": "not be reached"}
-    assert words[refusal] in error.message and FILENAME in error.message
-    assert "ERROR" in error.output
+    assert FILENAME in error.message and "ERROR" in error.output
     assert "TOPSECRET" not in error.message + error.fix + error.output
 
 

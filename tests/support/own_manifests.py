@@ -19,7 +19,7 @@ from provisioning import manifest, python_environments
 from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
-from provisioning.store import tree_plan
+from provisioning.store import inventory
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def own_manifests(folder: Path) -> Iterator[Path]:
     (folder / "profiles").mkdir(parents=True)
     shutil.copy(MANIFESTS / "socs.toml", folder)
     (folder / "environments.toml").touch()
-    caches = manifest.load_profile, tree_plan.load_lists
+    caches = manifest.load_profile, inventory.load_lists
 
     def profiles() -> list[str]:
         return sorted(path.stem for path in (folder / "profiles").glob("*.toml"))
@@ -40,7 +40,7 @@ def own_manifests(folder: Path) -> Iterator[Path]:
             patch.setattr(module, "profile_names", profiles)
         for module in (python_environments, files):
             patch.setattr(module, "LOCKS", folder / "locks")
-        patch.setattr(tree_plan, "LISTS", folder / "wheels.json")
+        patch.setattr(inventory, "LISTS", folder / "wheels.json")
         for cache in caches:
             cache.cache_clear()
         try:

@@ -14,7 +14,7 @@ import pytest
 from ci.device import run_bundle, session
 from ci.device.session import LOCK, Holder, claimed, this_process
 from ci.device.transport import Adb, CommandResult, TimedOut
-from ci.diagnose.tables import failure_rules
+from ci.diagnose.rules import failure_rules
 from ci.gate.supervision import death
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError

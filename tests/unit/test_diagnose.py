@@ -11,7 +11,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.diagnose.explain import of_number, read
-from ci.diagnose.tables import code_named, failure_rules
+from ci.diagnose.rules import code_named, failure_rules
 from provisioning.base.command_line import main
 
 HEALTHY = Path(__file__).with_name("healthy_logs.txt")

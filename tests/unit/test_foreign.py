@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.inspect import diagnose, verb
+from ci.inspect import diagnose_verb, verb
 from ci.report.summary import github_annotations
 from provisioning.base.command_line import show_error
 from provisioning.base.errors import CheckFailed
@@ -74,7 +74,7 @@ def test_what_inspect_prints_of_a_file_is_no_command(
 def test_a_quoted_line_of_a_log_is_no_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "a.log"
     log.write_text("::error::No Snapdragon SOC detected\x1b]0;title\x07 ##[error]x\n")
-    assert run_here(diagnose, log) == 0
+    assert run_here(diagnose_verb, log) == 0
     out = capsys.readouterr().out
     assert "soc-not-detected" in out and steers(out) == []
 

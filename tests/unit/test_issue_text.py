@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.inspect import diagnose
+from ci.inspect import diagnose_verb
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here
@@ -38,13 +38,13 @@ def test_a_bundle_of_reports_is_of_the_stage_that_failed(
         stage.add("lowering-cpu-operator", severity, "net/8a8w/SM8750", f"aten.erf stays in {place}")
         stage.finish().write(folder)
     # A command for one model keeps no log.
-    assert run_here(diagnose, "--bundle", folder) == 0
+    assert run_here(diagnose_verb, "--bundle", folder) == 0
     without_log = capsys.readouterr().out
     assert "| command | qnn-ci test_lowering --soc SM8750 |" in without_log
     assert "lowering-cpu-operator  net/8a8w/SM8750\naten.erf stays in ~/net" in without_log
     (folder / "logs").mkdir()
     (folder / "logs" / "test_lowering.log").write_text("Failed to validate op aten_erf with error 0xc26\n")
-    assert run_here(diagnose, "--bundle", folder) == 0
+    assert run_here(diagnose_verb, "--bundle", folder) == 0
     text = capsys.readouterr().out
     for wanted in (
         "| command | qnn-ci test_lowering --soc SM8750 |",

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from ci.diagnose.rules import ERRORS, FAULTS, RULES, page_of
-from ci.inspect import diagnose
+from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, page_of
+from ci.inspect import diagnose_verb
 from provisioning.base.settings import ROOT
 from tests.support.journeys import Row, differences, journeys, promised
 from tests.support.needs import PACKAGES
@@ -143,13 +143,17 @@ SITE = "https://somebody.example/qnn"
 
 @pytest.mark.parametrize(
     ("name", "page"),
-    [("lowering-cpu-operator", RULES), ("qnn-graph-node-not-added", ERRORS), ("bias-used-twice", FAULTS)],
+    [
+        ("lowering-cpu-operator", RULES_PAGE),
+        ("qnn-graph-node-not-added", ERRORS_PAGE),
+        ("bias-used-twice", FAULTS_PAGE),
+    ],
 )
 def test_each_link_leads_to_an_anchor_of_a_page(
     name: str, page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("QNN_CI_SITE", SITE)
-    assert run_here(diagnose, name) == 0
+    assert run_here(diagnose_verb, name) == 0
     assert f"{SITE}/{page}#{name}" in capsys.readouterr().out
     source = (ROOT / "docs" / page).with_suffix(".md").read_text(encoding="utf-8")
     assert f'<a id="{name}"></a>' in source

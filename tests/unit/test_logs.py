@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.diagnose.tables import failure_rules
-from ci.inspect import diagnose
+from ci.diagnose.rules import failure_rules
+from ci.inspect import diagnose_verb
 from provisioning.base.command_line import main
 from tests.support.image_archives import tar
 
@@ -96,7 +96,7 @@ def test_no_more_than_a_bound_is_unpacked(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(diagnose, "LARGEST", 1 << 20)
+    monkeypatch.setattr(diagnose_verb, "LARGEST", 1 << 20)
     (tmp_path / name).write_bytes(content)
     assert verb(str(tmp_path / name)) == 2
     assert "more than 1 MiB" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.diagnose.tables import failure_rules
+from ci.diagnose.rules import failure_rules
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import toml
 from provisioning.base.command_line import main

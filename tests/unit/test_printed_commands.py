@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS as CI
-from ci.diagnose.rules import rules
-from ci.diagnose.tables import failure_rules, table
+from ci.diagnose.rules import failure_rules, rules, table
 from lab.__main__ import SESSIONS as OF_LABORATORY
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING

@@ -11,8 +11,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.builds.built_files import FIXES
 from ci.child import UNFORESEEN
-from ci.diagnose.rules import OTHERS, TABLE, explained, rules
-from ci.diagnose.tables import failure_rules
+from ci.diagnose.rules import OTHERS, TABLE, explained, failure_rules, rules
 from ci.lanes.executorch import findings
 from ci.lanes.onnx.worker import KINDS
 from ci.suite.accepted import COSTS

@@ -18,7 +18,7 @@ from provisioning.base.errors import EnvironmentLacking, Unlocked
 from provisioning.base.findings import Report
 from provisioning.manifest import Component
 from provisioning.store import Store, Tree
-from provisioning.store.tree_plan import load_lists
+from provisioning.store.inventory import load_lists
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests, write_profile
 from tests.support.sdk_archives import (

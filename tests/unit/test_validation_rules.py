@@ -17,7 +17,7 @@ from provisioning.dist import BuiltFrom, describe, state_of
 from provisioning.environment import Note
 from provisioning.manifest import load_profile, soc_named
 from provisioning.store import Store
-from provisioning.store.tree_plan import definition_of
+from provisioning.store.inventory import definition_of
 from provisioning.validation import Result, State, catalogue, check
 from provisioning.validation.context import ComponentTree, Context
 from provisioning.validation.probe import Answer

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ci.artifacts import refusals
 from ci.artifacts.against_sdk import against
-from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
+from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read, refuse_torch_file
 from ci.child import closed
 from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.lanes.executorch import PROGRAM, QUANTIZED
@@ -434,7 +433,7 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
 def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
     path, selection = Parser.user_folder() / model.typed, model.selection
     require_program(path, model.typed)
-    refusals.refuse(path)
+    refuse_torch_file(path)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
         folder = Path(scratch)
         program, contents = path, read(path)

@@ -19,7 +19,7 @@ from ci.artifacts.compiled_onnx import (
     is_below,
     read_model,
 )
-from ci.artifacts.refusals import record_path, require_recorded
+from ci.artifacts.program import record_path, require_recorded
 from ci.forecast import ModelSize
 from ci.models.inputs import GraphSignature, Tensor, is_fixed
 from ci.plain import as_json, read

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
-from ci.artifacts.refusals import record_path
+from ci.artifacts.program import record_path
 from ci.cached_steps import Step, require_done
 from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.jobs import Line

@@ -14,7 +14,7 @@ import onnx
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.compiler_log import NO_TRAFFIC
-from ci.artifacts.refusals import record_path
+from ci.artifacts.program import record_path
 from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, beyond_in_words, scores_of
 from ci.explain.onnx_graph import NO_PLACE, values_of
 from ci.forecast import QnnEstimates

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ci.diagnose.explain import Diagnosis, Explanation, Readable, diagnosed, of_failure, of_number
-from ci.diagnose.rules import ERRORS, FAULTS, RULES, explained, page_of, rules
+from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, explained, page_of, rules
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, joined, session
@@ -165,8 +165,8 @@ def _of_fault(name: str) -> Explanation | None:
 
 def _page(name: str) -> str:
     if explained(name) is not None:
-        return page_of(name, RULES)
-    return page_of(name, ERRORS if of_failure(name) is not None else FAULTS)
+        return page_of(name, RULES_PAGE)
+    return page_of(name, ERRORS_PAGE if of_failure(name) is not None else FAULTS_PAGE)
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
