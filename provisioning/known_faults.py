@@ -52,7 +52,6 @@ class KnownFix(Model):
     """At which the fault is seen: the proof tries them."""
     bound: float = 1e-5
     """The largest difference that the proof allows, as a share of the largest value."""
-    changes_interface: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,11 +282,6 @@ def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iter
         if error.exit_code != CheckFailed.exit_code:
             raise
         return
-    if rules := _rules_at(rewritten.withheld, cause):
-        words = ", ".join(
-            dict.fromkeys(change.words for change in rewritten.withheld if _is_at(change, cause))
-        )
-        yield _repaired(model, RewriteChoice(rules, interface=True), before, words)
     yield from _rewrites(model, rewritten.made, cause, before)
     precision = written_name(model.precision or "fp16")
     other = None if model.precision_file else EXACT.get(precision)
@@ -321,18 +316,16 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
     return tuple(dict.fromkeys(rule for change in here for rule in change.rules))
 
 
-def _repaired(model: OneModel, choice: RewriteChoice, before: Outcome, words: str = "") -> Candidate:
-    """As the command does it: by the fewest rewrites that help. `words` say what the user changes for it."""
+def _repaired(model: OneModel, choice: RewriteChoice, before: Outcome) -> Candidate:
+    """As the command does it: by the fewest rewrites that help."""
 
     def outcome() -> Outcome | None:
         repair = fewest_of(model, choice, before)
         return repair.after or repair.together
 
     flags = [word for rule in choice.rules or () for word in ("--only", rule)]
-    flags += ["--may-change-interface"] if choice.interface else []
     command = session("repair", *model.words(model.selection.soc), *flags, "-o", "repaired")
-    typed = Fix("{}, as {} does", words, command) if words else command
-    return Candidate(typed, _tried(outcome))
+    return Candidate(command, _tried(outcome))
 
 
 def _of_edit(model: OneModel, edit: Edit) -> Outcome | None:

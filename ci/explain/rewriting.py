@@ -18,8 +18,6 @@ WHOLE_BOUND = 1e-3
 """Of the whole model: what follows a rewrite may enlarge its rounding."""
 HTP_DIMENSIONS = 5
 """Of what HTP permutes."""
-CHANGES_INTERFACE = "it changes the model's inputs: --may-change-interface"
-"""Why a rewrite is withheld that only the user can allow."""
 FLOOR = 1e-3
 """A smaller part of the sample's values is held to that part."""
 
@@ -69,8 +67,6 @@ class RewrittenPlace:
 class RewriteChoice:
     rules: tuple[str, ...] | None = None
     """None: all."""
-    interface: bool = False
-    """Whether the model's inputs may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +84,6 @@ class Rewritten:
     @property
     def made(self) -> list[RewrittenPlace]:
         return [change for change in self.changes if not change.refused]
-
-    @property
-    def withheld(self) -> list[RewrittenPlace]:
-        """Those that change the model's inputs."""
-        return [change for change in self.changes if change.refused == CHANGES_INTERFACE]
 
 
 class NotTheSame(Exception):
@@ -176,8 +167,8 @@ class Repaired(ABC, Generic[Match]):
 def needs_of(
     precision: str, lane: Lane, versions: Mapping[str, str], choice: RewriteChoice = RewriteChoice()
 ) -> list[Need]:
-    """The rewrites that this precision calls for; those that this build does not need, or the user does not
-    allow, are withheld. `versions` are of products, by their names in the table of faults."""
+    """The rewrites that this precision calls for; those that this build does not need are withheld. By the
+    products of `versions`, as the table of faults names them."""
     faults = {fault.id: fault for fault in load_faults()}
     due: dict[str, list[KnownFix]] = {}
     for fix in load_fixes():
@@ -192,12 +183,8 @@ def needs_of(
             due.setdefault(fix.rewrite, []).append(fix)
     needs = []
     for rewrite, fixes in due.items():
-        here = [fix for fix in fixes if _is_here(faults.get(fix.rule), versions)]
-        allowed = [fix for fix in here if choice.interface or not fix.changes_interface]
-        if allowed:
-            needs.append(Need.of(rewrite, allowed))
-        elif here:
-            needs.append(Need.of(rewrite, here, CHANGES_INTERFACE))
+        if here := [fix for fix in fixes if _is_here(faults.get(fix.rule), versions)]:
+            needs.append(Need.of(rewrite, here))
         else:
             words = "; ".join(
                 f"{fault.id} is of {fault.product} {fault.versions}, and this is {versions[fault.product]}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrize
 
-from ci.explain.rewriting import Batch, Need, prove
+from ci.explain.rewriting import Batch, Need, Repaired, prove
 from ci.explain.torch_values import Tensors, values_of
 from ci.models.arrays import Array
-from ci.models.factory import copied
+from ci.models.factory import REMOVED_BY, computed_weights, copied, run_copied
+from ci.models.model_lines import source_of
 
 aten: Any = torch.ops.aten
 ASSERTION = aten._assert_tensor_metadata.default
@@ -27,6 +30,8 @@ BY_SHAPE = (
 KEPT_META = ("stack_trace", "nn_module_stack")
 WRITTEN = "written_"
 """How the constants of rewrites are called."""
+WEIGHTS = "weights-made-constant"
+"""The rewrite of weights that are computed in each run, which an export cannot show."""
 
 
 @dataclass(frozen=True)
@@ -316,3 +321,55 @@ def _settle(module: GraphModule) -> None:
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
+
+
+class RepairedModule(Repaired[NodeMatch]):
+    """A PyTorch model with every rewrite that it needs, each proved on the CPU."""
+
+    def __init__(
+        self, model: torch.nn.Module, samples: Sequence[Tensors], rewrites: Mapping[str, Sequence[Find]]
+    ) -> None:
+        self.samples, self.rewrites = samples, rewrites
+        self.weights = computed_weights(model.requires_grad_(False))
+        super().__init__([_arrays(model, sample) for sample in samples])
+        self.model = Exported(with_constant_weights(model) if self.weights else model, samples)
+
+    def exported(self) -> Any:
+        return torch.export.export(self.model.module, self.samples[0], strict=True)
+
+    def outputs(self) -> list[list[Array]]:
+        return [_arrays(self.model.module, sample) for sample in self.samples]
+
+    def found(self, need: Need) -> Iterator[Sequence[NodeMatch]]:
+        if need.rewrite == WEIGHTS:
+            for name, call in self.weights.items():
+                self.note(replace(need, words=call), (name, "", ""))
+        # The table has rewrites that are another lane's.
+        for find in self.rewrites.get(need.rewrite, ()):
+            if matches := list(find(self.model)):
+                yield matches
+
+    def settle(self) -> None:
+        self.model.settle()
+
+    def place_of(self, node: Node) -> tuple[str, str, str]:
+        return node.name, *source_of(node)
+
+    def put(self, match: NodeMatch, need: Need) -> None:
+        self.model.put(match, self.model.proved(match, need))
+
+
+def _arrays(model: Any, sample: Tensors) -> list[Array]:
+    return [tensor.numpy() for tensor in run_copied(model, sample)]
+
+
+def with_constant_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose weights are those that it would compute."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        for weight in list(module.parametrizations) if parametrize.is_parametrized(module) else ():
+            parametrize.remove_parametrizations(module, weight)
+        for hook in list(module._forward_pre_hooks.values()):
+            if type(hook).__name__ in REMOVED_BY:
+                getattr(torch.nn.utils, REMOVED_BY[type(hook).__name__])(module)
+    return model.requires_grad_(False)

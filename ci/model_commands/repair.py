@@ -8,14 +8,13 @@ from pathlib import Path
 
 from ci.one_model.model import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
 from ci.suite.options import add_work
-from provisioning.base.command_line import repeatable, switch
+from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UnknownName, UsageError
 
 EXAMPLES = """\
   qnn-ci repair net.py:model --soc SM8650 --precision 16a8w -o out/
   qnn-ci repair model.pt2 --precision 8a8w --only bias-used-twice -o out/
   qnn-ci repair model.onnx --precision 16a8w --calibrate samples/ -o out/
-  qnn-ci repair net.py:model --precision 8a8w --may-change-interface -o out/
 """
 
 
@@ -26,7 +25,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--only", "RULE", "what to repair, by the names in manifests/fixes.toml [all]")
-    switch(parser, "--may-change-interface", "also change the types of inputs")
     add_work(parser.add_argument_group("how"), "a step")
 
 
@@ -46,6 +44,6 @@ def run(args: argparse.Namespace) -> int:
         if why := known[rule].none:
             why = Fix(why, *known[rule].commands)
             raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
-    wanted = RewriteChoice(tuple(args.only) or None, args.may_change_interface)
+    wanted = RewriteChoice(tuple(args.only) or None)
     model = replace(model, output=args.output)
     return reported("repair", model, model.named, lambda report: repair_model(model, wanted, report))

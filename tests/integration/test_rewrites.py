@@ -14,14 +14,15 @@ import onnx
 import pytest
 import torch
 
-from ci.explain import onnx_rewrites, torch_repair
+from ci.explain import onnx_rewrites, torch_rewriting
 from ci.explain.onnx_graph import CpuRuntime
 from ci.explain.onnx_rewrites import OnnxMatch, Writer
 from ci.explain.rewriting import Need, NotTheSame, RewriteChoice, needs_of
+from ci.explain.torch_layers import BY_NAME
 from ci.lanes.onnx import provider
 from provisioning.known_faults import load_faults, load_fixes, words_of
 from tests.support.repaired_graphs import TEXTS, model_of, sample_of
-from tests.support.repaired_nets import NETS, Net, counted, weight_normed
+from tests.support.repaired_nets import NETS, Net, weight_normed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -58,8 +59,8 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
     torch.manual_seed(0)
     model, sample = NETS[name][number]()
     with torch.no_grad():
-        repaired = torch_repair.RepairedModule(model.eval(), [sample, sample])
-        matches = [match for find in torch_repair.BY_NAME[name] for match in find(repaired.model)]
+        repaired = torch_rewriting.RepairedModule(model.eval(), [sample, sample], BY_NAME)
+        matches = [match for find in BY_NAME[name] for match in find(repaired.model)]
         assert matches
         for match in matches:
             for spoil in (_larger, _turned):
@@ -71,7 +72,7 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
         assert repaired.changes[0].source.startswith("tests/support/repaired_nets.py:")
         # ExecuTorch does not lower it.
         assert str(repaired.model.module.graph).count("detach_.default") <= own
-        assert not [match for find in torch_repair.BY_NAME[name] for match in find(repaired.model)]
+        assert not [match for find in BY_NAME[name] for match in find(repaired.model)]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,8 @@ def test_what_an_input_is_written_into_is_no_constant(
 
     sample = (torch.rand(1, 4),)
     with torch.no_grad():
-        model = torch_repair.RepairedModule(Net(fills).eval(), [sample, sample]).model
-        found = list(torch_repair.BY_NAME["constants-folded"][0](model))
+        model = torch_rewriting.RepairedModule(Net(fills).eval(), [sample, sample], BY_NAME).model
+        found = list(BY_NAME["constants-folded"][0](model))
     assert not found
 
 
@@ -147,22 +148,10 @@ def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> No
 def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
     with torch.no_grad():
         model, sample = weight_normed()
-        repaired = torch_repair.RepairedModule(model, [sample, sample])
-        repaired.apply([need(torch_repair.WEIGHTS)])
+        repaired = torch_rewriting.RepairedModule(model, [sample, sample], BY_NAME)
+        repaired.apply([need(torch_rewriting.WEIGHTS)])
     assert "remove_parametrizations" in repaired.changes[0].words and repaired.rewritten
     assert "weight_norm" not in repaired.model.module.code
-
-
-@pytest.mark.parametrize(("interface", "kind"), [(False, torch.int32), (True, torch.float32)])
-def test_the_type_of_an_input_changes_only_where_that_is_allowed(interface: bool, kind: torch.dtype) -> None:
-    versions = {"executorch": "1.5.1", "qnn": "2.49.40"}
-    needs = needs_of("8a8w", "executorch", versions, RewriteChoice(("int32-input-quantized",), interface))
-    with torch.no_grad():
-        model, sample = counted()
-        repaired = torch_repair.RepairedModule(model, [sample, sample])
-        repaired.apply(needs)
-        assert repaired.fed(sample)[0].dtype == kind and repaired.rewritten is interface
-        assert repaired.exported().example_inputs[0][0].dtype == kind
 
 
 def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,26 +161,12 @@ def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.Monkey
             weight.mul_(1.01)
         return model
 
-    computed = torch_repair.with_constant_weights
-    monkeypatch.setattr(torch_repair, "with_constant_weights", larger)
+    computed = torch_rewriting.with_constant_weights
+    monkeypatch.setattr(torch_rewriting, "with_constant_weights", larger)
     with torch.no_grad():
         model, sample = weight_normed()
-        repaired = torch_repair.RepairedModule(model, [sample, sample])
-        repaired.apply([need(torch_repair.WEIGHTS)])
-    assert repaired.changes and all(change.refused for change in repaired.changes)
-
-
-@pytest.mark.parametrize("name", torch_repair.INPUTS)
-def test_an_input_of_a_type_that_cannot_hold_its_values_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (old, *_), _ = torch_repair.INPUTS[name]
-    monkeypatch.setitem(torch_repair.INPUTS, name, ((old,), torch.int8))
-    with torch.no_grad():
-        model, _ = counted()
-        sample = (torch.tensor([[3, 130, 250]], dtype=old),)
-        repaired = torch_repair.RepairedModule(model, [sample, sample])
-        repaired.apply([need(name)])
+        repaired = torch_rewriting.RepairedModule(model, [sample, sample], BY_NAME)
+        repaired.apply([need(torch_rewriting.WEIGHTS)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
 
@@ -219,14 +194,14 @@ def test_a_build_without_the_fault_needs_no_rewrite_and_is_told_so() -> None:
     assert not needs_of("fp16", "executorch", {"executorch": "1.5.1", "qnn": "2.49.40"}, asked)
     with torch.no_grad():
         model, sample = NETS["bias-for-each-call"][0]()
-        repaired = torch_repair.RepairedModule(model, [sample, sample])
+        repaired = torch_rewriting.RepairedModule(model, [sample, sample], BY_NAME)
         repaired.apply([replace(need("bias-for-each-call"), withheld="not needed")])
     assert not repaired.rewritten and [change.refused for change in repaired.changes] == ["not needed"]
 
 
 def test_each_row_of_the_table_names_a_rewrite_that_is_there_and_each_fault_has_a_row() -> None:
-    there = {*torch_repair.BY_NAME, *torch_repair.INPUTS, torch_repair.WEIGHTS, *onnx_rewrites.REWRITES}
+    there = {*BY_NAME, torch_rewriting.WEIGHTS, *onnx_rewrites.REWRITES}
     named = {fix.rewrite for fix in load_fixes() if fix.rewrite}
     assert named == there | {onnx_rewrites.FOLDED}
     assert {fault.id for fault in load_faults()} <= {fix.rule for fix in load_fixes()}
-    assert {*NETS, *torch_repair.INPUTS, torch_repair.WEIGHTS, *TEXTS} == named
+    assert {*NETS, torch_rewriting.WEIGHTS, *TEXTS} == named

@@ -217,7 +217,3 @@ def weight_normed() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Net(lambda layer, x: layer(x), nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))), (
         _random(*ROW),
     )
-
-
-def counted() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Net(lambda x: x.float() * 0.5), (torch.arange(6, dtype=torch.int32).reshape(2, 3),)

@@ -25,7 +25,8 @@ from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
 from ci.explain.operator_script import OperatorScript, ScriptRequest, proved
 from ci.explain.torch_graph import TorchGraph
-from ci.explain.torch_repair import RepairedModule
+from ci.explain.torch_layers import BY_NAME
+from ci.explain.torch_rewriting import RepairedModule
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.export import ChipModel, error_of
 from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower, lowered_module
@@ -146,13 +147,13 @@ def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
     if not calibrating and not chip_model.used.given:
         # A quarter of the files is compared: of all that are drawn, as many as here.
         calibrating = chip_model.exported.loaded.drawn_to_calibrate(3 * len(compared))
-    repaired, into = RepairedModule(chip_model.model, compared), request.into
+    repaired, into = RepairedModule(chip_model.model, compared, BY_NAME), request.into
     repaired.apply(request.needs)
     if repaired.rewritten:
         (into / SAMPLES).mkdir(parents=True)
         torch.export.save(repaired.exported(), into / REWRITTEN)
         for number, sample in enumerate(as_files(compared, calibrating)):
-            torch.save(repaired.fed(sample), into / SAMPLES / f"{number:04}.pt")
+            torch.save(sample, into / SAMPLES / f"{number:04}.pt")
     return ModelRewrite(tuple(repaired.changes), len(compared))
 
 
