@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from provisioning.base.commands import Fix, session
 from provisioning.components import QNN_SDK
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
-from provisioning.validation.context import Context
+from provisioning.validation.context import ComponentTree, Context
 from provisioning.validation.probe import Answer
 from provisioning.validation.versions import hiding_packages, tree_of
 
@@ -33,7 +34,7 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
                 "put flatc on PATH, or name it in FLATC_EXECUTABLE" if "flatc" in answer.detail else "",
             )
         if not answer.made_device:
-            yield _refusal(soc, answer, tree.named)
+            yield _refusal(_unopened(context, answer) or soc, soc, answer, tree)
             continue
         held = {build_id for library in context.libraries for build_id in library.build_ids}
         if held and answer.build_id not in held:
@@ -44,26 +45,33 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
             )
 
 
-def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
+_UNOPENED = re.compile(r"Cannot Open QNN library (?:\S*/)?([^\s/,]+)")
+
+
+def _unopened(context: Context, answer: Answer) -> str:
+    """The place of the library that the compiler could not open: other rules may say why."""
+    host = [library for library in context.libraries if library.system == "host"]
+    unopened = _UNOPENED.search(answer.detail)
+    name = unopened[1] if unopened else "libQnnHtp.so" if answer.step == "build id" else ""
+    return f"{host[0].place.rpartition('/')[0]}/{name}" if host and name else ""
+
+
+def _refusal(subject: str, soc: str, answer: Answer, tree: ComponentTree) -> Problem:
     if answer.step == "adaptor":
         return Problem(
-            soc,
+            subject,
             f"executorch in {answer.interpreter} has no working QNN adaptor: {answer.detail}",
             "install executorch's wheel for Linux on x86-64, or build its QNN backend",
         )
     if answer.step == "build id":
         return Problem(
-            soc,
-            f"the compiler cannot load libQnnHtp.so of {sdk}: {answer.detail}",
-            Fix(
-                "restore the SDK's libraries: {}; what else it lacks: {}",
-                ("store", "repair"),
-                ("validate", "--rule", "needed-resolved"),
-            ),
+            subject,
+            f"the compiler cannot load libQnnHtp.so of {tree.named}: {answer.detail}",
+            Fix("restore the SDK's libraries: {}", ("store", "repair")) if tree.origin == "store" else "",
         )
     if answer.step == "soc":
         return Problem(
-            soc, answer.detail, "choose a chip that this executorch knows: manifests/socs.toml lists them"
+            subject, answer.detail, "choose a chip that this executorch knows: manifests/socs.toml lists them"
         )
     if answer.code == _NO_DEVICE:
         return Problem(
@@ -74,4 +82,4 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
         )
     code = f" with {answer.code}" if answer.code is not None else ""
     fix = session("diagnose", str(answer.code)) if answer.code is not None else ""
-    return Problem(soc, f"creating an HTP device failed{code}: {answer.detail}", fix)
+    return Problem(subject, f"creating an HTP device failed{code}: {answer.detail}", fix)

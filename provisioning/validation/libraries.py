@@ -4,7 +4,7 @@ and can be loaded there."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from provisioning import qnn_libraries
@@ -59,7 +59,9 @@ def required_libraries(context: Context) -> Iterator[Problem]:
         held = context.in_directory(directory)
         for names in wanted.libraries:
             if not any(name in held or context.unreadable(f"lib/{directory}/{name}") for name in names):
-                yield Problem(f"lib/{directory}", f"lacks {' or '.join(names)}, which {target} needs", fix)
+                message = f"lacks {' or '.join(names)}, which {target} needs"
+                places = tuple(f"lib/{directory}/{name}" for name in names)
+                yield Problem(f"lib/{directory}", message, fix, also=places)
 
 
 @rule("soc-libraries")
@@ -321,22 +323,34 @@ def needed_resolved(context: Context) -> Iterator[Problem]:
         yield from _on_device(context, system)
     host = {library.path: (library, elf) for library, elf in _readable(context) if library.system == "host"}
     library_path = context.variables.get("LD_LIBRARY_PATH", "") or "(not set)"
-    told: set[tuple[str, str]] = set()
+    needing: dict[str, dict[str, Library]] = {}
     for root, loading in (_loading(context) if host else {}).items():
         opened = [host[path] for path in host if path == root or path in loading.found]
         for name in loading.missing:
-            # Of a library outside the tree, the one that loads it is told.
-            needing = [library for library, elf in opened if name in elf.needed] or [host[root][0]]
-            for library in needing:
-                # Several libraries may load it.
-                if (library.place, name) not in told:
-                    told.add((library.place, name))
-                    message = f"needs {name}, which the loader finds nowhere; LD_LIBRARY_PATH: {library_path}"
-                    yield Problem(library.place, message, severity=_severity(library.name))
+            # Of a library outside the tree, the one that loads it is told. Several libraries may load it.
+            of_name = [library for library, elf in opened if name in elf.needed] or [host[root][0]]
+            needing.setdefault(name, {}).update({library.place: library for library in of_name})
         if loading.failure:
             library = host[root][0]
             message = f"the loader does not take it: {loading.failure}"
             yield Problem(library.place, message, severity=_severity(library.name))
+    searched = f"; LD_LIBRARY_PATH: {library_path}"
+    for name, libraries in needing.items():
+        yield _missing(name, libraries.values(), "the loader finds nowhere", searched)
+
+
+def _missing(name: str, needing: Iterable[Library], where: str, more: str = "", fix: str = "") -> Problem:
+    """One problem for all libraries that need the missing one; a required library comes first."""
+    first, *others = sorted(needing, key=lambda library: _severity(library.name) is not Severity.ERROR)
+    verb = "needs" if len(others) == 1 else "need"
+    number = f"; {plural(len(others), 'other')} {verb} it too" if others else ""
+    return Problem(
+        first.place,
+        f"needs {name}, which {where}{number}{more}",
+        fix,
+        _severity(first.name),
+        tuple(library.place for library in others),
+    )
 
 
 def _severity(name: str) -> Severity:
@@ -349,16 +363,15 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
     beside: dict[Path, set[str]] = {}
     for library, elf in context.readable:
         beside.setdefault(library.path.parent, set()).update({library.name, elf.soname})
+    needing: dict[str, list[Library]] = {}
     for library, elf in context.of_system(system):
         for name in elf.needed:
             if name not in provided and name not in beside[library.path.parent]:
-                yield Problem(
-                    library.place,
-                    f"needs {name}, which is neither beside it nor among what {system} itself provides",
-                    "put the library beside it, or name it in manifests/device_libraries.toml if the device"
-                    " has it",
-                    _severity(library.name),
-                )
+                needing.setdefault(name, []).append(library)
+    fix = "put the library beside it, or name it in manifests/device_libraries.toml if the device has it"
+    where = f"is neither beside it nor among what {system} itself provides"
+    for name, libraries in needing.items():
+        yield _missing(name, libraries, where, fix=fix)
 
 
 @rule("symbol-versions")

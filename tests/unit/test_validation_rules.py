@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from provisioning.base.findings import Severity
+from provisioning.base.findings import Finding, Severity
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, version_in
 from provisioning.dist import BuiltFrom, describe, state_of
 from provisioning.environment import Note
@@ -482,15 +482,18 @@ def test_a_file_of_another_chip_machine_or_build_is_one_error(
     assert result_of("one-build-id", context).findings
 
 
+def errors_of(context: Context) -> list[Finding]:
+    results = check([context], catalogue().values())
+    return [error for result in results for error in result.findings if error.severity is Severity.ERROR]
+
+
 def test_a_library_of_a_build_that_executorch_cannot_drive_is_one_error(tmp_path: Path) -> None:
     content = library("libQnnHtp.so", content=f"{OTHER_BUILD}\0".encode()).encode()
     context = replace(
         placed(HTP, content)(tmp_path),
         answers={SOCS[0]: Answer("backend", build_id=OTHER_BUILD, code=14001)},
     )
-    results = check([context], catalogue().values())
-    errors = [finding.rule for result in results for finding in result.findings]
-    assert errors == ["qnn-build-id"]
+    assert [error.rule for error in errors_of(context)] == ["qnn-build-id"]
 
 
 def test_an_sdk_of_another_release_is_named_once_and_so_is_its_pair_with_executorch(tmp_path: Path) -> None:
@@ -502,6 +505,36 @@ def test_an_sdk_of_another_release_is_named_once_and_so_is_its_pair_with_executo
         ),
         answers={SOCS[0]: Answer("backend", build_id=OTHER_BUILD, code=14001)},
     )
-    results = check([context], catalogue().values())
-    errors = [finding.rule for result in results for finding in result.findings]
-    assert errors == ["qnn-version", "compiler-answers"]
+    assert [error.rule for error in errors_of(context)] == ["qnn-version", "compiler-answers"]
+
+
+def test_a_library_that_all_others_need_is_one_error(tmp_path: Path) -> None:
+    sdk = write_sdk(tmp_path / "sdk")
+    for name in ("libQnnHtp.so", "libQnnSystem.so", "libGenie.so"):
+        library(name, needed=("libc++.so.1",)).write(sdk / "lib" / X86 / name)
+    detail = "ended by signal 6 after: Cannot Open QNN library /sdk/lib/libQnnHtp.so, with error: libc++.so.1"
+    context = replace(context_of(tmp_path), answers={SOCS[0]: Answer("build id", detail=detail)})
+    (error,) = errors_of(context)
+    assert (error.rule, "2 others need it too" in error.message) == ("needed-resolved", True)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "answer", "rule"),
+    [
+        (
+            removed(SYSTEM),
+            Answer("backend", build_id=BUILD, detail="Cannot Open QNN library libQnnSystem.so, with error"),
+            "required-libraries",
+        ),
+        (
+            placed(HTP, library("libQnnHtp.so").encode()[:200]),
+            Answer("build id", detail="it was ended by signal 7"),
+            "elf-readable",
+        ),
+    ],
+)
+def test_a_library_that_is_missing_or_cut_off_is_one_error(
+    arrange: Arrange, answer: Answer, rule: str, tmp_path: Path
+) -> None:
+    context = replace(arrange(tmp_path), answers={SOCS[0]: answer})
+    assert [error.rule for error in errors_of(context)] == [rule]
