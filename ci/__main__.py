@@ -34,10 +34,12 @@ VERBS = {
     ),
     "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and fetch its output"),
     "test_delegate": Verb(
-        "ci.lanes.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator", "executorch"
+        "ci.lanes.upstream.verb:DELEGATE",
+        "run ExecuTorch's own delegate suite on the HTP emulator",
+        "executorch",
     ),
     "test_upstream": Verb(
-        "ci.lanes.upstream.all_verb",
+        "ci.lanes.upstream.verb:ALL",
         "run any of ExecuTorch's own suites on the HTP emulator: operators, passes, models",
         "upstream",
     ),

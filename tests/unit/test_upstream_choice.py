@@ -6,9 +6,9 @@ import argparse
 import shlex
 
 from ci.gate.table import gate_table
-from ci.lanes.upstream import all_verb
 from ci.lanes.upstream.accepted import load_tests
 from ci.lanes.upstream.stage import sample_of
+from ci.lanes.upstream.verb import ALL
 from ci.operators.table import shipped
 from ci.suite.options import matcher
 from lab.operators import tests_verb
@@ -30,7 +30,7 @@ def test_a_sample_is_a_few_tests_and_the_same_where_others_come_or_go() -> None:
 
 def test_nightly_runs_all_that_is_accepted_in_shards_of_an_hour_at_most() -> None:
     parsers = {"test_upstream": argparse.ArgumentParser(), "lab": argparse.ArgumentParser()}
-    all_verb.configure(parsers["test_upstream"])
+    ALL.configure(parsers["test_upstream"])
     tests_verb.configure(parsers["lab"])
     nightly: set[tuple[str, str]] = set()
     tabled: set[tuple[str, str]] = set()

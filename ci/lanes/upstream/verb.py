@@ -1,9 +1,10 @@
-"""`test_delegate`: ExecuTorch's own delegate suite on the HTP emulator; the flags that all suites share."""
+"""`test_delegate` and `test_upstream`: ExecuTorch's own suites on the HTP emulator, with the same flags."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ci.suite.options import Choice, add_accept, add_work, host_selection, work_of
@@ -43,7 +44,40 @@ def options_of(args: argparse.Namespace) -> UpstreamOptions:
     )
 
 
-EXAMPLES = """\
+@dataclass(frozen=True, slots=True)
+class UpstreamStage:
+    EXAMPLES: str
+    name: str
+    suite: str = ""
+    """The one that it runs; empty: those that are named."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        if self.suite:
+            parser.set_defaults(suites=[self.suite])
+        else:
+            words = "one or more of the wheel's suites, such as delegate, rework-op and models [all of them]"
+            parser.add_argument("suites", nargs="*", metavar="SUITE", help=words)
+        add_tests(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ci.lanes.upstream.stage import run_suites
+        from ci.lanes.upstream.suite import upstream_suites
+        from provisioning.base.errors import UnknownName
+        from provisioning.base.stage_run import StageRun
+
+        known = upstream_suites()
+        for name in args.suites:
+            if name not in known:
+                raise UnknownName(f"{name} is no suite", name, known)
+        names = dict.fromkeys(args.suites or known)
+        suites = [known[name].model_copy(update={"command": (self.name,)}) for name in names]
+        options = options_of(args)
+        stage = StageRun(self.name, options.selection.profile, options.selection.target)
+        return run_suites(stage, suites, options, os.environ)
+
+
+DELEGATE = UpstreamStage(
+    """\
   python -m ci test_delegate
   python -m ci test_delegate -k 'conv2d and not quantized' --soc SM8750
   python -m ci test_delegate --sample
@@ -51,19 +85,16 @@ EXAMPLES = """\
   python -m ci test_delegate --list
   python -m ci test_delegate --no-cache --keep
   python -m ci test_delegate --accept
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_tests(parser)
-
-
-def run(args: argparse.Namespace) -> int:
-    from ci.lanes.upstream.stage import run_suites
-    from ci.lanes.upstream.suite import upstream_suites
-    from provisioning.base.stage_run import StageRun
-
-    suite = upstream_suites()["delegate"].model_copy(update={"command": ("test_delegate",)})
-    options = options_of(args)
-    stage = StageRun(suite.stage, options.selection.profile, options.selection.target)
-    return run_suites(stage, [suite], options, os.environ)
+""",
+    "test_delegate",
+    "delegate",
+)
+ALL = UpstreamStage(
+    """\
+  python -m ci test_upstream --sample
+  python -m ci test_upstream rework-op -k 'test_conv1d[8a]'
+  python -m ci test_upstream passes qat --soc SM8750
+  python -m ci test_upstream --list
+""",
+    "test_upstream",
+)
