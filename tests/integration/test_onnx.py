@@ -16,7 +16,7 @@ from onnx import helper
 
 from ci.lanes.onnx import provider, steps
 from ci.lanes.onnx.options import NO_SETTINGS
-from ci.lanes.onnx.records import NOTHING, Preparing
+from ci.lanes.onnx.orders import NOTHING, Preparing
 from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
 from ci.lanes.onnx.stage import request_of
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest

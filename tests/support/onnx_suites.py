@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiler_log import Traffic
-from ci.lanes.onnx.graph import ContextRecord
-from ci.lanes.onnx.records import (
+from ci.lanes.onnx.model_file import ContextRecord
+from ci.lanes.onnx.orders import (
     Accuracy,
     CompiledContext,
     PreparedModel,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.onnx import worker
-from ci.lanes.onnx.records import CONTEXT, CompileOptions
+from ci.lanes.onnx.orders import CONTEXT, CompileOptions
 from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.arrays import save

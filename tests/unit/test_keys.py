@@ -22,7 +22,7 @@ from ci.lanes.llm.stage import LlmPlan, reading
 from ci.lanes.llm.stage import compiling as compiling_checkpoint
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
-from ci.lanes.onnx.records import NOTHING
+from ci.lanes.onnx.orders import NOTHING
 from ci.lanes.onnx.stage import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest

@@ -17,7 +17,7 @@ from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
 from ci.lanes.onnx import product
 from ci.lanes.onnx import stage as onnx_stage
-from ci.lanes.onnx.records import Mixed, QuantizedModel, RunReply
+from ci.lanes.onnx.orders import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.suite import programs_of
 from ci.models.inputs import InputsUsed
 from ci.one_model.output import SCRATCH, keep_origins, require_own, writing_into

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.artifacts.program import record_path
-from ci.lanes.onnx.graph import ContextRecord, read_context, require_fit
+from ci.lanes.onnx.model_file import ContextRecord, read_context, require_fit
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from tests.support.onnx_models import BUILD_ID, context_model

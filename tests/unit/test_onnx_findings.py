@@ -14,7 +14,7 @@ from ci.lanes.onnx.findings import (
     cost,
     findings_of,
 )
-from ci.lanes.onnx.records import Accuracy
+from ci.lanes.onnx.orders import Accuracy
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.outcome import Failure, Result
 from ci.suite.accepted import Recorded, load_tolerances

@@ -16,7 +16,7 @@ import pytest
 from ci import trouble
 from ci.__main__ import VERBS
 from ci.lanes.onnx import stage as onnx_stage
-from ci.lanes.onnx.records import CompiledContext, QuantizedModel
+from ci.lanes.onnx.orders import CompiledContext, QuantizedModel
 from ci.lanes.onnx.suite import programs_of
 from ci.plain import as_json
 from ci.suite.accepted import Recorded, load_baseline

@@ -35,7 +35,7 @@ REASONS = {
     "unit/test_llm.py": PROCESS,
     "unit/test_logs.py": SHORTER,
     "unit/test_onnx_commands.py": PROCESS,
-    "unit/test_onnx_graph.py": PLANTED,
+    "unit/test_onnx_model_file.py": PLANTED,
     "unit/test_onnx_stage.py": PROCESS,
     "unit/test_printed_commands.py": "whether this is a clone is known to the process alone",
     "unit/test_cause.py": "a search for a cause answers at once",

@@ -127,7 +127,7 @@ def suite(tmp_path: Path) -> SuiteFile:
 
 def quantized(folder: Path, operator: str, *constants: str) -> Path:
     """The model of one operator as a run with `repaired` gets it."""
-    from ci.lanes.onnx.records import QuantizedModel
+    from ci.lanes.onnx.orders import QuantizedModel
     from ci.lanes.onnx.samples import CALIBRATION, SAMPLES, ModelFiles
     from ci.lanes.onnx.steps import quantize
     from ci.models.arrays import save

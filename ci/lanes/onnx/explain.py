@@ -13,7 +13,12 @@ from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
 from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.rewriting import RewriteChoice, Rewritten
-from ci.lanes.onnx.graph import REWRITTEN, GraphProblem
+from ci.lanes.onnx.model_file import REWRITTEN, GraphProblem
+from ci.lanes.onnx.orders import (
+    Losses,
+    Mixed,
+    ModelChanges,
+)
 from ci.lanes.onnx.product import (
     answer_in,
     answered,
@@ -21,11 +26,6 @@ from ci.lanes.onnx.product import (
     plan_of_model,
     precision_of,
     program_of,
-)
-from ci.lanes.onnx.records import (
-    Losses,
-    Mixed,
-    ModelChanges,
 )
 from ci.lanes.onnx.stage import chosen_programs, plan_of
 from ci.lanes.onnx.suite import OnnxProgram

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ci.child import UNFORESEEN
 from ci.explain.losses import beyond_in_words
-from ci.lanes.onnx.records import Accuracy, facts_in
+from ci.lanes.onnx.orders import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.outcome import BY_ITSELF, Result, first_line, words_of
 from ci.plain import as_json

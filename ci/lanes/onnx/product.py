@@ -19,7 +19,7 @@ from ci.cached_steps import Step, require_done
 from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.jobs import Line
 from ci.lanes.onnx.findings import causes_of
-from ci.lanes.onnx.graph import (
+from ci.lanes.onnx.model_file import (
     Size,
     fix_dimensions,
     is_context,
@@ -31,7 +31,7 @@ from ci.lanes.onnx.graph import (
     soc_of,
 )
 from ci.lanes.onnx.options import NO_SETTINGS, Settings, parse_assignments, settings_of
-from ci.lanes.onnx.records import (
+from ci.lanes.onnx.orders import (
     CONTEXT,
     DRAWN,
     NOTHING,

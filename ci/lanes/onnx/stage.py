@@ -25,7 +25,7 @@ from ci.lanes.onnx.findings import (
     row,
 )
 from ci.lanes.onnx.options import files_of
-from ci.lanes.onnx.records import (
+from ci.lanes.onnx.orders import (
     NOTHING,
     CompileOptions,
     ExportedModel,

@@ -19,7 +19,7 @@ from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, beyond_in_words,
 from ci.explain.onnx_graph import NO_PLACE, values_of
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.graph import (
+from ci.lanes.onnx.model_file import (
     REWRITTEN,
     ContextRecord,
     NotCompilable,
@@ -37,8 +37,7 @@ from ci.lanes.onnx.graph import (
     size_of,
     source_digest,
 )
-from ci.lanes.onnx.graphs import beyond_half, graph_of, places_of, repair, target_of
-from ci.lanes.onnx.records import (
+from ci.lanes.onnx.orders import (
     CONTEXT,
     MODEL,
     QUANTIZED,
@@ -64,6 +63,7 @@ from ci.lanes.onnx.samples import (
     divided,
     resembling,
 )
+from ci.lanes.onnx.searches import beyond_half, graph_of, places_of, repair, target_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxOrder, calibrating
 from ci.models.arrays import Array, Sample, save
 from ci.models.imports import modules_in

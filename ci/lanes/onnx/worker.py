@@ -20,8 +20,8 @@ from ci.explain.divergence import DivergenceLimits, partial_of
 from ci.explain.losses import ScoreRequest
 from ci.explain.operator_script import ScriptRequest
 from ci.explain.rewriting import RewriteChoice
-from ci.lanes.onnx import graphs, provider, steps
-from ci.lanes.onnx.graph import (
+from ci.lanes.onnx import provider, searches, steps
+from ci.lanes.onnx.model_file import (
     NotCompilable,
     digest_without_metadata,
     load_graph,
@@ -30,8 +30,7 @@ from ci.lanes.onnx.graph import (
     signature_of,
     source_digest,
 )
-from ci.lanes.onnx.provider import NotOnProvider
-from ci.lanes.onnx.records import (
+from ci.lanes.onnx.orders import (
     QUANTIZED,
     Chips,
     CommandAnswer,
@@ -46,6 +45,7 @@ from ci.lanes.onnx.records import (
     QuantizedModel,
     RunReply,
 )
+from ci.lanes.onnx.provider import NotOnProvider
 from ci.lanes.onnx.samples import (
     CALIBRATION,
     EXPECTED,
@@ -182,7 +182,7 @@ def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
     if case.model:
         # Its record names the file.
         rows = {**rows, "source": source_digest(located(case.model, order.search_path))}
-    places = graphs.places_of(model).items()
+    places = searches.places_of(model).items()
     lines = {name: (place.source, place.code) for name, place in places if place.source}
     return ExportedModel(rows=rows, lines=lines, modules=prepared.modules)
 
@@ -250,7 +250,7 @@ def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
 
 
 def _rewritten(order: OnnxOrder, choice: RewriteChoice) -> CommandAnswer:
-    changes = in_part(order, graphs.rewrite, _files(order), choice)
+    changes = in_part(order, searches.rewrite, _files(order), choice)
     return CommandAnswer(prepared=held[0][0], answer=as_json(changes))
 
 
@@ -287,10 +287,10 @@ compiled = _task(_compiled, CompileOptions)
 quantized_file = _task(_quantized_file, FileName)
 rewritten = _task(_rewritten, RewriteChoice)
 mixed = _answering(steps.mixed, Nothing)
-losses = _answering(graphs.losses, Nothing, name=QUANTIZED)
+losses = _answering(searches.losses, Nothing, name=QUANTIZED)
 estimated = _answering(steps.estimate, Chips)
-searched = _answering(graphs.diverge, DivergenceLimits)
-script = _answering(graphs.script, ScriptRequest)
+searched = _answering(searches.diverge, DivergenceLimits)
+script = _answering(searches.script, ScriptRequest)
 scored = _answering(steps.scores, ScoreRequest)
 ran = reporting(_ran, error_of)
 measured = reporting(_measured, error_of_metric)

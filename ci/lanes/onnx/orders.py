@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ci.artifacts.compiler_log import Traffic
 from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import RewrittenPlace
-from ci.lanes.onnx.graph import ContextRecord
+from ci.lanes.onnx.model_file import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
 from ci.operators.partition import CpuOperator

@@ -22,12 +22,12 @@ from ci.explain.onnx_rewrites import RepairedOnnx
 from ci.explain.operator_script import OperatorScript, ScriptRequest, proved
 from ci.explain.rewriting import RewriteChoice, needs_of
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.graph import (
+from ci.lanes.onnx.model_file import (
     REWRITTEN,
     load_graph,
 )
 from ci.lanes.onnx.options import Settings
-from ci.lanes.onnx.records import (
+from ci.lanes.onnx.orders import (
     Losses,
     ModelChanges,
     Nothing,

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.divergence import DivergenceLimits
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.graph import (
+from ci.lanes.onnx.model_file import (
     all_in_float,
     external_files,
     fix_dimensions,
@@ -22,9 +22,9 @@ from ci.lanes.onnx.graph import (
     signature_of,
     simplify_gathers,
 )
-from ci.lanes.onnx.graphs import beyond_half, diverge
 from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.samples import SAMPLES, ModelFiles
+from ci.lanes.onnx.searches import beyond_half, diverge
 from ci.models.arrays import save
 from ci.models.plain_onnx import make_plain
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
