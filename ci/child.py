@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ci import trouble
+from ci import outcome
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
@@ -114,7 +114,7 @@ def logged(answer: Answer, order: Order) -> dict[str, object]:
                 traceback.print_exc()
                 raise
     except Exception as error:
-        if found := trouble.of_error(error, places_of(order)):
+        if found := outcome.of_error(error, places_of(order)):
             return {"trouble": asdict(found)}
         raise
 
@@ -137,8 +137,8 @@ def places_of(order: Mapping[str, object]) -> list[Path]:
 
 def blame(error: BaseException, order: Mapping[str, object]) -> None:
     """Raise InTrouble if the machine is to blame. For workers whose replies have the errors of the work."""
-    if found := trouble.of_error(error, places_of(order)):
-        raise trouble.InTrouble(found) from error
+    if found := outcome.of_error(error, places_of(order)):
+        raise outcome.InTrouble(found) from error
 
 
 UNFORESEEN = "unforeseen"

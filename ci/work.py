@@ -35,8 +35,18 @@ from typing import Any
 
 from ci import child
 from ci.jobs import Job, Line, core_shares, default_slots, longest_first, memory_budget, progress
-from ci.outcome import Refused, WorkerDied, opened_log, tail
-from ci.trouble import Trouble, how_it_ended, of_error, of_places, of_text, of_time
+from ci.outcome import (
+    Refused,
+    Trouble,
+    WorkerDied,
+    how_it_ended,
+    of_error,
+    of_places,
+    of_text,
+    of_time,
+    opened_log,
+    tail,
+)
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT

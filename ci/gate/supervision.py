@@ -162,8 +162,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path) -> Report:
 def death(stage: str, code: int, log: Path, command_line: str, problem: str = "") -> Finding:
     """Why a stage ended without a report, by its exit code and its log."""
     from ci.diagnose.explain import read
-    from ci.outcome import tail
-    from ci.trouble import how_it_ended, of_ending
+    from ci.outcome import how_it_ended, of_ending, tail
 
     text = tail(log, READ)
     found = read(text)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.jobs import Job, Line, failed
 from ci.models.own_packages import NO_PACKAGES, Needs, OwnPackages, installed
-from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of
+from ci.outcome import MACHINE, Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
 from ci.suite.accuracy import METRIC, MetricFigures, below_floor, in_words
@@ -23,7 +23,6 @@ from ci.suite.installed import source_of_executorch
 from ci.suite.options import Accept, Choice, shard_named
 from ci.suite.programs import Program, Suites, with_accepted
 from ci.suite.suite_file import accepted_path
-from ci.trouble import MACHINE
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.accepted_file import Values
 from provisioning.base import rendering

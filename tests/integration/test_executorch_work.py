@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from ci import trouble
+from ci import outcome
 from ci.__main__ import VERBS
 from ci.jobs import WorkOptions
 from ci.lanes.executorch import compile as compiling
@@ -168,7 +168,7 @@ class TestCompiling:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, rule: str, stays: bool
     ) -> None:
         # Other tests run beside this one, and take the processor from what computes.
-        monkeypatch.setattr(trouble, "BUSY", 0.1)
+        monkeypatch.setattr(outcome, "BUSY", 0.1)
         program = make_program(tmp_path / "suite")
         compiled(tmp_path, program)
         fails = program.suite.parent / FAILS

@@ -18,9 +18,9 @@ from tests.support.sources import OURS, names_imported, nodes, our_files, parsed
 FLOORS = (
     {"diagnose"},
     {"artifacts"},
-    {"trouble", "jobs", "digests"},
-    {"child", "plain"},
+    {"jobs", "digests", "plain"},
     {"outcome"},
+    {"child"},
     {"work", "runner", "forecast"},
     {"results"},
     {"cached_steps"},

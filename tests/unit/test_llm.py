@@ -67,9 +67,8 @@ from ci.lanes.llm.verdicts import (
 )
 from ci.lanes.llm.weights import INDEX, require_tensors, shards_of
 from ci.model_commands import run as run_command
-from ci.outcome import Failure, Result
+from ci.outcome import Failure, InTrouble, Result
 from ci.plain import as_json
-from ci.trouble import InTrouble
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import trouble
+from ci import outcome
 from ci.__main__ import VERBS
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.orders import CompiledContext, QuantizedModel
@@ -135,7 +135,7 @@ class TestStage:
         code: int,
     ) -> None:
         # Other tests run beside this one, and take the processor from what computes.
-        monkeypatch.setattr(trouble, "BUSY", 0.05)
+        monkeypatch.setattr(outcome, "BUSY", 0.05)
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.wrong = {"do": "compile_context", "soc": "SM8650", "how": how, "words": words}
         limit = ("--timeout", "2")

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.outcome import Failure
+from ci.outcome import Failure, InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from ci.runner import call_runner
-from ci.trouble import InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 
@@ -110,7 +109,7 @@ def test_time_is_the_works_own_if_it_had_the_processor_for_half_of_it(used: floa
 PROBE = """\
 import sys
 from pathlib import Path
-from ci.trouble import of_error
+from ci.outcome import of_error
 trouble = of_error(RuntimeError("cannot write it"), [Path(sys.argv[1]) / "not there yet"])
 print(trouble.kind if trouble else "", trouble.message if trouble else "")
 """

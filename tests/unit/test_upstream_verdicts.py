@@ -15,8 +15,8 @@ from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, Judge
 from ci.lanes.upstream.adapters import UpstreamComparison, part
 from ci.lanes.upstream.suite import Part, SuiteKeyContext, UpstreamVerdict, reasons_of, upstream_suites
 from ci.lanes.upstream.worker import part_of_report, verdict_of
+from ci.outcome import InTrouble
 from ci.runner import Runner
-from ci.trouble import InTrouble
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ci import child, trouble
+from ci import child, outcome
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.jobs import Job, Line, WorkOptions
 from ci.outcome import Result, WorkerDied
@@ -128,7 +128,7 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:
     # Other tests run beside this one, and take the processor from what computes.
-    monkeypatch.setattr(trouble, "BUSY", 0.05)
+    monkeypatch.setattr(outcome, "BUSY", 0.05)
     log = tmp_path / "0.log"
     request = {"file": str(tmp_path / "numbers"), "busy": busy, "log": str(log)}
     task = ChildTask("task", "tests.support.tasks:hang", request, 1.5, "--limit")

@@ -62,6 +62,7 @@ from ci.operators.partition.failing_operators import (
     Workaround,
     workaround_of,
 )
+from ci.outcome import of_error
 from ci.suite.accuracy import (
     HALF_MOST,
     USUAL_OF_FLOAT_DB,
@@ -72,7 +73,6 @@ from ci.suite.accuracy import (
     least_sqnr_db,
     tie_noise,
 )
-from ci.trouble import of_error
 from provisioning.base.commands import joined
 from provisioning.known_faults import words_of
 

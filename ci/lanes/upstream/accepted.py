@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from ci.diagnose.explain import Explanation, nearest
 from ci.lanes.upstream.suite import UpstreamVerdict, reasons_of
-from ci.outcome import tail, words_of
-from ci.trouble import MACHINE
+from ci.outcome import MACHINE, tail, words_of
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, parse

@@ -28,8 +28,8 @@ from ci.lanes.upstream.suite import (
     UpstreamVerdict,
     upstream_suites,
 )
+from ci.outcome import InTrouble, of_text
 from ci.plain import as_json, read
-from ci.trouble import InTrouble, of_text
 
 SEED = 0
 
