@@ -105,7 +105,7 @@ def _limits_of_language_models() -> str:
     rows = [
         ("figure", "fp16", "16a8w", "8a8w and 16a4w"),
         ("---", "---", "---", "---"),
-        ("top-1 agreement, at least", *(f"{row['first_choice'] * 100:g} %" for row in columns)),
+        ("top-1 agreement, at least", *(f"{row['top1'] * 100:g} %" for row in columns)),
         ("perplexity ratio, at most", *(f"{row['perplexity_ratio']:g}" for row in columns)),
         *(
             (f"{verdicts.WORDS[name]}, at most", *(f"{row[name]:g}" for row in columns))

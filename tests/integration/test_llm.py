@@ -297,7 +297,7 @@ class TestCompile:
         largest = max(sum(path.stat().st_size for path in out.glob(f"{kind}_*.bin")) for kind in KINDS)
         for bytes_loaded, code in ((largest, 0), (largest - 1, 2)):
             monkeypatch.setattr("ci.lanes.llm.genie.EMULATOR_BYTES", bytes_loaded)
-            arguments = [*map(str, check), str(other), "--first-choice", "0.5"]
+            arguments = [*map(str, check), str(other), "--top1", "0.5"]
             assert main("python -m ci", "", {"check": VERBS["check"]}, arguments) == code
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["engine"]["model"]["positional-encoding"]["rope-theta"] = 100

@@ -103,6 +103,6 @@ def test_genies_prefill_and_decode_are_both_held_to_float(tmp_path: Path, wrong:
     for logits in rows:
         logits[list(wrong)] = np.roll(logits[list(wrong)], 1, -1)
     read = genie_windows(shape, Counting(), texts, rows)
-    assert [figures_of(windows)["first_choice"].value for windows in read.values()] == [
+    assert [figures_of(windows)["top1"].value for windows in read.values()] == [
         float(place not in wrong) for place in (0, 1)
     ]

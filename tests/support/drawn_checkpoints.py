@@ -27,7 +27,7 @@ from tests.support.planted_decoders import FAULTS
 
 KEPT = Path(__file__).parents[1] / "unit" / "drawn_checkpoints.jsonl"
 KEPT_FIGURES = (
-    "first_choice",
+    "top1",
     "tied_choice",
     "perplexity_ratio",
     "divergence",

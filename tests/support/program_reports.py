@@ -65,7 +65,7 @@ SPEAKER = "tiny/genie-16a8w/SM8650"
 
 
 def _reading(divergence: float) -> dict[str, Metric]:
-    names = ("first_choice", "perplexity_ratio", "divergence", "divergence_99")
+    names = ("top1", "perplexity_ratio", "divergence", "divergence_99")
     return {name: {"value": divergence, "error": divergence / 10} for name in names}
 
 

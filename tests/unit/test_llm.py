@@ -118,7 +118,7 @@ def read_with(noise: float, size: int = 8) -> list[Window]:
     return windows
 
 
-LIMITS = {"first_choice": 0.9, "perplexity_ratio": 1.1, "divergence": 0.05, "divergence_99": 0.5}
+LIMITS = {"top1": 0.9, "perplexity_ratio": 1.1, "divergence": 0.05, "divergence_99": 0.5}
 
 
 class TestFigures:
@@ -141,9 +141,9 @@ class TestFigures:
         reference = np.tile(np.array([3.0, 2.9, 0.0]), (40, 1))
         found = reference.copy()
         found[:10] = [2.9, 3.0, 0.0]
-        assert figures_of([window_of(found, reference, [0] * 40)] * 2)["first_choice"].value == 0.75
+        assert figures_of([window_of(found, reference, [0] * 40)] * 2)["top1"].value == 0.75
         reference[:, 1] = 3.0
-        assert figures_of([window_of(found, reference, [0] * 40)] * 2)["first_choice"].value == 1
+        assert figures_of([window_of(found, reference, [0] * 40)] * 2)["top1"].value == 1
 
 
 ORDER = CompileOrder(
@@ -759,7 +759,7 @@ def part(number: int, kind: str, htp: float, cpu: float | None = None) -> PartDi
     return PartDistances(number, kind, (number, number), held, on_cpu)
 
 
-GOOD = {"first_choice": 1.0, "perplexity_ratio": 1.0, "divergence": 0.0, "divergence_99": 0.0}
+GOOD = {"top1": 1.0, "perplexity_ratio": 1.0, "divergence": 0.0, "divergence_99": 0.0}
 
 
 PLACES = 127
@@ -769,7 +769,7 @@ PLACES = 127
 def reading(
     divergence: float = 0.0, share: float = 1.0, *, spread: float = 0.0, windows: int = 8
 ) -> list[Window]:
-    """Windows as a worker hands them over: all tokens alike, but for a share of first choices. `spread` is
+    """Windows as a worker hands them over: all tokens alike, but for a share of top-1. `spread` is
     from window to window."""
     others = PLACES - round(share * PLACES)
     return [
@@ -949,15 +949,15 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch) == 0
         half = reading(share=0.5)
         assert self.check(tmp_path, monkeypatch, read=half) == 1
-        assert self.check(tmp_path, monkeypatch, "--first-choice", "0.4", read=half) == 0
+        assert self.check(tmp_path, monkeypatch, "--top1", "0.4", read=half) == 0
         assert self.check(tmp_path, monkeypatch, "--tokens", "4000") == 2
 
-    def test_first_choices_may_change_as_often_as_rounding_alone_changes_them(
+    def test_top1s_may_change_as_often_as_rounding_alone_changes_them(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         swapped = reading(0.01, share=0.89)
         assert self.check(tmp_path, monkeypatch, read=swapped, noise=swapped) == 0
-        assert self.check(tmp_path, monkeypatch, "--first-choice", "0.95", read=swapped, noise=swapped) == 1
+        assert self.check(tmp_path, monkeypatch, "--top1", "0.95", read=swapped, noise=swapped) == 1
         shown = capsys.readouterr().out
         assert "agreement 0.8898" in shown and "at least 0.95" in shown
         # Rounding alone does not explain it.

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="parts: judge each part by itself, and nothing else, and print them all",
     )
     limits = parser.add_argument_group("limits, beside those of the precision")
-    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99"):
+    for name in ("top1", "perplexity-ratio", "divergence", "divergence-99"):
         limits.add_argument(f"--{name}", type=float, metavar="X")
     add_timeout(parser, "the run", LANGUAGE_TIMEOUT)
     group = parser.add_argument_group("where things are")
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     from ci.lanes.llm import commands
 
     limits = {
-        "first_choice": args.first_choice,
+        "top1": args.top1,
         "perplexity_ratio": args.perplexity_ratio,
         "divergence": args.divergence,
         "divergence_99": args.divergence_99,

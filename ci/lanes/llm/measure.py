@@ -108,7 +108,7 @@ def order_figures(order: MeasureOrder) -> Readings:
 
 
 def order_answer(order: AnswerOrder) -> SpokenText:
-    """What the compiled model says after a prompt, by decode: its first choice each time."""
+    """What the compiled model says after a prompt, by decode: its top-1 each time."""
     compiled = order.compiled
     shape = read_architecture(Path(compiled.model))
     reader, began, tokens = reader_of(compiled, shape, "decode"), time.monotonic(), list[int]()

@@ -85,7 +85,7 @@ class Window:
     divergence: Sequence[float]
     """Kullback-Leibler, from float's probabilities."""
     same: Sequence[bool]
-    """Whether our first choice is one of float's."""
+    """Whether our top-1 is one of float's."""
 
 
 Windows = dict[str, list[Window]]

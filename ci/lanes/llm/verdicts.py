@@ -30,7 +30,7 @@ def window_of(logits: Array, reference: Array, following: Sequence[int]) -> Wind
         ours=(-ours[places, following]).tolist(),
         theirs=(-theirs[places, following]).tolist(),
         divergence=(np.exp(theirs) * (theirs - ours)).sum(-1).tolist(),
-        # NaN is no first choice.
+        # NaN is no top-1.
         same=(same & np.isfinite(logits).all(-1)).tolist(),
     )
 
@@ -44,18 +44,18 @@ def _log_softmax(rows: Array) -> Array:
 Places = Mapping[str, Array]
 """The fields of windows, end to end."""
 FIGURES: Mapping[str, Callable[[Places], float]] = {
-    "first_choice": lambda read: float(read["same"].mean()),
+    "top1": lambda read: float(read["same"].mean()),
     "perplexity_ratio": lambda read: float(np.exp((read["ours"] - read["theirs"]).mean())),
     "divergence": lambda read: float(read["divergence"].mean()),
     "divergence_99": lambda read: float(np.quantile(read["divergence"], 0.99)),
 }
 WORDS = {
-    "first_choice": "top-1 agreement",
+    "top1": "top-1 agreement",
     "perplexity_ratio": "perplexity ratio",
     "divergence": "mean KL divergence",
     "divergence_99": "99 % quantile of KL divergence",
 }
-HIGHER_IS_BETTER = frozenset(("first_choice",))
+HIGHER_IS_BETTER = frozenset(("top1",))
 DIVERGENCES = ("divergence", "divergence_99")
 READER_NAMES = {
     "prefill_htp": "prefill on HTP",
@@ -193,9 +193,9 @@ class Bounds:
     def _explained(self, reader: str) -> dict[str, float]:
         """By rounding alone."""
         costs = self.rounding[reader if is_genies(reader) else WINDOWS]
-        swapped = costs["first_choice"]
+        swapped = costs["top1"]
         times = math.sqrt(HALVES) if self.halves else CHIP
-        explained = {"first_choice": 1 - times * (1 - swapped.value) - STANDARD_ERRORS * swapped.error}
+        explained = {"top1": 1 - times * (1 - swapped.value) - STANDARD_ERRORS * swapped.error}
         for name in DIVERGENCES:
             cost = costs[name]
             explained[name] = (
@@ -212,9 +212,9 @@ class Bounds:
 
     @property
     def warning(self) -> str:
-        """What rounding alone costs of the first choices, where that is more than the precision should; or
+        """What rounding alone costs of the top-1 agreement, where that is more than the precision should; or
         nothing."""
-        least, swapped = LIMITS[self.precision]["first_choice"], self.rounding[WINDOWS]["first_choice"]
+        least, swapped = LIMITS[self.precision]["top1"], self.rounding[WINDOWS]["top1"]
         if swapped.value >= least:
             return ""
         return (
