@@ -33,14 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import tempfile
 
-    from ci.image.contents import (
-        PACKAGES_FILE,
-        PackageLock,
-        fetch_packages,
-        load_images,
-        packages_in,
-        render_packages,
-    )
+    from ci.image.contents import PACKAGES_FILE, fetch_packages, load_images, packages_in
     from ci.image.engine import connected
 
     system = load_images().system
@@ -52,12 +45,14 @@ def run(args: argparse.Namespace) -> int:
         base_id = engine.image_id(base) or engine.pull(base)
         with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as folder:
             snapshot = fetch_packages(system.packages, engine, base_id, Path(folder))
-            lock = PackageLock(tuple(packages_in(Path(folder))), snapshot)
+            packages = packages_in(Path(folder))
     # Only now: without the packages of its day a new base would be of no use.
     if args.renew_base:
         pin_base(system)
-    replace_text(PACKAGES_FILE, render_packages(lock))
-    sys.stdout.write(f"manifests/{PACKAGES_FILE.name}: {len(lock.packages)} packages\n")
+    head = "# Written by `nox -s lab -- image_pins` from images.toml; not to be edited."
+    moment = [f"# snapshot: {snapshot}"] if snapshot else []
+    replace_text(PACKAGES_FILE, "\n".join([head, *moment, *packages, ""]))
+    sys.stdout.write(f"manifests/{PACKAGES_FILE.name}: {len(packages)} packages\n")
     return 0
 
 

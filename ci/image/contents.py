@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,14 +24,12 @@ from pydantic import Field, StringConstraints
 
 from ci.image import CACHE
 from ci.image.engine import NO_SPACE, ContainerCommand, Engine, out_of_disk
-from provisioning import licences
 from provisioning.base.commands import captured, quoted, session
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import (
     CheckFailed,
     EnvironmentLacking,
     IntegrityError,
-    LicenceNotAccepted,
     UnknownName,
     UpstreamError,
 )
@@ -41,7 +39,6 @@ from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, HEXAGON_SDK, QNN_SDK
 from provisioning.manifest import Component, Licence, Profile, load_profile
 from provisioning.python_environments import CPU, TORCH, cpu_wheel, lock_path
-from provisioning.sources import Sha256
 
 if TYPE_CHECKING:
     from provisioning.store import Store, Tree
@@ -93,23 +90,6 @@ class Images(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class DebianPackage:
-    """A pinned Debian package."""
-
-    name: str
-    version: str
-    sha256: Sha256
-
-
-@dataclass(frozen=True, slots=True)
-class PackageLock:
-    """The packages that any base may need, and the moment of Debian's archive that has them."""
-
-    packages: tuple[DebianPackage, ...]
-    snapshot: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ImageLayer:
     """A script of docker/ with its arguments, the input that it reads, and what decides that."""
 
@@ -128,7 +108,8 @@ class ImagePlan:
     """The modules of each environment that are compiled in the image."""
     profile: Profile | None
     system: System
-    debian: PackageLock
+    debian: str
+    """The lock of Debian packages that any base may need: lines of NAME VERSION SHA256."""
     locks: Mapping[str, str]
     """Of each environment the text of its lock file, with the builds of torch on record if it has torch."""
     scripts: str
@@ -145,11 +126,6 @@ class ImagePlan:
         return {name: pins[name] for name in COMPONENTS if name in pins}
 
     @property
-    def build_ids(self) -> dict[str, str]:
-        pins = self.profile.pins if self.profile else {}
-        return {name: pin.build_id for name, pin in pins.items() if pin.build_id}
-
-    @property
     def licences(self) -> tuple[Licence, ...]:
         """Licences of its components. The builder of an image may use them; nobody may publish them."""
         return tuple(dict.fromkeys(row.licence for row in self.components.values() if row.licence))
@@ -157,7 +133,7 @@ class ImagePlan:
     @property
     def layers(self) -> tuple[ImageLayer, ...]:
         """In order; images share those that begin alike."""
-        layers = [ImageLayer(("install-packages", "/mnt/packages"), "packages", render_packages(self.debian))]
+        layers = [ImageLayer(("install-packages", "/mnt/packages"), "packages", self.debian)]
         others = tuple(name for name in self.environments if name not in IN_EVERY_IMAGE)
         for names in filter(None, (IN_EVERY_IMAGE, others)):
             texts = [text for name in names for text in (self.locks[name], *self.imports[name])]
@@ -198,7 +174,7 @@ def plan_of(name: str) -> ImagePlan:
         imports={environment: images.imports[environment] for environment in entry.environments},
         profile=load_profile(entry.profile) if entry.profile else None,
         system=images.system,
-        debian=load_packages(),
+        debian=PACKAGES_FILE.read_text(encoding="utf-8"),
         locks={name: text + (torch if has_torch(text) else "") for name, text in locks.items()},
         scripts="".join(path.read_text(encoding="utf-8") for path in scripts),
     )
@@ -207,22 +183,6 @@ def plan_of(name: str) -> ImagePlan:
 def has_torch(lock: str) -> bool:
     """Whether a lock file is for an environment with torch, which it does not pin itself."""
     return re.search(r"^# torch: ", lock, re.MULTILINE) is not None
-
-
-def load_packages() -> PackageLock:
-    """The lines `NAME VERSION SHA256` of the lock of Debian packages. What is no such line pins nothing."""
-    text = PACKAGES_FILE.read_text(encoding="utf-8")
-    snapshot = re.search(r"^# snapshot: (\d{8}T\d{6}Z)$", text, re.MULTILINE)
-    rows = re.findall(r"^(\S+) (\S+) ([0-9a-f]{64})$", text, re.MULTILINE)
-    return PackageLock(tuple(DebianPackage(*row) for row in rows), snapshot[1] if snapshot else "")
-
-
-def render_packages(lock: PackageLock) -> str:
-    head = ["# Written by `nox -s lab -- image_pins` from images.toml; not to be edited."]
-    if lock.snapshot:
-        head.append(f"# snapshot: {lock.snapshot}")
-    packages = sorted(lock.packages, key=lambda row: row.name)
-    return "\n".join([*head, *(f"{row.name} {row.version} {row.sha256}" for row in packages), ""])
 
 
 # Inputs: one folder below build/ has the packages and wheels of all images. The trees are the store's own.
@@ -238,17 +198,9 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
+def trees_of(plan: ImagePlan, store: Store, accepted: Mapping[str, str]) -> Mapping[str, Tree]:
     """The store's trees of the plan's components; missing ones are provisioned if licences are accepted."""
-    if plan.profile is None:
-        return {}
-    if lacking := licences.missing(store.path, plan.components, {}):
-        listed = "; ".join(f"{licence.title} ({licence.url})" for licence in lacking.values())
-        accept = [word for name in lacking for word in (licences.FLAG, name)]
-        raise LicenceNotAccepted(
-            f"the image {plan.name} needs components whose licence was not accepted yet: {listed}",
-            fix=session("provision", "--profile", plan.profile.name, *accept),
-        )
+    store.accept(plan.components, accepted)
     return {
         name: store.provision(name, component, progress=for_stream())
         for name, component in plan.components.items()
@@ -261,35 +213,34 @@ def keep_packages(plan: ImagePlan, engine: Engine, base: str, folder: Path) -> N
     def fetch() -> None:
         say(f"fetching Debian packages with the apt of {base}")
         fetch_packages(plan.system.packages, engine, base, folder, plan.debian)
-        check_packages(plan.debian.packages, packages_in(folder))
+        for package in packages_in(folder):
+            if package not in plan.debian.splitlines():
+                raise IntegrityError(
+                    f"apt's {package} is not in manifests/{PACKAGES_FILE.name}",
+                    fix="build on the pinned base, whose archive has the pinned packages",
+                )
 
-    keep(folder, "\n".join([base, *plan.system.packages, *map(str, plan.debian.packages)]), fetch)
-
-
-def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPackage]) -> None:
-    pins = {package.name: package for package in locked}
-    for package in fetched:
-        if (pin := pins.get(package.name)) != package:
-            expected = f"{pin.version}, {pin.sha256}" if pin else "no package of this name"
-            raise IntegrityError(
-                f"{package.name}: expected {expected}, as manifests/{PACKAGES_FILE.name} has it; "
-                f"apt's is {package.version}, {package.sha256}",
-                fix="build on the pinned base, whose archive has the pinned packages",
-            )
+    keep(folder, "\n".join([base, *plan.system.packages, plan.debian]), fetch)
 
 
-def fetch_packages(
-    names: Sequence[str], engine: Engine, base: str, folder: Path, lock: PackageLock | None = None
-) -> str:
+def fetch_packages(names: Sequence[str], engine: Engine, base: str, folder: Path, lock: str = "") -> str:
     """Download packages with the apt of the base; returns the moment of the archive. With a lock, what the
     base lacks; without one, what any base may lack."""
     environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
-    environment |= {"SNAPSHOT": lock.snapshot} if lock else {"FROM_NOTHING": "yes"}
+    snapshot = re.search(r"^# snapshot: (\d{8}T\d{6}Z)$", lock, re.MULTILINE)
+    environment |= {"SNAPSHOT": snapshot[1] if snapshot else ""} if lock else {"FROM_NOTHING": "yes"}
     inputs = {"/run/fetch-packages": DOCKER / "fetch-packages"}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
         if lock:
             inputs["/run/apt/pins"] = pins = Path(scratch) / "pins"
-            pins.write_text("\n".join(map(_preference, lock.packages)), encoding="utf-8")
+            # For apt: this version, unless the base has a newer one.
+            pins.write_text(
+                "\n".join(
+                    f"Package: {name}\nPin: version {version}\nPin-Priority: 999\n"
+                    for name, version in re.findall(r"^([^#\s]\S*) (\S+) \w+$", lock, re.MULTILINE)
+                ),
+                encoding="utf-8",
+            )
         job = ContainerCommand(
             base,
             ["sh", "/run/fetch-packages", "/packages", *names],
@@ -311,17 +262,12 @@ def fetch_packages(
     return "".join(re.findall(r"^archive of (\d{8}T\d{6}Z)$", done.stdout, re.M)[-1:])
 
 
-def _preference(package: DebianPackage) -> str:
-    """A pin for apt: this version, unless the base has a newer one."""
-    return f"Package: {package.name}\nPin: version {package.version}\nPin-Priority: 999\n"
-
-
-def packages_in(folder: Path) -> list[DebianPackage]:
-    """Every package file of a folder, by its name as apt writes it: NAME_VERSION_ARCH.deb."""
+def packages_in(folder: Path) -> list[str]:
+    """NAME VERSION SHA256 of every package file, by its name as apt writes it: NAME_VERSION_ARCH.deb."""
     packages = []
     for path in sorted(folder.glob("*.deb")):
         name, version, _ = unquote(path.name).split("_")
-        packages.append(DebianPackage(name, version, hash_file(path)))
+        packages.append(f"{name} {version} {hash_file(path)}")
     return packages
 
 
@@ -382,25 +328,17 @@ def _download(what: Sequence[str], folder: Path, system: System) -> None:
 
 
 def keep(folder: Path, request: str, fetch: Callable[[], None]) -> None:
-    """Fill a folder, unless this request filled it and it still has those files, each with a hash that the
-    request names."""
+    """Fill a folder, unless this request filled it and each of its files has a hash that it names."""
     stamp = folder / "request.txt"
-
-    def filled() -> str:
-        return "\n".join([request, *(path.name for path in distributions_in(folder)), ""])
-
-    is_filled = stamp.is_file() and stamp.read_text(encoding="utf-8") == filled()
-    if is_filled and all(hash_file(path) in request for path in distributions_in(folder)):
+    files = [path for path in folder.glob("*") if path.suffix != ".txt"]
+    filled = stamp.is_file() and stamp.read_text(encoding="utf-8") == request
+    if filled and all(hash_file(path) in request for path in files):
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     fetch()
     # Written last, so that an interrupted download is not taken for a whole one.
-    stamp.write_text(filled(), encoding="utf-8")
-
-
-def distributions_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix != ".txt")
+    stamp.write_text(request, encoding="utf-8")
 
 
 # Layers

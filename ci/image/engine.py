@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError, causes
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError
 
 if TYPE_CHECKING:
     import docker
@@ -134,40 +133,33 @@ def connected() -> Iterator[Engine]:
 
     import docker
 
-    try:
-        _knock(os.environ.get("DOCKER_HOST") or DEFAULT_HOST)
-        yield Engine(docker.from_env())
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        raise error_of(error) from error
-
-
-def _knock(host: str) -> None:
-    """Try the socket first: docker's SDK would hide the reason for a refusal and leave the socket open."""
-    if host.startswith("unix://"):
-        try:
-            with socket.socket(socket.AF_UNIX) as tried:
-                tried.connect(host.removeprefix("unix://"))
-        except OSError as error:
-            raise error_of(error) from error
-
-
-def error_of(error: BaseException) -> ToolkitError:
     where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
-    if any(isinstance(cause, PermissionError) for cause in causes(error)):
-        return EnvironmentLacking(
-            f"the container engine runs, but you may not use it ({where}: permission denied)",
-            fix="sudo usermod -aG docker $USER, and log in again",
-        )
-    if any(isinstance(cause, (FileNotFoundError, ConnectionError)) for cause in causes(error)):
-        return EnvironmentLacking(
-            f"no container engine answers at {where}", fix=f"systemctl start docker, or {INSTALL}"
-        )
-    text = str(error)
-    if NO_SPACE in text.lower():
-        return out_of_disk(text)
-    if "Error while fetching server API version" in text:
-        return EnvironmentLacking(f"no container engine answers at {where}: {text}", fix=INSTALL)
-    return CheckFailed(f"the container engine failed: {text}", fix="docker info")
+    # Docker's SDK would leave a socket open.
+    if where.startswith("unix://") and not os.access(where.removeprefix("unix://"), os.W_OK):
+        if os.access(where.removeprefix("unix://"), os.F_OK):
+            raise EnvironmentLacking(
+                f"the container engine runs, but you may not use it ({where}: permission denied)",
+                fix="sudo usermod -aG docker $USER, and log in again",
+            )
+        raise no_engine(where)
+    try:
+        with closing(docker.from_env()) as client:
+            yield Engine(client)
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise error_of(str(error), where) from error
+
+
+def error_of(message: str, where: str) -> ToolkitError:
+    if NO_SPACE in message.lower():
+        return out_of_disk(message)
+    if "Error while fetching server API version" in message:
+        return no_engine(f"{where}: {message}")
+    return CheckFailed(f"the container engine failed: {message}", fix="docker info")
+
+
+def no_engine(where: str) -> EnvironmentLacking:
+    fix = f"systemctl start docker, or {INSTALL}"
+    return EnvironmentLacking(f"no container engine answers at {where}", fix=fix)
 
 
 def out_of_disk(message: str) -> EnvironmentLacking:

@@ -25,7 +25,6 @@ EXAMPLES = """\
   python -m ci shell --image wheels -- python export.py
 """
 
-USER_OF_IMAGES = 1000
 PASSED_ON = ("QNN_CI_SOC", "QNN_CI_REPORTS", "QNN_CI_REQUIREMENTS", "CI", "TERM", "NO_COLOR", "FORCE_COLOR")
 INDEX = {
     f"PIP_{name}": name.lower().replace("_", "-") for name in ("INDEX_URL", "EXTRA_INDEX_URL", "NO_INDEX")
@@ -34,7 +33,7 @@ INDEX = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    valued(parser, "--image", "NAME", "as in `nox -s image -- --list`", required=True)
+    valued(parser, "--image", "NAME", "one that `nox -s image` prints", required=True)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="[--] CMD", help="what to run [bash, interactive]"
     )
@@ -83,38 +82,15 @@ def docker_run(
     uid = int(owner.partition(":")[0])
     argv = ["docker", "run", "--rm", "--init", "--interactive", *(["--tty"] if terminal else [])]
     argv += ["--user", owner, "--read-only", "--tmpfs", "/tmp:exec,mode=1777"]  # noqa: S108
-    argv += mounted(root, root)
-    if not where.is_relative_to(root):
-        argv += mounted(where, where)
+    folders = (root,) if where.is_relative_to(root) else (root, where)
+    argv += [word for folder in folders for word in ("--volume", f"{folder}:{folder}")]
     # One volume for each user, because users may not write each other's files.
     argv += ["--mount", f"type=volume,source=qnn-ci-{uid},target={CACHE}"]
-    if uid not in (0, USER_OF_IMAGES):
-        for name, text in accounts(owner).items():
-            path = root / "build" / "image" / f"{name}-{uid}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            argv += mounted(path, Path("/etc", name), "readonly")
     # By name alone: an index's address may have a password.
     for name in (*PASSED_ON, *INDEX):
         if name in environ:
             argv += ["--env", name]
     return [*argv, "--workdir", str(where), plan.tag, *command]
-
-
-def mounted(source: Path, target: Path, *more: str) -> list[str]:
-    """Docker reads a mount as CSV: a path with a comma needs quotes."""
-    words = ["type=bind", f"source={source}", f"target={target}", *more]
-    return ["--mount", ",".join(f'"{word}"' if "," in word else word for word in words)]
-
-
-def accounts(owner: str) -> dict[str, str]:
-    """/etc/passwd and /etc/group with names for the caller's ids, which many programs look up."""
-    uid, _, gid = owner.partition(":")
-    return {
-        "passwd": f"root:x:0:0:root:/root:/bin/bash\ndev:x:{uid}:{gid}::{CACHE}/home:/bin/bash\n"
-        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-        "group": f"root:x:0:\n{'' if gid == '0' else f'dev:x:{gid}:' + chr(10)}nogroup:x:65534:\n",
-    }
 
 
 def check(plan: ImagePlan, engine: Engine) -> None:

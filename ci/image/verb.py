@@ -6,10 +6,12 @@ import argparse
 import datetime as dt
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.image import CACHE
+from provisioning import licences
 from provisioning.base import units
 from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import Fix, session
@@ -22,20 +24,20 @@ from provisioning.base.stage_run import StageRun
 if TYPE_CHECKING:
     from ci.image.contents import ImagePlan, Order
     from ci.image.engine import Engine
+    from provisioning.store import Tree
 
 EXAMPLES = """\
   nox -s image -- wheels
   nox -s image -- wheels --base my-debian:12
   nox -s image -- base --check-reproducible
   nox -s image -- qnn-2.37-ndk-r26c
-  python -m ci image --list
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the image; --list prints them")
-    switch(parser, "--list", "list the images and stop")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the image; without one, their names")
+    licences.add_flag(parser)
     valued(
         parser,
         "--base",
@@ -49,16 +51,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from filelock import FileLock
 
-    from ci.image.contents import CONTEXT, load_images, plan_of
+    from ci.image.contents import CONTEXT, load_images, plan_of, trees_of
     from ci.image.engine import connected
+    from provisioning.store import Store
 
-    names = load_images().images
-    if args.list:
-        rows = ((name, entry.summary) for name, entry in names.items())
-        sys.stdout.writelines(f"{line}\n" for line in units.aligned(rows))
-        return 0
     if args.name is None:
-        raise UsageError("which image?", fix=Fix("{}, one of: {}", ("image", "NAME"), ", ".join(names)))
+        names = ", ".join(load_images().images)
+        raise UsageError("which image?", fix=Fix("{}, one of: {}", ("image", "NAME"), names))
     plan = plan_of(args.name)
     selection = selection_of(args)
     stage = StageRun("image", plan.profile.name if plan.profile else "", "x86_64-linux")
@@ -67,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         base_id = engine.image_id(base) or engine.pull(base)
         CONTEXT.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{CONTEXT}.lock"):
-            order = _order(plan, engine, base, base_id, selection.store)
+            trees = trees_of(plan, Store(selection.store), licences.named(args.accept))
+            order = _order(plan, engine, base, base_id, trees)
             if args.check_reproducible:
                 _compare(stage, order, engine)
             else:
@@ -75,12 +75,10 @@ def run(args: argparse.Namespace) -> int:
     return stage.close(selection.reports)
 
 
-def _order(plan: ImagePlan, engine: Engine, base: str, base_id: str, store: Path) -> Order:
+def _order(plan: ImagePlan, engine: Engine, base: str, base_id: str, trees: Mapping[str, Tree]) -> Order:
     """What is to be built, with all that it is built from fetched and verified."""
     from ci.image import contents
-    from provisioning.store import Store
 
-    trees = contents.trees_of(plan, Store(store))
     contents.keep_packages(plan, engine, base_id, contents.CONTEXT / contents.PACKAGES)
     for environment in plan.environments:
         contents.keep_wheels(plan, environment, contents.CONTEXT / contents.ENVIRONMENTS / environment)
@@ -102,9 +100,7 @@ def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
         "org.opencontainers.image.base.digest": plan.system.digest if pinned else base_id,
         "qnn-ci.base-id": base_id,
         "qnn-ci.image": plan.name,
-        "qnn-ci.profile": plan.profile.name if plan.profile else "",
         "qnn-ci.manifest": plan.keys(base_id)[-1],
-        "qnn-ci.build-ids": " ".join(f"{name}={value}" for name, value in plan.build_ids.items()),
     }
     if plan.licences:
         names["qnn-ci.not-to-be-published"] = "; ".join(licence.title for licence in plan.licences)

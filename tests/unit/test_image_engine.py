@@ -42,8 +42,7 @@ def test_a_command_runs_as_the_caller_in_the_checkout_and_writes_nothing_to_the_
     assert words[words.index("--user") + 1] == "1234:99"
     assert "--read-only" in words and "--tty" not in words
     assert words[words.index("--workdir") + 1] == str(tmp_path / "docs")
-    checkout = f"type=bind,source={tmp_path},target={tmp_path}"
-    assert [word for word in words if word.startswith("type=bind") and "etc" not in word] == [checkout]
+    assert words.count("--volume") == 1 and f"{tmp_path}:{tmp_path}" in words
     assert "QNN_CI_SOC" in words and "QNN_SDK_ROOT" not in words
     assert words[-2:] == [PLAN.tag, "true"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ci.image import contents as plans
-from ci.image.contents import ImagePlan, PackageLock, plan_of
+from ci.image.contents import ImagePlan, plan_of
 from ci.image.verb import labels
 from lab.image_pins import newest_base, pin_base
 from provisioning.base.errors import UpstreamError
@@ -35,7 +35,7 @@ def other_pin(plan: ImagePlan) -> ImagePlan:
         (other_pin, 3),
         (lambda plan: replace(plan, imports={**plan.imports, "tools": ("rich",)}), 1),
         (lambda plan: replace(plan, locks={**plan.locks, "executorch": "# more"}), 2),
-        (lambda plan: replace(plan, debian=PackageLock(())), 0),
+        (lambda plan: replace(plan, debian=""), 0),
         (lambda plan: replace(plan, scripts="# more"), 0),
         (
             lambda plan: replace(
