@@ -4,14 +4,12 @@ A compiled model's graph consists of EPContext nodes. Each contains a QNN contex
 that does. Field numbers are those of onnx.proto.
 
 A DLC holds QNN graphs before compilation, as libQnnIr.so writes them, or the contexts of several chips. It
-is a zip whose members are stored uncompressed. The writer leaves their checksums zero, so damage shows only
-if a part cannot be read.
+is a zip.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import re
 import struct
 import zipfile
@@ -228,9 +226,6 @@ def arch_and_soc(note: str) -> tuple[int, int]:
 
 DLC_MARK = b"PK\x03\x04"
 _DLC_MODEL = "model"
-_MODEL_MARK, _PARAMETERS_MARK = b"NETD", b"NETP"
-_MARK_AT = 12
-_MOST_JSON = 1 << 21
 _ENTRY, _MOST_MEMBERS = b"PK\x01\x02", 1024
 """How an entry of the directory begins. Files of QNN have about ten."""
 _CACHE = re.compile(r"htp\.cache\.([a-z0-9]{1,32})\.\d{1,3}")
@@ -241,76 +236,27 @@ class Dlc:
     size: int
     members: dict[str, int]
     """Name → bytes."""
-    tool: str
-    """The tool that wrote it."""
-    qnn: str
-    """The QNN build of that tool; empty if not stated."""
-    written: str
-    chips: tuple[str, ...] = ()
+    builds: tuple[str, ...]
+    """QNN's, where it holds their ids."""
+    chips: tuple[str, ...]
     """The chips of a flexible context; none for an uncompiled graph."""
 
 
 def read_dlc(path: Path) -> Dlc:
-    """Raises CheckFailed for a damaged file or another kind of file."""
+    """Its members are listed, not read. Raises CheckFailed for a damaged file or another kind of file."""
+    content = bytes_of(path)
     try:
-        return _read_dlc(path)
-    except (
-        zipfile.BadZipFile,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        struct.error,
-        RuntimeError,
-    ) as error:
+        if (count := content.count(_ENTRY)) > _MOST_MEMBERS:
+            raise ValueError(f"{count:,} members")
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = {entry.filename: entry.file_size for entry in archive.infolist()}
+        chips = tuple(cache[1].upper() for member in members if (cache := _CACHE.fullmatch(member)))
+        if _DLC_MODEL not in members and not chips:
+            raise ValueError(f"no member `{_DLC_MODEL}` in it: {', '.join([*members][:10]) or 'it is empty'}")
+    except (zipfile.BadZipFile, ValueError, struct.error, RuntimeError) as error:
         raise CheckFailed(
             f"{path}: expected a DLC, found {error or type(error).__name__}",
             fix="copy it again, or write it again with the tool that wrote it",
         ) from error
-
-
-def _read_dlc(path: Path) -> Dlc:
-    content = path.read_bytes()
-    members = _members(content)
-    chips = tuple(cache[1].upper() for member in members if (cache := _CACHE.fullmatch(member)))
-    model = members.get(_DLC_MODEL)
-    if model is None and not chips:
-        raise ValueError(f"no member `{_DLC_MODEL}` in it: {', '.join([*members][:10]) or 'it is empty'}")
-    marks = {_DLC_MODEL: _MODEL_MARK, "model.params": _PARAMETERS_MARK}
-    for name, mark in marks.items():
-        if name in members and members[name][_MARK_AT : _MARK_AT + 4] != mark:
-            raise ValueError(f"`{name}` does not begin as one does: {members[name][:16].hex(' ')}")
-    history = next((data for name, data in members.items() if name.startswith("dlc.metadata.history")), b"{}")
-    written = json.loads(bytes(history[:_MOST_JSON]))
-    steps = written.get("dlcGenerationInfo") or [{}]
-    command = steps[-1].get("converterCommand", {})
-    return Dlc(
-        len(content),
-        {name: len(data) for name, data in members.items()},
-        str(command.get("tool", "")),
-        str(command.get("converterVersion", ""))
-        or ", ".join(sorted(raw.decode() for raw in Budget(len(content)).distinct(BUILD_ID, content))),
-        str(written.get("header", {}).get("timestamp", "")),
-        chips,
-    )
-
-
-def _members(content: bytes) -> dict[str, memoryview]:
-    """Read them here: zipfile would refuse them because their checksums are zero."""
-    if (count := content.count(_ENTRY)) > _MOST_MEMBERS:
-        raise ValueError(f"{count:,} members")
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
-    whole, end, places = memoryview(content), 0, {}
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"`{entry.filename}` is compressed")
-        if entry.header_offset < end:
-            raise ValueError(f"`{entry.filename}` begins inside another member, which ends at byte {end}")
-        name, extra = struct.unpack_from("<HH", content, entry.header_offset + 26)
-        start = entry.header_offset + 30 + name + extra
-        end = start + entry.file_size
-        if end > len(content):
-            raise ValueError(f"`{entry.filename}` ends at byte {end} of {len(content)}")
-        places[entry.filename] = whole[start:end]
-    return {name: places[name] for name in archive.namelist()}
+    builds = Budget(len(content)).distinct(BUILD_ID, content)
+    return Dlc(len(content), members, tuple(sorted(build.decode() for build in builds)), chips)

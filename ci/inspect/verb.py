@@ -123,9 +123,7 @@ def _dlc(contents: Dlc) -> dict[str, object]:
         what = f"a flexible context for {', '.join(contents.chips)}"
     return {
         "what": f"DLC, {what}, {contents.size:,} bytes",
-        "QNN build": contents.qnn,
-        "written by": contents.tool,
-        "written": contents.written,
+        "QNN build": list(contents.builds),
         "members": [f"{name} ({size:,} bytes)" for name, size in contents.members.items()],
     }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base import answer
-from provisioning.base.command_line import confirmed, repeatable, switch
+from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UnknownName
 from provisioning.base.files import hash_file
@@ -26,7 +26,7 @@ from provisioning.base.units import aligned, columns
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
     from provisioning.manifest import Component, Profile
-    from provisioning.store import Store, Tree
+    from provisioning.store import Tree
 
 EXAMPLES = """\
   nox -s provision
@@ -118,10 +118,9 @@ def provision(
             missing[name] = component
         if not (component.pinned or trust or (tree is not None and store.is_proved(tree))):
             raise unlocked(store.path, name, component, selecting_flags(selection, environ))
-    accepted = _accepted(store, missing, accept, environ)
-    fetched = 0
+    accepted = licences.named(accept, environ)
+    store.accept(missing, accepted)
     for name, component in wanted.items():
-        absent = {part.name: part for part in component.parts if store.kept(part) is None}
         began = time.monotonic()
         tree = store.provision(
             name,
@@ -139,24 +138,14 @@ def provision(
             if not component.pinned:
                 _warn_unlocked(name, tree, stage, progress)
             stage.metrics[f"{name}.seconds"] = round(time.monotonic() - began, 3)
-        fetched += sum(
-            origin.size
-            for origin in tree.inventory.origins
-            if origin.part in absent and store.kept(absent[origin.part]) is not None
-        )
         state = "new" if name in missing else "repaired" if tree.repaired else "already there"
         source = "+".join(dict.fromkeys(part.source.type for part in component.parts))
         rows[name] = Row(name, tree.version, source, state, str(tree.root))
         # A tree's hash is that of its inventory, which has the hash of every file.
         digest = hash_file(tree.inventory_path)
         stage.artifacts.append(Artifact("tree", str(tree.root), digest, tree.inventory.size))
-    stage.metrics["bytes"] = fetched
     stage.metrics["cached"] = len(chosen) - len(missing)
     return [rows[name] for name in chosen]
-
-
-def in_ci(environ: Mapping[str, str]) -> bool:
-    return environ.get("CI", "").lower() not in ("", "0", "false")
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -199,19 +188,6 @@ def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: 
     variable, value = own
     adopted = adopt(name, value, variable)
     return Row(name, adopted.version or "unknown", variable, "yours", str(adopted.path))
-
-
-def _accepted(
-    store: Store, components: Mapping[str, Component], flags: Sequence[str], environ: Mapping[str, str]
-) -> dict[str, str]:
-    accepted = licences.named(flags, environ)
-    unknown = licences.missing(store.path, components, accepted)
-    if unknown and sys.stdin.isatty() and sys.stderr.isatty() and not in_ci(environ):
-        for licence in unknown.values():
-            if confirmed(f"{licence.title}\n  {licence.url}\nAccept it?"):
-                accepted[licence.id] = "asked on the terminal"
-    store.accept(components, accepted)
-    return accepted
 
 
 def _warn_unlocked(name: str, tree: Tree, stage: StageRun, progress: Progress) -> None:

@@ -73,9 +73,6 @@ def model(folder: Path, *, embed: bool) -> bytes:
     return context_model(folder, embed=embed).read_bytes()
 
 
-HISTORY = json.dumps(
-    {"dlcGenerationInfo": [{"converterCommand": {"tool": "qnn", "converterVersion": "2.49"}}]}
-)
 GRAPH = struct.pack("<3I", 0x4AD5, 1, 8) + b"NETD" + bytes(40)
 CACHES = {f"htp.cache.{chip}.0": f"{BUILD_ID} {chip}" for chip in ("sm8650", "sm8750")}
 LOG = (
@@ -94,7 +91,7 @@ KINDS: dict[str, tuple[Callable[[Path], bytes], Callable[[Path], None]]] = {
     "model.pte": (lambda _: program(), inspected),
     "inline.pte": (lambda _: program(inline=True), inspected),
     "context.bin": (lambda _: context(), inspected),
-    "graph.dlc": (lambda _: members({"dlc.metadata.history.2.3.0": HISTORY, "model": GRAPH}), inspected),
+    "graph.dlc": (lambda _: members({"model": GRAPH}), inspected),
     "flexible.dlc": (lambda _: members(CACHES), inspected),
     "embedded.onnx": (lambda folder: model(folder, embed=True), inspected),
     "beside.onnx": (lambda folder: model(folder, embed=False), inspected),

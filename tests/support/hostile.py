@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +68,6 @@ def shared_context(count: int, segments: int = 1) -> bytes:
 
 def overlapping_contexts(count: int) -> bytes:
     return shared_context(count, segments=count)
-
-
-def overlapping_members(count: int, size: int | None = None) -> bytes:
-    """A DLC whose members are all the same bytes."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("model", bytes(12) + b"NETD" + bytes(size or 400 * count))
-        (first,) = archive.infolist()
-        for number in range(count):
-            other = copy(first)
-            other.filename = f"m{number:04}"
-            archive.filelist.append(other)
-    return stream.getvalue()
 
 
 def many_members(count: int) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import struct
 import zipfile
@@ -46,9 +45,6 @@ def test_no_text_is_a_command(text: str) -> None:
 def dlc(folder: Path) -> Path:
     """Each name in it is an attack."""
     with zipfile.ZipFile(stream := io.BytesIO(), "w") as archive:
-        converter = {"tool": EVIL, "converterVersion": EVIL}
-        history = {"dlcGenerationInfo": [{"converterCommand": converter}]}
-        archive.writestr("dlc.metadata.history.2.3.0", json.dumps(history))
         archive.writestr(EVIL, "")
         archive.writestr("model", struct.pack("<3I", 0x4AD5, 1, 8) + b"NETD")
     (folder / "evil.dlc").write_bytes(stream.getvalue())

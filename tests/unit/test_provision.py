@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shlex
 import shutil
@@ -158,11 +157,6 @@ class TestUnlocked:
         assert unlocked.types("provision", "--trust-first-download") == 4
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 class TestLicences:
     @pytest.fixture
     def licensed(self, user: User) -> User:
@@ -177,14 +171,6 @@ class TestLicences:
     def test_accepted_by_flag(self, licensed: User) -> None:
         assert licensed.types("provision", "--accept-licence", "some-licence") == 0
         assert self.means(licensed) == "--accept-licence"
-
-    @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 3), ("", 3)])
-    def test_asked_on_a_terminal(
-        self, licensed: User, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
-    ) -> None:
-        monkeypatch.setattr("sys.stdin", Terminal(answer))
-        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-        assert licensed.types("provision") == code
 
     def test_accepting_one_licence_does_not_accept_another(self, licensed: User) -> None:
         other = {"id": "other-licence", "title": "Other Licence", "url": "https://example.com/o"}
