@@ -142,7 +142,7 @@ class Fault(Model):
     least: float | None = None
     """A value of the program's inputs at or below which alone it is met."""
     when: str = ""
-    """The name of what says of a node whether it can be met there, in `ci/operators/conditions.py`."""
+    """The name of what says of a node whether it can be met there, in `ci/operators/faults.py`."""
     dies: bool = False
     """Whether it gives no program, or leaves the operator on the CPU: it explains no wrong number."""
     met: bool = True

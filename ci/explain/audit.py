@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES, Traffic
-from ci.operators.partition import CpuOperator
+from ci.operators.nodes import CpuOperator
 from ci.plain import as_json
 from provisioning.base.units import aligned
 from provisioning.known_faults import fix_for

@@ -1,19 +1,215 @@
-"""What is known to go wrong with the operators of a program, by manifests/known_faults.toml."""
+"""What is known to go wrong with the operators of a program, by manifests/known_faults.toml.
+
+A row names one of the conditions here as its `when`: the arguments, shapes or values with which alone the
+fault is met. A condition reads the traits of a node; what it needs and the node does not tell is not met."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ci.operators.conditions import CONDITIONS, Traits, key_of
-from ci.operators.table import name_in_table
+from ci.operators.nodes import TensorEnds, Traits
+from ci.operators.table import key_of, name_in_table
 from provisioning.base.units import EXACT_DB
 from provisioning.components import version_in
 from provisioning.known_faults import Fault, Product, load_faults
 from provisioning.manifest import soc_named
+
+CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+POOLS = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d")
+USUAL_EPSILON_DB = 38.0
+"""What a norm may lose by its epsilon."""
+HTP_EPSILON = 1e-9
+LARGE_EPSILON = 1e-4
+"""Of a norm whose variance is not known."""
+
+
+def _argument(node: Traits, name: str, default: Any = None) -> Any:
+    value = node.arguments.get(name)
+    return default if value is None else value
+
+
+def _tensor(node: Traits, name: str) -> TensorEnds:
+    value = node.arguments.get(name)
+    return value if isinstance(value, TensorEnds) else TensorEnds()
+
+
+def _sizes(node: Traits) -> tuple[Sequence[int], Sequence[int]]:
+    """The shapes of its first operand and of its output; both are empty where one is not known."""
+    return (node.input, node.output) if node.input and node.output else ((), ())
+
+
+def _each(value: Any, count: int) -> list[int]:
+    """A size of a window for each dimension."""
+    values = [value] if isinstance(value, int) else [*(value or ())]
+    return values * count if len(values) == 1 else values
+
+
+def _range(node: Traits) -> tuple[float, float]:
+    """Of the values of its first operand; of none where it is not known."""
+    return node.range or (math.nan, math.nan)
+
+
+def _largest(node: Traits) -> float:
+    return max(map(abs, _range(node)))
+
+
+def has_argument(name: str) -> Callable[[Traits], bool]:
+    return lambda node: _argument(node, name) is not None
+
+
+def above_one(name: str) -> Callable[[Traits], bool]:
+    """Of a number for each dimension, or one number."""
+    return lambda node: max(_each(_argument(node, name, 1), 1), default=1) > 1
+
+
+def pads_a_negative_begin(node: Traits) -> bool:
+    """Or a negative end in a dimension that has a positive begin; a negative end alone is right."""
+    pads = _argument(node, "pad", ())
+    return any(begin < 0 or begin > 0 > end for begin, end in zip(pads[::2], pads[1::2], strict=False))
+
+
+def pads_two_ends(node: Traits) -> bool:
+    """Of two dimensions, at no beginning, and not for convolutions and pools alone."""
+    pads, readers = _argument(node, "pad", ()), node.readers
+    ends = [(begin, end) for begin, end in zip(pads[::2], pads[1::2], strict=False) if begin or end]
+    windows = readers and all(_name(reader) in (*CONVOLUTIONS, *POOLS) for reader in readers)
+    return len(ends) > 1 and all(begin == 0 < end for begin, end in ends) and not windows
+
+
+def pads_beyond_its_range(node: Traits) -> bool:
+    value, (low, high) = _argument(node, "value", 0.0), _range(node)
+    return bool(value < low or value > high)
+
+
+def resizes_to_no_multiple(node: Traits) -> bool:
+    given, made = _sizes(node)
+    return any(new % old for old, new in zip(given[2:], made[2:], strict=True))
+
+
+def resizes_aligned_to_an_even_multiple(node: Traits) -> bool:
+    given, made = _sizes(node)
+    even = any(new % (2 * old) == 0 for old, new in zip(given[2:], made[2:], strict=True))
+    return bool(_argument(node, "align_corners", False)) and even
+
+
+def pools_over_the_edge(node: Traits) -> bool:
+    """Windows that move by one are right, unless what is padded does not count."""
+    given, made = _sizes(node)
+    count = len(_each(_argument(node, "kernel_size", ()), 1))
+    kernel = _each(_argument(node, "kernel_size", ()), len(given[2:]))
+    if not given or count == 0:
+        return False
+    stride = _each(_argument(node, "stride"), len(kernel)) or kernel
+    padding = _each(_argument(node, "padding", 0), len(kernel))
+    rows = zip(made[-len(kernel) :], stride, kernel, given[-len(kernel) :], padding, strict=True)
+    beyond = any((new - 1) * step + wide - old - pad > 0 for new, step, wide, old, pad in rows)
+    counts = _argument(node, "count_include_pad", True)
+    return (max(stride) > 1 or not counts) and (any(padding) or beyond)
+
+
+def pools_by_four(node: Traits) -> bool:
+    """By its kernel; an adaptive pool by its sizes."""
+    given, made = _sizes(node)
+    if kernel := _each(_argument(node, "kernel_size", ()), 2):
+        stride = _each(_argument(node, "stride"), 2) or kernel
+        return {*kernel, *stride} == {4}
+    return bool(given) and all(old == 4 * new for old, new in zip(given[-2:], made[-2:], strict=True))
+
+
+def pools_pairs_with_padding(node: Traits) -> bool:
+    kernel, padding = _argument(node, "kernel_size", ()), _argument(node, "padding", 0)
+    return any(size % 2 == 0 for size in _each(kernel, 2)) and any(_each(padding, 2))
+
+
+def pools_to_no_root(node: Traits) -> bool:
+    given, made = _sizes(node)
+    return any(new * new != old for old, new in zip(given[-3:], made[-3:], strict=True))
+
+
+def has_a_parameter_for_each_channel(node: Traits) -> bool:
+    """After a convolution the layout is another."""
+    return math.prod(_tensor(node, "weight").shape) > 1 and _name(node.maker) not in CONVOLUTIONS
+
+
+def has_a_wide_kernel(node: Traits) -> bool:
+    return any(size > 1 for size in _tensor(node, "weight").shape[2:])
+
+
+def gives_integers(node: Traits) -> bool:
+    return "int" in str(_argument(node, "dtype", ""))
+
+
+def loses_its_epsilon(node: Traits) -> bool:
+    """By how much the norm's scale changes without it, where the variance is known."""
+    epsilon, variance = _argument(node, "eps", 0.0), _tensor(node, "running_var").least
+    if variance is None:
+        return bool(epsilon >= LARGE_EPSILON)
+    ratio = math.sqrt((variance + epsilon) / (variance + HTP_EPSILON)) - 1
+    return ratio > 10 ** (-USUAL_EPSILON_DB / 20)
+
+
+def has_a_positive_largest_bias(node: Traits) -> bool:
+    bias = _tensor(node, "bias")
+    return bias.least is not None and bias.largest is not None and bias.largest > -bias.least
+
+
+def runs_along_no_last_dimension(node: Traits) -> bool:
+    given, dimension = node.input or (), _argument(node, "dim", -1)
+    return bool(given) and dimension % len(given) != len(given) - 1
+
+
+def ends_with_one_number(node: Traits) -> bool:
+    last = (_argument(node, "tensors", ()) or (None,))[-1]
+    return isinstance(last, TensorEnds) and last.least is not None and last.least == last.largest
+
+
+def _name(operator: str) -> str:
+    return operator.removeprefix("aten.").partition(".")[0]
+
+
+CONDITIONS: Mapping[str, Callable[[Traits], bool]] = {
+    function.__name__: function
+    for function in (
+        ends_with_one_number,
+        gives_integers,
+        has_a_parameter_for_each_channel,
+        has_a_positive_largest_bias,
+        has_a_wide_kernel,
+        loses_its_epsilon,
+        pads_a_negative_begin,
+        pads_beyond_its_range,
+        pads_two_ends,
+        pools_by_four,
+        pools_over_the_edge,
+        pools_pairs_with_padding,
+        pools_to_no_root,
+        resizes_aligned_to_an_even_multiple,
+        resizes_to_no_multiple,
+        runs_along_no_last_dimension,
+    )
+} | {
+    "gives_two_rows": lambda node: (node.output or ())[:1] == (2,),
+    "has_bias": has_argument("bias"),
+    "has_bias_and_is_called_again": lambda node: node.again and has_argument("bias")(node),
+    "has_five_dimensions": lambda node: any(len(shape) == 5 for shape in node.shapes),
+    "has_dilation": above_one("dilation"),
+    "has_groups": above_one("groups"),
+    # pow.Tensor_Tensor is `2 ** x` or `x ** 2`.
+    "is_of_a_number": lambda node: node.of_number,
+    "of_values_within_0.1": lambda node: _largest(node) < 0.1,
+    "of_values_within_1": lambda node: _largest(node) <= 1,
+    "of_a_range_below_0.4": lambda node: _range(node)[1] - _range(node)[0] < 0.4,
+    "of_values_beyond_11_or_-80": lambda node: _range(node)[1] > 11 or _range(node)[0] < -80,
+    "of_values_below_-88": lambda node: _range(node)[0] < -88,
+    "of_values_down_to_-1": lambda node: _range(node)[0] <= -0.999,
+}
+"""By the name that a row gives."""
+
 
 DECIBELS = re.compile(r"(-?\d+(?:\.\d+)?)(?: to -?\d+(?:\.\d+)?)? dB")
 

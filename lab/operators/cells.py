@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ci.operators import table
-from ci.operators.conditions import key_of
+from ci.operators.table import key_of
 from lab.operators.records import PartsRecord
 from lab.operators.suites import NEWER
 from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ci.operators.conditions import key_of
-from ci.operators.table import FAILING, TABLE, WORDS, Cell, OperatorTable, Result, read
+from ci.operators.table import FAILING, TABLE, WORDS, Cell, OperatorTable, Result, key_of, read
 from ci.suite.lost_parts import WRONG_DB
 from ci.suite.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from lab.onnx_operators.cells import measured_table

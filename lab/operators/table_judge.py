@@ -9,8 +9,7 @@ from pathlib import Path
 from ci.lanes.upstream.accepted import AcceptedTests, Judge
 from ci.lanes.upstream.stage import UpstreamPlan
 from ci.lanes.upstream.suite import UpstreamVerdict
-from ci.operators.conditions import key_of
-from ci.operators.table import IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
+from ci.operators.table import IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, key_of, shipped
 from ci.suite.accuracy import EQUAL_DB
 from lab.operators.cells import ALONE, result_of_form
 from lab.operators.records import PartsRecord, RecordedPart, record_of_run, recorded

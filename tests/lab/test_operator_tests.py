@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.operators.conditions import key_of, names_of
+from ci.operators.table import key_of, names_of
 from lab.operators.records import MeasuredTest, load_record
 from lab.operators.suites import SUITES
 from lab.operators.tests_verb import NAMES

@@ -41,8 +41,8 @@ from ci.lanes.executorch.product import (
 from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
-from ci.operators.conditions import Traits
 from ci.operators.faults import faults_in, versions_of
+from ci.operators.nodes import Traits
 from ci.outcome import Result, WorkerDied
 from ci.plain import as_json
 from ci.results import CachedResults, Key

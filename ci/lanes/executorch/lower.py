@@ -45,8 +45,14 @@ from ci.models.factory import (
 )
 from ci.models.model_lines import OperatorAt, place_in_words, source_of
 from ci.models.user_model import BadFactory
-from ci.operators.partition import CpuOperator, GraphPart
-from ci.operators.partition.decisions import (
+from ci.operators.failing_operators import (
+    SEARCHED_SECONDS,
+    Search,
+    Workaround,
+    workaround_of,
+)
+from ci.operators.nodes import CpuOperator, GraphPart
+from ci.operators.partition import (
     DELEGATE,
     PartitionerSpy,
     cpu_kernels,
@@ -55,12 +61,6 @@ from ci.operators.partition.decisions import (
     left_on_cpu,
     operator_name,
     partition_of,
-)
-from ci.operators.partition.failing_operators import (
-    SEARCHED_SECONDS,
-    Search,
-    Workaround,
-    workaround_of,
 )
 from ci.outcome import of_error
 from ci.suite.accuracy import (

@@ -42,9 +42,7 @@ from ci.models.factory import (
     run_copied,
 )
 from ci.models.user_model import BadFactory
-from ci.operators.partition.decisions import (
-    module_path,
-)
+from ci.operators.partition import module_path
 from ci.suite.accuracy import Inferences, TensorFile
 
 FLOAT = "fp16"

@@ -45,7 +45,7 @@ from ci.models.factory import is_quantized
 from ci.models.inputs import as_files
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
-from ci.operators.partition.decisions import restore_builtins
+from ci.operators.partition import restore_builtins
 from ci.plain import as_json, read, reader
 from ci.runner import Runner, call_runner
 from ci.suite.programs import ProgramOrder

@@ -70,7 +70,7 @@ from ci.models.imports import modules_in
 from ci.models.inputs import DRAWN_COMPARED, InputsUsed, drawn, drawn_compared, most_calibrating
 from ci.models.plain_onnx import make_plain
 from ci.models.wheels import located
-from ci.operators.partition import CpuOperator
+from ci.operators.nodes import CpuOperator
 from ci.plain import as_json
 from ci.suite.accuracy import (
     FLOAT_KIND,

@@ -160,7 +160,7 @@ class Tests:
     def _naming_culprits(self, log: Path | None) -> contextlib.AbstractContextManager[None]:
         if not (log and self._models):
             return contextlib.nullcontext()
-        from ci.operators.partition.failing_operators import naming
+        from ci.operators.failing_operators import naming
 
         return naming(log)
 
@@ -283,7 +283,7 @@ def collect(suite: UpstreamSuite, logs: str) -> None:
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
     if suite.models:
-        importlib.import_module("ci.operators.partition.failing_operators")
+        importlib.import_module("ci.operators.failing_operators")
     tests = Tests(suite)
     if suite.warm_up in tests:
         tests.run(suite.warm_up, scratch / "warm-up")
