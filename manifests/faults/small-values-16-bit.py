@@ -32,6 +32,5 @@ draws, elu, softmax = [torch.rand(4, 64) * 2 - 1 for _ in range(5)], torch.nn.EL
 figures = [sorted(decibels(net, (x * end,)) for x in draws) for net, end in ((elu, 0.01), (softmax, 0.01), (elu, 1))]
 one, also, right = figures[0][-1], figures[1][-1], figures[2][0]
 word = "still" if max(one, also) < 40 <= right else "gone" if min(one, also, right) >= 40 else "changed"
-figure = "{0[0]:.0f} to {0[4]:.0f} dB for elu(x / 100), {1[0]:.0f} to {1[4]:.0f} dB for softmax(x / 100), {2[0]:.0f} to {2[4]:.0f} dB for elu(x)"
-print(word, "-", figure.format(*figures))
+print(word, "-", f"at most {one:.0f} dB for elu(x / 100), at most {also:.0f} dB for softmax(x / 100), at least {right:.0f} dB for elu(x)")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])
