@@ -14,8 +14,8 @@ import pytest
 
 from ci import digests
 from ci.jobs import WorkOptions
-from ci.lanes.executorch import compile as compiling
-from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
+from ci.lanes.executorch import steps as compiling
+from ci.lanes.executorch.steps import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.suite import programs_of
 from ci.outcome import Result
 from ci.suite.stage import packages_of

@@ -22,11 +22,11 @@ import pytest
 from ci import outcome
 from ci.__main__ import VERBS
 from ci.jobs import WorkOptions
-from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import stage
-from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
-from ci.lanes.executorch.emulate import measure
+from ci.lanes.executorch import steps as compiling
 from ci.lanes.executorch.orders import ran_in
+from ci.lanes.executorch.stage import measure
+from ci.lanes.executorch.steps import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.outcome import Result
 from ci.runner import Runner

@@ -32,7 +32,7 @@ LATER = (
     *("ci.inspect.package", "ci.inspect.package", "ci.signing.lpai_sign", "ci.gate.table"),
     *("provisioning.store", "provisioning.validation.context", "ci.gate.supervision"),
     *("ci.one_model.into_suite", "ci.one_model.output", "ci.explain.audit"),
-    *("ci.lanes.executorch.emulate", "ci.lanes.executorch.product"),
+    "ci.lanes.executorch.product",
     *("ci.one_model.output", "ci.report.page"),
     *("provisioning.components", "provisioning.validation.compiler"),
     *("filelock", "jinja2", "rich.console", "rich.table", "tomlkit"),

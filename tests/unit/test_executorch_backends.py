@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.executorch.compile import refusals
 from ci.lanes.executorch.findings import accuracy_in_torch, only_library_missing
+from ci.lanes.executorch.steps import refusals
 from ci.lanes.executorch.suite import Backend, ExecutorchCase, ExecutorchProgram
 from ci.suite.suite_file import Thresholds
 from provisioning.base.findings import Finding, Severity

@@ -13,8 +13,7 @@ import pytest
 
 from ci.cached_steps import Step
 from ci.jobs import WorkOptions
-from ci.lanes.executorch.compile import ExecutorchPlan, lowering
-from ci.lanes.executorch.emulate import running
+from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, case_of
 from ci.lanes.llm.orders import CompileOrder, SuiteOrder

@@ -11,7 +11,6 @@ import pytest
 from ci.artifacts.compiler_log import Traffic
 from ci.artifacts.program import CompiledProgram, Delegate, parse
 from ci.jobs import WorkOptions
-from ci.lanes.executorch.compile import COMPILED, RAN, ExecutorchPlan
 from ci.lanes.executorch.findings import (
     artifact,
     cost,
@@ -23,6 +22,7 @@ from ci.lanes.executorch.findings import (
 )
 from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import product_of
+from ci.lanes.executorch.steps import COMPILED, RAN, ExecutorchPlan
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import PYTORCH, OneModel
 from ci.operators.nodes import CpuOperator

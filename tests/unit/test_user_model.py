@@ -15,8 +15,8 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.jobs import WorkOptions
-from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.product import program_of, require_done
+from ci.lanes.executorch.steps import ExecutorchPlan
 from ci.models.imports import modules_in
 from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
 from ci.models.user_model import user_model, where_paths_begin

@@ -22,13 +22,6 @@ from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.compile import (
-    compile_programs,
-    done,
-    quantizing,
-    rewriting,
-    worker_step,
-)
 from ci.lanes.executorch.orders import ChipProgram, ModelRewrite, compiled_in
 from ci.lanes.executorch.product import (
     plan_of_model,
@@ -39,6 +32,13 @@ from ci.lanes.executorch.product import (
     stack_of,
 )
 from ci.lanes.executorch.stage import chosen_programs
+from ci.lanes.executorch.steps import (
+    compile_programs,
+    done,
+    quantizing,
+    rewriting,
+    worker_step,
+)
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators.faults import faults_in, versions_of
@@ -93,9 +93,8 @@ def divergence_of(
         plan,
         "divergence",
         "diverged",
-        {},
+        {**limits, "runner": runner.order, "versions": versions},
         title="the operator that differs",
-        asked={**limits, "runner": runner.order, "versions": versions},
         known_by=known_by,
         reply=DivergenceResult,
         left=_left,
@@ -139,9 +138,8 @@ def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: 
         plan,
         "scores",
         "scored",
-        {},
+        {"exact": exact, "seconds": seconds},
         title="scores",
-        asked={"exact": exact, "seconds": seconds},
         known_by=lambda results: {"scored beside": exact},
         reply=Scores,
         accepts=lambda program, result: not _scores_in(result).left,

@@ -12,7 +12,6 @@ from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import COMPILED, LIBRARY_MISSING, RAN, ExecutorchPlan, has_all_costs
 from ci.lanes.executorch.orders import (
     ChipProgram,
     Quantized,
@@ -20,6 +19,7 @@ from ci.lanes.executorch.orders import (
     figures_of,
     ran_in,
 )
+from ci.lanes.executorch.steps import COMPILED, LIBRARY_MISSING, RAN, ExecutorchPlan, has_all_costs
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.model_lines import OperatorAt
 from ci.operators.faults import Met, faults_in, versions_of

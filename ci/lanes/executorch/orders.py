@@ -155,23 +155,20 @@ class ComparedFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
-    """What a process that runs a program gets."""
+class ComparedOutputs:
+    """What a program's outputs are compared with."""
 
-    runner: Mapping[str, str]
-    program: str
     compiled: str
     """The folder of inputs and expected outputs."""
     compared: ComparedFiles
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedOutputs:
-    """What a program's outputs are compared with where its metric is computed."""
+class RunRequest(ComparedOutputs):
+    """What a process that runs a program gets."""
 
-    compiled: str
-    expected: Inferences
-    reference: Inferences
+    runner: Mapping[str, str]
+    program: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,19 +20,6 @@ from ci.artifacts.program import CompiledProgram, ContextStrings, Method, Tensor
 from ci.child import closed
 from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.lanes.executorch import PROGRAM, QUANTIZED
-from ci.lanes.executorch.compile import (
-    COMPILED,
-    LIBRARY_MISSING,
-    RAN,
-    WORKER,
-    ExecutorchPlan,
-    compile_programs,
-    done,
-    home_of,
-    plan_of,
-    quantizing,
-)
-from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.findings import (
     artifact,
     causes_of,
@@ -53,6 +40,19 @@ from ci.lanes.executorch.orders import (
     compiled_in,
     ran,
     ran_in,
+)
+from ci.lanes.executorch.stage import measure
+from ci.lanes.executorch.steps import (
+    COMPILED,
+    LIBRARY_MISSING,
+    RAN,
+    WORKER,
+    ExecutorchPlan,
+    compile_programs,
+    done,
+    home_of,
+    plan_of,
+    quantizing,
 )
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.models.arrays import Array, Sample

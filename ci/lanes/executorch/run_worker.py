@@ -67,9 +67,9 @@ def _figures(order: Mapping[str, object]) -> dict[str, object]:
     os.chdir(request.working_folder)
     pairs, against = (
         in_files(request.outputs, Path(wanted.compiled), rows, chosen=False)
-        for rows in (wanted.expected, wanted.reference)
+        for rows in (wanted.compared.expected, wanted.compared.reference)
     )
-    figures = side_by_side(request.function, pairs, against, len(wanted.expected))
+    figures = side_by_side(request.function, pairs, against, len(wanted.compared.expected))
     return as_json(MetricFigures(figures))
 
 

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from ci.jobs import Job
-from ci.lanes.executorch.compile import (
-    COMPILED,
-    RAN,
-    UNKNOWN_SECONDS,
-    ExecutorchPlan,
-    compile_programs,
-    plan_of,
-)
-from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.findings import (
     EMULATION,
     LOWERING,
     costs_of,
+    findings_of,
     of_compiled,
     of_run,
     only_library_missing,
     program_file,
 )
-from ci.lanes.executorch.orders import ChipProgram, figures_of, ran, ran_in
+from ci.lanes.executorch.orders import ChipProgram, ComparedOutputs, compiled_in, figures_of, ran, ran_in
+from ci.lanes.executorch.run_worker import OUTPUTS
+from ci.lanes.executorch.steps import (
+    COMPILED,
+    RAN,
+    RUN_WORKER,
+    UNKNOWN_SECONDS,
+    ExecutorchPlan,
+    compared_files,
+    compile_programs,
+    folder_of,
+    home_of_runs,
+    plan_of,
+    running,
+)
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.outcome import Result
+from ci.outcome import Failure, Result
 from ci.plain import as_json
-from ci.runner import find_runner, ready_runner
+from ci.runner import Runner, find_runner, ready_runner
 from ci.suite.accepted import Recorded, beside
-from ci.suite.accuracy import rounded
+from ci.suite.accuracy import MetricFigures, rounded
 from ci.suite.findings import (
     shown_thresholds,
 )
@@ -44,10 +53,12 @@ from ci.suite.stage import (
     finish,
     of_program,
     report,
+    run_cached_step,
+    scores_of,
     show_list,
 )
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Artifact, Finding, Metric, Severity
+from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 
@@ -141,7 +152,6 @@ def run_emulation(options: StageOptions) -> int:
         }
         report(stage, SUITES, plan, verdicts, results)
         stage.metrics |= {"build_id": plan.build_id, "runner": find_runner(os.environ).described}
-        _show_outputs_of_failed(stage, measured)
     return finish(stage, selection)
 
 
@@ -192,9 +202,46 @@ def _row_of_run(
     }
 
 
-def _show_outputs_of_failed(stage: StageRun, measured: Mapping[str, Result]) -> None:
-    wrong = {finding.subject for finding in stage.findings if finding.severity is Severity.ERROR}
-    for name, result in measured.items():
-        if result.folder and name in wrong:
-            files = sorted(result.folder.rglob("*.raw"))
-            stage.artifacts += [Artifact.of("failure", path) for path in files]
+def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> dict[str, Result]:
+    """With the figures of each one's metric. Inputs and outputs of what is wrong are copied to the logs."""
+    runnable = [row for row in plan.programs if row.name in compiled and compiled[row.name].folder]
+    results = run_cached_step(running(plan, runner, compiled), runnable)
+    scores = _scores(plan, runnable, compiled, results)
+    for program in runnable:
+        result, lowered, evidence = results[program.name], compiled[program.name], plan.logs / program.name
+        # That of an earlier run.
+        shutil.rmtree(evidence, ignore_errors=True)
+        score = scores.get(program.name)
+        if isinstance(score, Failure):
+            result = replace(result, failure=score)
+        elif score:
+            record = ran_in(result)
+            result = replace(result, record=replace(record, figures={**record.figures, **score.figures}))
+        wrong = findings_of(program, result, compiled_in(lowered))
+        folder = result.folder if wrong else None
+        if folder:
+            shutil.copytree(folder, evidence)
+            for path in folder_of(compiled, program).glob("*.raw"):
+                shutil.copyfile(path, evidence / path.name)
+        results[program.name] = replace(result, folder=evidence if folder else None)
+    return results
+
+
+def _scores(
+    plan: ExecutorchPlan,
+    programs: Sequence[ExecutorchProgram],
+    compiled: Mapping[str, Result],
+    results: Mapping[str, Result],
+) -> Mapping[str, MetricFigures | Failure]:
+    """Of the programs that have a metric."""
+
+    def request(program: ExecutorchProgram) -> Mapping[str, object]:
+        return as_json(ComparedOutputs(str(folder_of(compiled, program)), compared_files(program, compiled)))
+
+    outputs = {
+        program.name: folder / OUTPUTS
+        for program in programs
+        if program.case.metric and ran(results[program.name]) and (folder := results[program.name].folder)
+    }
+    judged = [program for program in programs if program.name in outputs]
+    return scores_of(plan, judged, outputs, partial(home_of_runs, plan), f"{RUN_WORKER}:metric_of", request)

@@ -1,4 +1,4 @@
-"""Programs compiled in parallel by workers, and cached by all that decides them."""
+"""The work on programs, cached by all that decides it: compiled, quantized or rewritten, and run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,28 @@ from ci.artifacts.against_sdk import sdk_arches
 from ci.cached_steps import NotCached, Step
 from ci.child import closed
 from ci.explain.rewriting import Need
-from ci.jobs import Job, Line, WorkOptions
+from ci.jobs import Job, Line, WorkOptions, failed
+from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.orders import (
     ChipProgram,
+    ComparedFiles,
+    EmulatorRun,
     ExportedRuns,
     ExportRequest,
     ModelRewrite,
     Quantized,
+    RunRequest,
     compiled_in,
+    ran,
+    ran_in,
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Refused, Result, error_follows, line_of
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
+from ci.runner import Runner
+from ci.suite.accuracy import in_words, with_samples
 from ci.suite.installed import host_libraries, ready_environment
 from ci.suite.stage import (
     Plan,
@@ -39,13 +47,13 @@ from ci.suite.stage import (
 )
 from ci.work import ChildTask, Home
 from provisioning.base.commands import Fix, session
-from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_socs, soc_named
 
-NOTHING: Mapping[str, object] = MappingProxyType({})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 COMPILED, RAN = "lowering", "emulator"
@@ -142,14 +150,13 @@ def worker_step(
     plan: ExecutorchPlan,
     kind: str,
     work: str,
-    options: Mapping[str, Metric],
+    asked: Mapping[str, Any] = NOTHING,
     *,
-    asked: Mapping[str, object] = NOTHING,
-    known_by: Callable[[CachedResults], Key] = lambda results: {},
+    known_by: Callable[[CachedResults], Key] | None = None,
     **more: Any,
 ) -> Step:
     """What the function `work` of the worker does with each program's model, which it exports first. The work
-    gets the options and what is `asked`; its result depends on the options and what it is `known_by`."""
+    gets what is `asked`; its result depends on that, or on what it is `known_by`."""
 
     def line(program: ExecutorchProgram, result: Result) -> Line:
         if result.failure and plan.errors_follow:
@@ -161,8 +168,8 @@ def worker_step(
         order = program.order
         run = {name: value for name, value in order.run.items() if name != "calibration"}
         case = {name: order.case[name] for name in ("backend", "non_finite")}
-        rows: Key = {"run": run, "case": case, "soc": program.soc, "options": dict(options)}
-        return {**rows, "QNN": dict(plan.qnn), **known_by(results)}
+        options = dict(known_by(results) if known_by else asked)
+        return {"run": run, "case": case, "soc": program.soc, "options": options, "QNN": dict(plan.qnn)}
 
     return Step(
         plan=plan,
@@ -170,7 +177,7 @@ def worker_step(
         title=more.pop("title", f"programs for QNN {plan.build_id}"),
         function=f"{WORKER}:{work}",
         home=partial(_home, plan),
-        request=lambda program: {**as_json(program.order), **options, **asked},
+        request=lambda program: {**as_json(program.order), **asked},
         key=key,
         export=partial(_export, plan),
         export_key=_export_key,
@@ -181,9 +188,9 @@ def worker_step(
 
 
 def lowering(plan: ExecutorchPlan) -> Step:
-    options: dict[str, Metric] = {"keep_going": plan.work.keep_going}
+    asked = {"keep_going": plan.work.keep_going}
     return worker_step(
-        plan, COMPILED, "compiled", options, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
+        plan, COMPILED, "compiled", asked, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
     )
 
 
@@ -195,13 +202,13 @@ def has_all_costs(program: ExecutorchProgram, result: Result) -> bool:
 
 def quantizing(plan: ExecutorchPlan) -> Step:
     """Ends with the quantized model."""
-    return worker_step(plan, "quantized", "quantized", {}, reply=Quantized, keeps_files=True)
+    return worker_step(plan, "quantized", "quantized", reply=Quantized, keeps_files=True)
 
 
 def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step:
     """Ends with the float model, with these rewrites where they match."""
-    options: dict[str, Metric] = {"needs": [as_json(need) for need in needs]}
-    return worker_step(plan, "rewritten", "rewritten", options, reply=ModelRewrite, keeps_files=True)
+    asked = {"needs": [as_json(need) for need in needs]}
+    return worker_step(plan, "rewritten", "rewritten", asked, reply=ModelRewrite, keeps_files=True)
 
 
 def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
@@ -258,3 +265,80 @@ def _model_of(program: ExecutorchProgram) -> tuple[Path, str, object]:
 def home_of(environment: Mapping[str, str], logs: Path, python: str = sys.executable) -> Home:
     fix = f"run it as `{session('test_lowering')}`, which installs what it needs"
     return Home(environment, logs, f"{WORKER}:prepare", "executorch and torch", fix, python)
+
+
+RUN_WORKER = "ci.lanes.executorch.run_worker"
+
+
+RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
+
+
+def compared_files(program: ExecutorchProgram, compiled: Mapping[str, Result]) -> ComparedFiles:
+    record = compiled_in(compiled[program.name])
+    return ComparedFiles(record.inputs, record.expected, record.reference, program.case.non_finite)
+
+
+def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> Step:
+    def key(program: ExecutorchProgram, results: CachedResults) -> Key:
+        folder, record = folder_of(compiled, program), compiled_in(compiled[program.name])
+        files = {path.name: results.digest(path) for path in sorted(folder.glob("*.raw"))}
+        return {
+            "QNN": dict(plan.qnn),
+            **as_json(compared_files(program, compiled)),
+            # ExecuTorch stamps the time of lowering into a program: an equal one is not run again for that.
+            "program": record.without_time,
+            "files": files,
+            "runner": {"whose": runner.dialect.whose, **runner.digests(results.digest)},
+        }
+
+    def request(program: ExecutorchProgram) -> Mapping[str, object]:
+        folder, compared = folder_of(compiled, program), compared_files(program, compiled)
+        return as_json(RunRequest(str(folder), compared, runner.order, str(folder / PROGRAM)))
+
+    def cost(program: ExecutorchProgram) -> Job:
+        recorded = program.recorded
+        return Job(program.name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
+
+    return Step(
+        plan=plan,
+        kind=RAN,
+        title="runs on the emulator",
+        function=f"{RUN_WORKER}:measured",
+        home=partial(home_of_runs, plan),
+        request=request,
+        key=key,
+        reply=EmulatorRun,
+        own_packages=False,
+        cost=cost,
+        # Its figures are judged each time, and its metric is computed of them: whatever they are, they stay.
+        keeps_files=True,
+        accepts=lambda program, result: ran(result),
+        line=_line,
+    )
+
+
+def _line(program: ExecutorchProgram, result: Result) -> Line:
+    if result.failure:
+        return failed(f"{result.failure.kind}: {result.failure.message}")
+    record = ran_in(result)
+    if record.rule:
+        return failed(f"{record.rule}: {record.message}")
+    return Line("ran", with_samples(in_words(record.figures), record.each_db))
+
+
+def folder_of(compiled: Mapping[str, Result], program: ExecutorchProgram) -> Path:
+    folder = compiled[program.name].folder
+    assert folder is not None
+    return folder
+
+
+def home_of_runs(plan: ExecutorchPlan, own: OwnPackages) -> Home:
+    return Home(
+        # numpy's threads would not survive a fork.
+        {**plan.environment, **own.variables, "OPENBLAS_NUM_THREADS": "1"},
+        plan.logs,
+        f"{RUN_WORKER}:prepare",
+        "numpy",
+        session("test_emulator"),
+        own.python,
+    )
