@@ -181,20 +181,12 @@ class _Request:
     files: dict[Path, bytes] = field(default_factory=dict)
     """The model and the samples of this process, which the command reads."""
 
-    @property
-    def _model(self) -> bytes:
-        path = Path(self.words[0])
-        known = self.files.get(path)
-        return known or (path.read_bytes() if path.is_file() else self.words[0].encode())
-
     def answered(self, needs: str = "") -> Document:
         """Its answer, if it passed, or has this field."""
         __tracebackhide__ = True
         file = self.scratch / "answer.json"
         command = [sys.executable, str(COMMAND), self.verb, "--json", str(file), *self.words]
-        # Requests for one model follow each other: the second finds the first one's work in the cache. So do
-        # those that write to one folder, in which the model lies.
-        with _alone("model", self._model), _alone("output", os.fsencode(self.folder.absolute())):
+        with _alone_in(self.folder.absolute()):
             for path, content in self.files.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path.read_bytes() != content:
@@ -298,14 +290,7 @@ def _samples(samples: Iterable[Any]) -> list[bytes]:
 def _input(value: Any, path: Path) -> Path:
     if isinstance(value, (str, os.PathLike)):
         return Path(value)
-    try:
-        import numpy
-    except ModuleNotFoundError as error:
-        raise Failed(
-            f"an input is given as a .npy file, and {sys.executable} has no numpy to write one",
-            f"{sys.executable} -m pip install numpy",
-            {},
-        ) from error
+    import numpy
 
     numpy.save(path, numpy.asarray(value))
     return path
@@ -316,9 +301,9 @@ def _tuple(inputs: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _alone(kind: str, content: bytes) -> Iterator[None]:
-    """Of all processes (xdist) one at a time."""
-    name = f"qnn-ci-{os.getuid()}-{kind}-{hashlib.sha256(content).hexdigest()[:2]}.lock"
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Of all processes (xdist) one at a time writes to a folder: a command refuses one that is in use."""
+    name = f"qnn-ci-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:2]}.lock"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(Path(tempfile.gettempdir(), name), flags, 0o600)
     try:

@@ -6,8 +6,6 @@ It imports the standard library and pytest alone; each compile is a command in q
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +18,6 @@ MARKER = "qnn(precision, soc): what `qnn` compiles for; lists make a test for ea
 FIELDS = ("precision", "soc")
 PYTHON = "qnn_python"
 """The property of a test, and of its JUnit case, that names the interpreter of the work."""
-EXPORTED_BY = "qnn_exported_by"
-"""The one that names what exported its model."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +31,9 @@ class Qnn:
     def compile(self, model: Any, inputs: Any = None, **more: Any) -> api.Compiled:
         """As qnn_ci.compile. Its accuracy is in the JUnit case, too."""
         __tracebackhide__ = True
-        function = isinstance(model, str) and ".py:" in model
         done = api.compile(model, inputs, **{"precision": self.precision, "soc": self.soc, **more})
         figures = {name: done.accuracy[name] for name in ("sqnr_db",) if name in done.accuracy}
-        theirs = done.python if function else ""
-        self._record(done, figures, theirs if isinstance(model, (str, os.PathLike)) else sys.executable)
+        self._record(done, figures)
         return done
 
     def audit(self, model: Any, inputs: Any = None, **more: Any) -> api.Audited:
@@ -47,7 +41,7 @@ class Qnn:
         __tracebackhide__ = True
         precisions = (self.precision,) if self.precision else ()
         done = api.audit(model, inputs, **{"precisions": precisions, "soc": self.soc, **more})
-        self._record(done, {}, "" if isinstance(model, (str, os.PathLike)) else sys.executable)
+        self._record(done, {})
         return done
 
     def run(self, program: Any, *inputs: Any, **more: Any) -> api.Ran:
@@ -57,12 +51,9 @@ class Qnn:
         self._record(done, {})
         return done
 
-    def _record(self, done: api.Answer, figures: Mapping[str, float], exported_by: Any = "") -> None:
-        known = [name for name, _ in self.item.user_properties]
-        if PYTHON not in known:
+    def _record(self, done: api.Answer, figures: Mapping[str, float]) -> None:
+        if PYTHON not in dict(self.item.user_properties):
             self.item.user_properties.append((PYTHON, done.python))
-        if exported_by and EXPORTED_BY not in known:
-            self.item.user_properties.append((EXPORTED_BY, str(exported_by)))
         self.item.user_properties += [(f"qnn_{name}", f"{value:g}") for name, value in figures.items()]
 
 
@@ -104,10 +95,8 @@ def qnn(request: pytest.FixtureRequest) -> Qnn:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Which Python did what: the tests' own only imports and exports."""
+    """Which Python did the work: the tests' own only imports and exports."""
     reports = itertools.chain.from_iterable(terminalreporter.stats.values())
     works = [dict(getattr(report, "user_properties", ())) for report in reports]
-    pythons = ((work.get(EXPORTED_BY, ""), work[PYTHON]) for work in works if PYTHON in work)
-    for exported_by, python in dict.fromkeys(pythons):
-        exported = f"exported by {exported_by}, " if exported_by else ""
-        terminalreporter.write_line(f"qnn: {exported}compiled and run by {python}")
+    for python in dict.fromkeys(work[PYTHON] for work in works if PYTHON in work):
+        terminalreporter.write_line(f"qnn: compiled and run by {python}")

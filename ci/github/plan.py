@@ -152,7 +152,6 @@ def plan(environ: Mapping[str, str], table: GateTable | None = None, matrix: Mat
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
     outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile), "artifacts": begin}
-    outputs["runs-on"] = runners_of(environ)
     set_outputs(outputs, environ)
     return 0
 
@@ -196,22 +195,6 @@ def _number(environ: Mapping[str, str], variable: str, name: str, most: int) -> 
             fix=f"give it a number from 1 to {most}, or leave it out",
         )
     return int(text)
-
-
-def runners_of(environ: Mapping[str, str]) -> str:
-    """QNN_CI_RUNS_ON as JSON of a label, or of a list of labels."""
-    text = environ.get("QNN_CI_RUNS_ON") or '"ubuntu-24.04"'
-    try:
-        labels = json.loads(text)
-    except ValueError:
-        labels = None
-    every = labels if isinstance(labels, list) else [labels]
-    if not every or not all(isinstance(label, str) and label.strip() for label in every):
-        raise UsageError(
-            f"gate.yml's input runs-on is neither a text nor a list of texts: {in_line(text)}",
-            fix='runs-on: \'"ubuntu-24.04"\' or runs-on: \'["self-hosted", "linux"]\'',
-        )
-    return json.dumps(labels)
 
 
 def call_name(environ: Mapping[str, str]) -> str:

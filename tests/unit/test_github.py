@@ -236,16 +236,9 @@ def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: 
                 planned({**adopter, name: wrong})
 
 
-def test_jobs_run_on_the_runners_that_the_caller_names(adopter: dict[str, str]) -> None:
-    for text in ('"ubuntu-24.04"', '["self-hosted", "linux"]'):
-        planned({**adopter, "QNN_CI_RUNS_ON": text})
-        assert json.loads(pairs(Path(adopter["GITHUB_OUTPUT"]))["runs-on"]) == json.loads(text)
-    for wrong in ("ubuntu-24.04", '{"group": "big"}', "3", "[]", '["linux", 3]', '""', "null"):
-        with pytest.raises(UsageError):
-            planned({**adopter, "QNN_CI_RUNS_ON": wrong})
-    jobs = dict(read_workflow(ROOT, ".github/workflows/gate.yml").jobs)
-    assert "inputs.runs-on" in jobs.pop("plan").runs_on
-    assert all("needs.plan.outputs.runs-on" in job.runs_on and "plan" in job.needs for job in jobs.values())
+def test_jobs_run_on_the_runners_that_the_caller_names() -> None:
+    jobs = read_workflow(ROOT, ".github/workflows/gate.yml").jobs.values()
+    assert all("fromJSON(inputs.runs-on" in job.runs_on for job in jobs)
 
 
 def test_what_pays_for_more_machines_or_is_named_is_split(adopter: dict[str, str]) -> None:
