@@ -35,8 +35,6 @@ class WorkOptions:
     why: bool = False
     keep: bool = False
     """Whether to leave what was made with the logs."""
-    keep_going: bool = False
-    """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
     until: float = math.inf
     """A time of time.monotonic() at which whatever is at work ends."""
 

@@ -31,7 +31,7 @@ class SuggestedOperator(CpuOperator):
 
 @dataclass(frozen=True, slots=True)
 class KeptNodes:
-    """What --keep-going left on the CPU."""
+    """What the compiler crashes on, which is left on the CPU."""
 
     because: str
     cpu_nodes: tuple[str, ...]

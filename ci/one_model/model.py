@@ -66,7 +66,7 @@ PYTORCH = ModelLane(
     "PyTorch models",
     "ci.lanes.executorch",
     "executorch",
-    ("keep_going", "keep_on_cpu", "backend", "jobs", "variable"),
+    ("keep_on_cpu", "backend", "jobs", "variable"),
 )
 ONNX = ModelLane(
     "ONNX models",
@@ -368,7 +368,6 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "also add the model to this suite, and print the command that accepts what it measures",
         type=Path,
     )
-    switch(parser, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
     switch(parser, "--embed", "put the context into the .onnx")
     add_option(onnx)

@@ -41,7 +41,6 @@ from provisioning.known_faults import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")
 NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
-BITS = re.compile(r"(\d+)-bit ")
 ASSIGNMENT = re.compile(r"\]\s*[-+*/]?=(?!=)|\]\.\w+_\(")
 WITHOUT_ASSIGNMENT = (
     "assign to no part of a tensor: torch.cat of the parts, or a product with a mask that is a buffer"
@@ -68,8 +67,6 @@ class Culprit:
     line: str
     reason: str
     fix: str = ""
-    more_bits: str = ""
-    """As a row of a suite's `modules`, with which it compiles."""
     source: str = ""
     """FILE:LINE of the line."""
 
@@ -229,7 +226,7 @@ class Search:
         if not all(map(_is_passed_on, nodes[1:])) and not partition.error_of([node], kept=True):
             reason += "; it compiles if the constants that it reads are not computed in the program"
             fix = CONSTANT
-        return replace(_suspect(nodes, reason, fix), more_bits=_more_bits(node))
+        return _suspect(nodes, reason, fix)
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Culprit:
         """Also says why the operator that uses the constant is on the CPU."""
@@ -240,12 +237,11 @@ class Search:
                 reason += f"; {decision.operator} needs it, and stays on the CPU: {decision.reason}"
                 break
         fix: str = CONSTANT
-        more_bits = ""
         if is_quantizer(nodes[0]):
-            fix, more_bits = "", _more_bits(nodes[0])
+            fix = ""
         elif any(is_inside(node, "torch.nn.modules.rnn") for node in nodes):
             fix = RECURRENT
-        culprit = replace(_suspect(nodes, reason, fix), more_bits=more_bits)
+        culprit = _suspect(nodes, reason, fix)
         if ASSIGNMENT.search(culprit.line):
             culprit = replace(culprit, fix=WITHOUT_ASSIGNMENT)
         elif not culprit.line:
@@ -383,15 +379,6 @@ def _operand(node: Node) -> str:
         bits = math.ceil(math.log2(attributes["quant_max"] - attributes["quant_min"] + 1))
         return f"{bits}-bit {shape}"
     return f"{str(getattr(value, 'dtype', '?')).removeprefix('torch.')} {shape}"
-
-
-def _more_bits(node: Node) -> str:
-    """HTP has the fewest kernels for weights of fewer than 8 bits."""
-    operands = map(_operand, node.all_input_nodes)
-    bits = [int(match[1]) for operand in operands if (match := BITS.match(operand))]
-    if not bits or min(bits) >= 8 or not (module := module_of(node)):
-        return ""
-    return f'{{ name = "{module}", precision = "{bits[0]}a8w" }}'
 
 
 CONSTANT = Fix(

@@ -113,7 +113,7 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
         integers = f" ({OF_INTEGERS})" if "datatypes" in detail and _gives_integers(node) else ""
         return REFUSES + (f": {detail.rstrip('.')}" if detail else "") + integers
     if message in ("Skipped", "Forced Fallback"):
-        return "it is kept on the CPU: cpu_nodes, --keep-on-cpu or --keep-going"
+        return "it is kept on the CPU: cpu_nodes or --keep-on-cpu, or as the compiler crashes on it"
     if not message and node.op == "call_function":
         return "the partitioner lists it as not supported"
     return message

@@ -100,7 +100,7 @@ def add_work(
 ) -> None:
     """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
     else `work_of` reads are the command's own; so is that of the limit where `timeout` is None."""
-    off = ("no_cache", "why", "keep", "keep_going")
+    off = ("no_cache", "why", "keep")
     group.set_defaults(jobs=None, **dict.fromkeys(off, False))
     if timeout is not None:
         add_timeout(group, unit, timeout)
@@ -117,7 +117,6 @@ def work_of(args: argparse.Namespace, timeout: float = TIMEOUT) -> WorkOptions:
         cache=not args.no_cache,
         why=args.why,
         keep=args.keep,
-        keep_going=args.keep_going,
     )
 
 

@@ -189,11 +189,9 @@ def test_what_the_compiler_dies_of_is_on_the_cpu_only_where_that_is_wanted(tmp_p
     (tmp_path / "net.py").write_text(RECURRENT)
     words = ("compile", "net.py:net", "--precision", "8a8w", "--no-search", "-o", "out")
     died = ci(*words, code=1, cwd=tmp_path)
-    assert "--keep-going" in died.stderr and not list(tmp_path.glob("out/*"))
-    done = ci(*words, "--keep-going", cwd=tmp_path)
-    (record,) = (json.loads(path.read_text()) for path in tmp_path.glob("out/*.json"))
-    assert record["kept_on_cpu"]["cpu_nodes"] == ["aten_full_default"]
-    assert "kept on the CPU: aten_full_default" in done.stdout
+    assert "--keep-on-cpu aten_full_default" in died.stderr and not list(tmp_path.glob("out/*"))
+    done = ci(*words, "--keep-on-cpu", "aten_full_default", cwd=tmp_path)
+    assert "aten.full.default" in done.stdout and list(tmp_path.glob("out/*.pte"))
 
 
 @pytest.mark.whole

@@ -238,14 +238,17 @@ def test_a_file_that_an_option_names_is_in_the_key_by_its_bytes(tmp_path: Path) 
     assert keys[0] != keys[1]
 
 
-def test_a_program_that_another_qnn_compiles_or_that_keeps_going_has_another_key(tmp_path: Path) -> None:
+def test_a_program_that_another_qnn_compiles_or_with_crashes_on_the_cpu_has_another_key(
+    tmp_path: Path,
+) -> None:
     program = make_program(tmp_path)
     plan, results = _plan_of(program, tmp_path), CachedResults(tmp_path / "store", "any")
-    others = [
-        replace(plan, qnn={**QNN, "libraries": "others"}),
-        replace(plan, work=replace(plan.work, keep_going=True)),
+    steps = [
+        lowering(plan),
+        lowering(replace(plan, qnn={**QNN, "libraries": "others"})),
+        lowering(plan, crashes_on_cpu=True),
     ]
-    key, *keys = (lowering(one).key(program, results) for one in (plan, *others))
+    key, *keys = (step.key(program, results) for step in steps)
     assert key not in keys
 
 

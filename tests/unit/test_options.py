@@ -77,7 +77,7 @@ def test_a_command_for_one_model_has_the_models_lane(
 @pytest.mark.parametrize(
     ("model", "flag"),
     [
-        ("net.onnx", ["--keep-going"]),
+        ("net.onnx", ["--keep-on-cpu", "conv"]),
         ("net.py:make", ["--per-channel"]),
         ("net.onnx", ["--prefill", "64"]),
     ],

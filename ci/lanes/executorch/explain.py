@@ -171,9 +171,8 @@ def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     selection, usual = model.selection, ("qdq",) if model.file.quantized else SCHEMES
     every = [program_of(replace(model, precision=name)) for name in precisions or usual]
     programs = {program.run.precision: program for program in every}
-    model = replace(model, work=replace(model.work, keep_going=True))
     plan = plan_of_model(model, "audit", list(programs.values()))
-    results = compile_programs(plan)
+    results = compile_programs(plan, crashes_on_cpu=True)
     rows: dict[str, AuditRow | NoProgram] = {}
     for scheme, program in programs.items():
         try:

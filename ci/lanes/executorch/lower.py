@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -241,7 +242,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
         lowered = edge.exported_program()
         parts, nodes = partition_of(lowered, chip_model.backend), delegated_nodes(lowered, module)
         cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
-        if workaround and not request.keep_going:
+        if workaround and not request.crashes_on_cpu:
             raise _dies_of(workaround, parts, cpu_operators)
         _require_indices(lowered.graph_module)
         try:
@@ -411,19 +412,13 @@ def _dies_of(
 
 
 def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> Failed:
+    flags = " ".join(shlex.join(("--keep-on-cpu", name)) for name in workaround.cpu_nodes)
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
     fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))
-    if rows := list(dict.fromkeys(culprit.more_bits for culprit in workaround.culprits if culprit.more_bits)):
-        # Without all of them it still dies.
-        eight = rows[0].split('"')[-2]
-        modules = f"modules = [{', '.join(rows)}]"
-        fixes += [f"--precision {eight}, or for these modules alone, in a suite's run: {modules}"]
     if lacking:
         names = ", ".join(lacking)
         fixes += [f"on the CPU ExecuTorch has no kernel for it ({names}): write it in another way"]
     else:
-        fixes += [
-            f"compile --keep-going, or in a suite's run cpu_nodes = [{nodes}], leaves it on the CPU: {tried}"
-        ]
+        fixes += [f"{flags}, or in a suite's run cpu_nodes = [{nodes}], leaves it on the CPU: {tried}"]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
     return Failed("compile", workaround.message, joined(fixes, "; or "), source)

@@ -47,8 +47,8 @@ class ExportedRuns(ExportReply):
 class CompileRequest:
     into: Path
     log: Path
-    keep_going: bool = False
-    """Leave on the CPU what the compiler fails at, if the rest then lowers."""
+    crashes_on_cpu: bool = False
+    """Whether to leave on the CPU what the compiler crashes on, if the rest then lowers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,6 @@ def product_of(
             }
             for row in facts.left
         ],
-        "kept_on_cpu": as_json(facts.kept_on_cpu) if facts.kept_on_cpu else None,
         "accuracy": figures,
         "slices": measured.slices,
         "samples_db": measured.each_db,
@@ -163,8 +162,7 @@ def product_of(
     if quantized := in_words(figures, "reference_"):
         more += [f"{quantized} against the quantized model"]
     more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
-    kept = [*model.keep_on_cpu, *(facts.kept_on_cpu.cpu_nodes if facts.kept_on_cpu else ())]
-    flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
+    flags = [word for node in model.keep_on_cpu for word in ("--keep-on-cpu", node)]
     divergence = model.command("divergence", program.soc, *flags)
     slices = measured.slices
     causes = causes_of(program, facts, slices, figures, plan.build_id)
@@ -202,9 +200,8 @@ def stem_of(model: OneModel, program: ExecutorchProgram) -> str:
 
 def run_fields_of(program: ExecutorchProgram, facts: ChipProgram) -> dict[str, object]:
     """What a suite's run allows of this program: operators on the CPU, and delegates."""
-    kept = facts.kept_on_cpu.cpu_nodes if facts.kept_on_cpu else ()
     return {
-        "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
+        "cpu_nodes": list(program.run.cpu_nodes),
         "delegates": None if facts.delegates == program.case.delegates else facts.delegates,
         "cpu_budget": len(facts.left) or None,
     }
@@ -292,8 +289,6 @@ def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
         yield from lines
         if fix:
             yield f"    → {fix}"
-    if kept := facts.kept_on_cpu:
-        yield f"  kept on the CPU: {', '.join(kept.cpu_nodes)}: {kept.because}"
 
 
 def scheme_of(named: UserModel, precision: str | None) -> str:

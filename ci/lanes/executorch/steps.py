@@ -187,8 +187,9 @@ def worker_step(
     )
 
 
-def lowering(plan: ExecutorchPlan) -> Step:
-    asked = {"keep_going": plan.work.keep_going}
+def lowering(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> Step:
+    """With `crashes_on_cpu`, what the compiler crashes on stays on the CPU."""
+    asked = {"crashes_on_cpu": crashes_on_cpu}
     return worker_step(
         plan, COMPILED, "compiled", asked, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
     )
@@ -239,7 +240,7 @@ def _cost(program: ExecutorchProgram) -> Job:
     return Job(program.name, seconds, megabytes << 20)
 
 
-def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
+def compile_programs(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> dict[str, Result]:
     """Programs for the LPAI are refused where its compiler is not; they can be quantized without it."""
     library = Path("lib", HOST_LIBRARIES, LPAI_LIBRARY)
     for program in plan.programs:
@@ -248,7 +249,7 @@ def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
             message = f"{library} is in no wheel, and compiles for the LPAI; official SDKs have it"
             fix = other_profile(program)
             plan.refused[program.name] = Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, fix)
-    return done(lowering(plan))
+    return done(lowering(plan, crashes_on_cpu=crashes_on_cpu))
 
 
 def done(step: Step) -> dict[str, Result]:
