@@ -23,8 +23,6 @@ ComponentName = Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-sou
 
 QNN_SDK: ComponentName = "qnn-sdk"
 ANDROID_NDK: ComponentName = "android-ndk"
-NDK_HEADER = "ndk-version.h"
-"""In the sysroot of its compiler."""
 NDK_PREBUILT = Path("toolchains/llvm/prebuilt/linux-x86_64")
 NDK_RUNTIME = Path("sysroot/usr/lib/aarch64-linux-android/libc++_shared.so")
 """Below it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,26 +40,14 @@ def version_key(version: str) -> tuple[int, ...]:
 
 MAGIC = b"\x7fELF"
 HEXAGON, X86_64, AARCH64 = "EM_QDSP6", "EM_X86_64", "EM_AARCH64"
-MACHINES = {62: X86_64, 183: AARCH64, 164: HEXAGON, 3: "EM_386", 40: "EM_ARM", 8: "EM_MIPS", 243: "EM_RISCV"}
-
 _NAMES = {X86_64: "x86-64", AARCH64: "AArch64", HEXAGON: "Hexagon", "EM_386": "x86"}
 MOST_SEGMENTS = 512
 """Linkers write about ten."""
 _MOST_READS, _MOST_BYTES = 1 << 14, 1 << 16
 """Of all fields and pieces of names, and of bytes at once."""
 LINKER_SCRIPT = "it is a linker script"
-_OTHERS = tuple(
-    (re.compile(pattern, re.IGNORECASE), what)
-    for pattern, what in (
-        (rb"\Z", "it is empty"),
-        # Only the beginning is read, and a comment may be longer. A library never begins with a comment.
-        (rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)", LINKER_SCRIPT),
-        (rb"\s*<(?:!doctype|html|\?xml)", "it is a web page"),
-        (rb"version https://git-lfs", "it is a Git LFS pointer, the content was never fetched"),
-        (rb"MZ", "it is a Windows library"),
-        (rb"\0+\Z", "it begins with zeros"),
-    )
-)
+# Only the beginning is read, and a comment may be longer. A library never begins with a comment.
+_SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)", re.IGNORECASE)
 
 _DF_TEXTREL, _PF_X, _VER_FLG_WEAK = 0x4, 0x1, 0x2
 _LONG_ANDROID_NOTE = 4 + 64 + 64
@@ -130,13 +117,6 @@ def hexagon_arch(flags: int) -> int | None:
     return int(digits) if digits.isdecimal() and digits != "0" else None
 
 
-def _kind(head: bytes) -> tuple[int, str] | None:
-    if len(head) < 20 or head[:4] != MAGIC or head[4] not in (1, 2):
-        return None
-    (number,) = struct.unpack_from("<H" if head[5] == 1 else ">H", head, 18)
-    return 32 * head[4], MACHINES.get(number, f"EM_{number}")
-
-
 def read(path: Path) -> Elf:
     """Raises NotElf or BrokenElf for bad content, OSError for what cannot be opened, nothing else."""
     with open_regular(path) as stream:
@@ -147,18 +127,14 @@ def read_stream(stream: BinaryIO, path: Path) -> Elf:
     """Read a file that is open, as `read` does; `path` only names the file in errors."""
     head = stream.read(256)
     if head[:4] != MAGIC:
-        raise NotElf(path, _looks_like(head))
+        raise NotElf(path, LINKER_SCRIPT if _SCRIPT.match(head) else f"it begins with {head[:20]!r}")
     try:
-        return _facts(_Limited(stream), _kind(head))
+        return _facts(_Limited(stream))
     except OSError:
         raise
     except Exception as damage:
         # pyelftools checks little: on numbers that contradict each other it fails in any way.
         raise BrokenElf(path, (str(damage) or type(damage).__name__)[:200]) from None
-
-
-def _looks_like(head: bytes) -> str:
-    return next((what for begins, what in _OTHERS if begins.match(head)), f"it begins with {head[:12]!r}")
 
 
 class _Limited:
@@ -181,7 +157,7 @@ class _Limited:
         return self._stream.read(size)
 
 
-def _facts(stream: _Limited, kind: tuple[int, str] | None) -> Elf:
+def _facts(stream: _Limited) -> Elf:
     from elftools.construct import Container
     from elftools.elf.elffile import ELFFile
     from elftools.elf.gnuversions import GNUVerNeedSection
@@ -189,11 +165,12 @@ def _facts(stream: _Limited, kind: tuple[int, str] | None) -> Elf:
 
     file = ELFFile(cast("BinaryIO", stream))
     header = file.header
-    if kind is None or header.e_phnum > MOST_SEGMENTS:
+    if header.e_phnum > MOST_SEGMENTS:
         raise ValueError(f"{header.e_phnum} program headers (limit {MOST_SEGMENTS})")
     sections_end = header.e_shoff + header.e_shnum * header.e_shentsize if header.e_shoff else 0
     # pyelftools would look for names in them.
     header.e_shoff = 0
+    machine = header.e_machine if isinstance(header.e_machine, str) else f"EM_{header.e_machine}"
     segments = list(file.iter_segments())
     loads = [segment for segment in segments if segment["p_type"] == "PT_LOAD"]
     if (end := max((load["p_offset"] + load["p_filesz"] for load in loads), default=0)) > stream.size:
@@ -219,8 +196,8 @@ def _facts(stream: _Limited, kind: tuple[int, str] | None) -> Elf:
     needs = table(GNUVerNeedSection, "DT_VERNEED", *names).iter_versions() if "DT_VERNEED" in numbers else ()
 
     return Elf(
-        bits=kind[0],
-        machine=kind[1],
+        bits=file.elfclass,
+        machine=machine,
         flags=header.e_flags,
         fixed=header.e_type == "ET_EXEC",
         soname=(*texts("soname"), "")[0],
@@ -236,7 +213,7 @@ def _facts(stream: _Limited, kind: tuple[int, str] | None) -> Elf:
         ),
         alignments=tuple(load["p_align"] for load in loads),
         textrel="DT_TEXTREL" in numbers or bool(numbers.get("DT_FLAGS", 0) & _DF_TEXTREL),
-        execstack=bool(stack["p_flags"] & _PF_X) if stack else kind[1] in _STACK_EXECUTABLE_UNLESS_STATED,
+        execstack=bool(stack["p_flags"] & _PF_X) if stack else machine in _STACK_EXECUTABLE_UNLESS_STATED,
         states_stack=stack is not None,
         beyond_end=f"they end at byte {sections_end} of {stream.size}" if sections_end > stream.size else "",
         **_notes(file, segments),

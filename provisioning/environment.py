@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from provisioning import licences
 from provisioning.base.commands import Command, Fix, session
@@ -31,7 +31,7 @@ from provisioning.dist import DESCRIPTION, OVERLAY, description_of, runner_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
-    from provisioning.store import Tree
+    from provisioning.store.trees import Trees
 
 _OFFICIAL = f"--profile {OFFICIAL_PROFILE}"
 
@@ -126,12 +126,6 @@ class Environment:
             f"{component} is neither in the store nor named by {COMPONENT_VARIABLES[component]}",
             fix=session("provision", *self.provision_flags, "--component", component),
         )
-
-
-class Trees(Protocol):
-    """The part of the store that resolving needs."""
-
-    def find(self, component_name: str, component: Component, targets: Set[str]) -> Tree | None: ...
 
 
 def resolve(

@@ -166,11 +166,6 @@ def load_refused() -> tuple[Refused, ...]:
     return _soc_table().refused
 
 
-def refused_by(arch: int) -> list[Refused]:
-    """What this Hexagon does not compile and a later one does, as measured."""
-    return [row for row in load_refused() if row.below_arch and arch < row.below_arch]
-
-
 def soc_named(name: str) -> Soc:
     socs = load_socs()
     if name not in socs:

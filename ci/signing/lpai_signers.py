@@ -43,7 +43,6 @@ from ci.signing.headers import (
     Layout,
 )
 from ci.signing.lpai_libraries import ElfsignerTable
-from provisioning.base.command_line import confirmed
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import (
     CheckFailed,
@@ -102,6 +101,12 @@ class Consent:
         """The hash by which a text is accepted; line breaks and blanks do not count."""
         return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
 
+    @staticmethod
+    def _confirmed() -> bool:
+        sys.stderr.write("Do you accept this? [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
     def __call__(self, text: str) -> bool:
         from provisioning import licences
         from provisioning.manifest import Component, Licence
@@ -113,7 +118,7 @@ class Consent:
         sys.stderr.write(f"elfsigner of the Hexagon SDK asks:\n\n{text.strip()}\n\nsha256 {digest}\n\n")
         terminal = sys.stdin is not None and sys.stdin.isatty()
         means = self.accepted.get(digest, "")
-        if not means and terminal and confirmed("Do you accept this?"):
+        if not means and terminal and self._confirmed():
             means = "asked"
         if means:
             # No manifest can name it: its text is only known now.

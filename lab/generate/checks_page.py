@@ -15,11 +15,7 @@ What does `qnn-ci validate` check? It applies these rules to the store's trees, 
 `--strict`, notes never. A rule that could not run is a warning with the reason, never a pass.
 
     qnn-ci validate --rule hexagon-arch          # only this rule
-    qnn-ci validate --ignore absolute-rpath      # accept what it finds
-    qnn-ci validate --ignore 'android-page-size:lib/aarch64-android/libQnnGpu.so'
     qnn-ci validate --target all                 # every target, each against its own tree
-
-An `--ignore` that matches no finding is an error: remove it when its reason is gone.
 """
 
 

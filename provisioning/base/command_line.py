@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
-from provisioning.base import answer, progress
+from provisioning.base import answer
 from provisioning.base.commands import Fix, joined
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.errors import (
@@ -171,13 +171,6 @@ def repeatable(parser: argparse._ActionsContainer, flag: str, metavar: str, help
     )
 
 
-def confirmed(question: str) -> bool:
-    """Ask a person at the terminal."""
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 def main(
     program: str,
     description: str,
@@ -308,7 +301,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
     def interrupt(*_: object) -> None:
         if sys.stderr.isatty():
-            progress.say("interrupted: ending what runs")
+            os.write(sys.stderr.fileno(), b"\ninterrupted: ending what runs\n")
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

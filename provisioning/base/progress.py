@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -33,20 +33,6 @@ def display_for(out: TextIO) -> Screen | None:
     return Screen(out) if drawable else None
 
 
-_drawing: list[Screen] = []
-"""Those of this process that have bars now."""
-
-
-def say(text: str) -> None:
-    """Print a line on stderr's terminal, above the bars if there are any; also from a handler of a signal."""
-    # A handler that comes while stderr's buffer is written cannot use it.
-    with suppress(RuntimeError):
-        if _drawing:
-            _drawing[-1].print(text)
-            return
-    os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
-
-
 class Screen:
     """Bars at the bottom of a terminal, and text above them."""
 
@@ -62,7 +48,6 @@ class Screen:
             if self._rich is None:
                 self._rich = _rows(self._out)
                 self._rich.start()
-                _drawing.append(self)
             if bar not in self._rows:
                 self._rows[bar] = self._rich.add_task(name, total=total, note=note)
             self._rich.update(self._rows[bar], completed=done, total=total, note=note)
@@ -75,7 +60,6 @@ class Screen:
                 if not self._rows:
                     self._rich.stop()
                     self._rich = None
-                    _drawing.remove(self)
 
     def print(self, text: str) -> None:
         """A line above the bars."""

@@ -7,7 +7,6 @@ can build a context by hand.
 from __future__ import annotations
 
 import enum
-import fnmatch
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from pydantic import Field
 
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load, read
-from provisioning.base.errors import UnknownName, UsageError
+from provisioning.base.errors import UnknownName
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
 from provisioning.validation.context import Context
@@ -231,42 +230,3 @@ def _apply(rule_: Rule, context: Context) -> Result:
     errors = [p for p in problems if (p.severity or rule_.severity) is Severity.ERROR]
     wrong = frozenset(subject for p in errors for subject in (p.subject, *p.also))
     return Result(rule_, _state_of(findings), findings, wrong=wrong)
-
-
-@dataclass(frozen=True, slots=True)
-class Ignore:
-    """`rule` or `rule:subject`, where subject is a glob. Accepts findings that are known and harmless."""
-
-    rule: str
-    subject: str
-
-    @classmethod
-    def parse(cls, text: str) -> Ignore:
-        id_, _, subject = text.partition(":")
-        chosen([id_])
-        return cls(id_, subject or "*")
-
-    def __str__(self) -> str:
-        return self.rule if self.subject == "*" else f"{self.rule}:{self.subject}"
-
-    def fits(self, finding: Finding) -> bool:
-        return finding.rule == self.rule and fnmatch.fnmatchcase(finding.subject, self.subject)
-
-
-def without_ignored(
-    findings: Iterable[Finding], ignores: Sequence[Ignore]
-) -> tuple[list[Finding], list[Finding]]:
-    """(kept, ignored). An ignore that matches nothing is an error, because it would hide later findings."""
-    kept: list[Finding] = []
-    ignored: list[Finding] = []
-    used: set[Ignore] = set()
-    for finding in findings:
-        fitting = [ignore for ignore in ignores if ignore.fits(finding)]
-        used.update(fitting)
-        (ignored if fitting else kept).append(finding)
-    if idle := [ignore for ignore in ignores if ignore not in used]:
-        raise UsageError(
-            f"--ignore {idle[0]} matches no finding",
-            fix=f"remove --ignore {idle[0]}, or correct it: subjects are shown in the report",
-        )
-    return kept, ignored

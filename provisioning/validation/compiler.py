@@ -26,7 +26,7 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
         if answer.step == "absent":
             raise CouldNotRun(
                 f"{answer.detail} in {answer.interpreter}",
-                context.host.installing,
+                Fix("run it as a session, which installs the pinned packages: {}", ("validate",)),
             )
         if answer.step == "probe":
             raise CouldNotRun(

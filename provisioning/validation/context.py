@@ -15,23 +15,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from provisioning.base.commands import Fix, captured, quoted
+from provisioning.base.commands import captured
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
 from provisioning.components import (
     ANDROID_NDK,
     KINDS,
-    NDK_HEADER,
     NDK_PREBUILT,
     NDK_RUNTIME,
     NDK_TOOLCHAIN,
     QNN_SDK,
     identity_of,
-    metadata_text,
 )
 from provisioning.elf import AARCH64, Elf, Loading, load_all
 from provisioning.environment import HOST_LIBRARIES, Environment, Note, resolve
 from provisioning.manifest import Profile, Soc, load_profile, soc_named
-from provisioning.python_environments import STAMP
 from provisioning.qnn_libraries import Library, System, libraries_in, read
 from provisioning.validation.probe import Answer, ask
 
@@ -45,7 +42,7 @@ class ComponentTree:
     """`store`, or `directory` (the user's own)."""
     variable: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
-    """Version by what states it: `sdk.yaml`, `directory`, `source.properties`, `ndk-version.h`."""
+    """Version by what states it: `sdk.yaml`, `directory`, `source.properties`."""
     unusable: str = ""
     """Why its compiler cannot build, of an NDK."""
 
@@ -65,15 +62,6 @@ class Host:
     """The C++ compiler that builds take; empty without one."""
     packages: Mapping[str, str]
     """Python packages of this interpreter."""
-    environment: str = ""
-    """The folder of this Python, where sessions made it."""
-
-    @property
-    def installing(self) -> Fix:
-        """What installs the pinned packages. A session does, unless it made this Python already."""
-        if self.environment:
-            return Fix("{} && {}", quoted("rm", "-rf", self.environment), ("validate",))
-        return Fix("run it as a session, which installs the pinned packages: {}", ("validate",))
 
 
 @dataclass(frozen=True)
@@ -201,17 +189,6 @@ def _resolved(selection: Selection, environ: Mapping[str, str], resolve: Resolve
     return list(groups.values())
 
 
-def _of_ndk_header(root: Path) -> str:
-    """The revision by which the NDK's own compiler builds."""
-    for path in root.glob(f"toolchains/llvm/prebuilt/*/sysroot/usr/include/android/{NDK_HEADER}"):
-        with contextlib.suppress(OSError):
-            text = metadata_text(path)
-            defined = dict(re.findall(r"#define __NDK_(MAJOR|MINOR|BUILD)__ (\d+)", text))
-            if len(defined) == 3:
-                return ".".join(defined[part] for part in ("MAJOR", "MINOR", "BUILD"))
-    return ""
-
-
 def looked_at(component: str, path: Path, origin: str, variable: str = "") -> ComponentTree:
     unusable = why_unusable(path) if component == ANDROID_NDK else ""
     return ComponentTree(path, origin, variable, stated_versions(component, path), unusable)
@@ -247,8 +224,6 @@ def stated_versions(component: str, root: Path) -> dict[str, str]:
             stated[KINDS[component].metadata] = identity.version
         if identity.build_id:
             stated[f"{KINDS[component].metadata} build_id"] = identity.build_id
-    if component == ANDROID_NDK and (revision := _of_ndk_header(root)):
-        stated[NDK_HEADER] = revision
     if not KINDS[component].named_by_version:
         return stated
     if re.fullmatch(r"v?\d+(?:\.\d+){2,}", root.resolve().name):
@@ -272,7 +247,6 @@ def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
         glibc=glibc if libc == "glibc" else "",
         compiler=next((name for name in compilers if shutil.which(name, path=variables.get("PATH"))), ""),
         packages=_packages(packages, variables.get("PYTHONPATH", "")),
-        environment=sys.prefix if Path(sys.prefix, STAMP).is_file() else "",
     )
 
 

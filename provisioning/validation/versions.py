@@ -10,10 +10,9 @@ from pathlib import Path
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
-from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, NDK_HEADER, QNN_SDK, ndk_name, version_in
+from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, QNN_SDK, ndk_name, version_in
 from provisioning.dist import BuiltFrom, again, description_of, staleness
 from provisioning.elf import version_key
-from provisioning.manifest import refused_by
 from provisioning.qnn_libraries import Library
 from provisioning.store.trees import Trees
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
@@ -152,27 +151,12 @@ def soc_known(context: Context) -> Iterator[Problem]:
                 yield Problem(name, f"QNN {version} does not know it, {soc.least_qnn} was the first that did")
 
 
-@rule("soc-operators")
-def soc_operators(context: Context) -> Iterator[Problem]:
-    for name, soc in context.socs.items():
-        for refused in refused_by(soc.arch):
-            yield Problem(name, f"V{soc.arch} does not compile {refused}")
-
-
 @rule("ndk-revision")
 def ndk_revision(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, ANDROID_NDK)
     revision = tree.stated.get("source.properties")
     if revision is None:
         yield Problem(tree.named, "has no source.properties with a Pkg.Revision: it is no Android NDK")
-        return
-    header = tree.stated.get(NDK_HEADER)
-    if header is not None and header != revision:
-        yield Problem(
-            tree.named,
-            f"contradicts itself: source.properties says {ndk_name(revision)},"
-            f" {NDK_HEADER} {ndk_name(header)}",
-        )
         return
     pin = context.profile.components.get(ANDROID_NDK)
     if pin is None:
@@ -220,10 +204,7 @@ def python_packages(context: Context) -> Iterator[Problem]:
     if not pins:
         raise NotApplicable(f"profile {context.profile.name} pins no Python packages")
     if not any(name in host.packages for name in pins):
-        raise CouldNotRun(
-            f"none of {', '.join(pins)} is installed in this Python",
-            host.installing,
-        )
+        raise CouldNotRun(f"none of {', '.join(pins)} is installed in this Python")
     built = _source_of_executorch(context)
     if built is not None and (stale := staleness(built)):
         yield Problem("executorch", stale, again(built))
@@ -231,13 +212,13 @@ def python_packages(context: Context) -> Iterator[Problem]:
         version = host.packages.get(name)
         pin = f"profile {context.profile.name} pins {pinned}"
         if version is None:
-            yield Problem(name, f"is not installed, {pin}", host.installing)
+            yield Problem(name, f"is not installed, {pin}")
         elif version.partition("+")[0] == pinned:
             continue
         elif name == "executorch" and built is not None:
             yield Problem(name, f"is {version}, built from {built}; {pin}", severity=Severity.NOTE)
         else:
-            yield Problem(name, f"is {version} in this Python, {pin}", host.installing)
+            yield Problem(name, f"is {version} in this Python, {pin}")
 
 
 def _source_of_executorch(context: Context) -> BuiltFrom | None:

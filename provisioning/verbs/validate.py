@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import repeatable, switch
+from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.units import aligned, columns
@@ -26,19 +26,12 @@ EXAMPLES = """\
   QNN_SDK_ROOT=/opt/qairt/2.37.0.250724 nox -s validate -- --profile qnn-2.37
   nox -s validate -- --target aarch64-linux --soc SM8650 --soc SM8750 --strict
   python -m provisioning validate --rule hexagon-arch
-  python -m provisioning validate --ignore 'absolute-rpath:*libCustomOp.so'
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("--rule", action="append", metavar="ID", help="apply only this rule; may be repeated")
-    repeatable(
-        parser,
-        "--ignore",
-        "ID[:SUBJECT]",
-        "accept this rule's findings, or those whose subject fits the glob",
-    )
     switch(parser, "--strict", "warnings fail too")
 
 
@@ -49,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     stage = StageRun("validate", selection.profile, ",".join(selection.targets))
     with stage.reported(selection.reports, "validate", stage.profile):
-        results = _validate(stage, selection, args.rule or (), args.ignore)
+        results = _validate(stage, selection, args.rule or ())
 
     def show(report: Report) -> None:
         sys.stdout.write(_states(results))
@@ -58,25 +51,25 @@ def run(args: argparse.Namespace) -> int:
     return stage.close(selection.reports, strict=args.strict, show=show)
 
 
-def _validate(
-    stage: StageRun, selection: Selection, only: Sequence[str], ignored: Sequence[str]
-) -> list[Result]:
+def _validate(stage: StageRun, selection: Selection, only: Sequence[str]) -> list[Result]:
     from provisioning.environment import consenting
-    from provisioning.validation import Ignore, check, chosen, without_ignored
+    from provisioning.validation import check, chosen
     from provisioning.validation.context import gather
 
     rules = chosen(only)
-    ignores = [Ignore.parse(text) for text in ignored]
     asks_compiler = any(rule.asks_compiler for rule in rules)
     contexts = gather(selection, os.environ, asks_compiler=asks_compiler)
     results = check(contexts, rules)
-    kept, accepted = without_ignored((f for result in results for f in result.findings), ignores)
-    stage.findings += [replace(finding, fix=consenting(finding.fix, selection)) for finding in kept]
-    stage.metrics |= _metrics(contexts, results, len(accepted))
+    stage.findings += [
+        replace(finding, fix=consenting(finding.fix, selection))
+        for result in results
+        for finding in result.findings
+    ]
+    stage.metrics |= _metrics(contexts, results)
     return results
 
 
-def _metrics(contexts: Sequence[Context], results: Sequence[Result], ignored: int) -> dict[str, Metric]:
+def _metrics(contexts: Sequence[Context], results: Sequence[Result]) -> dict[str, Metric]:
     states = Counter(result.state.value for result in results)
     trees = {
         component if context is contexts[0] else f"{component} of {', '.join(context.targets)}": (
@@ -88,7 +81,6 @@ def _metrics(contexts: Sequence[Context], results: Sequence[Result], ignored: in
     return {
         **trees,
         "libraries": sum(len(context.libraries) for context in contexts),
-        "ignored": ignored,
         "states": {**states},
         "rules": {
             result.rule.id: {"state": result.state.value, "reason": result.reason} for result in results

@@ -73,14 +73,9 @@ def write_sdk(root: Path) -> Path:
     return root
 
 
-def write_ndk(root: Path, revision: str = NDK, of_compiler: str = "") -> Path:
-    include = root / "toolchains/llvm/prebuilt/linux-x86_64/sysroot/usr/include/android"
-    include.mkdir(parents=True)
-    parts = zip(("MAJOR", "MINOR", "BUILD"), (of_compiler or revision).split("."), strict=True)
-    defines = [f"#define __NDK_{name}__ {value}\n" for name, value in parts]
-    (include / "ndk-version.h").write_text("#pragma once\n" + "".join(defines))
+def write_ndk(root: Path, revision: str = NDK) -> Path:
     clang = root / NDK_PREBUILT / "bin" / "clang++"
-    clang.parent.mkdir()
+    clang.parent.mkdir(parents=True)
     script(clang, "echo Android clang version 17.0.2")
     library("libc++_shared.so", AARCH64, content=b"").write(root / NDK_PREBUILT / NDK_RUNTIME)
     (root / NDK_TOOLCHAIN).parent.mkdir(parents=True)

@@ -190,7 +190,6 @@ ROWS = (
         "a chip that this one knows",
         "export QNN_CI_SOC=SM8650",
     ),
-    Row("soc-operators", variables(QNN_CI_SOC="SM8450"), "another chip", "export QNN_CI_SOC=SM8650"),
     Row(
         "ndk-revision",
         other_ndk,

@@ -14,14 +14,14 @@ from provisioning.base.settings import Selection
 from provisioning.dist import BuiltFrom, TreeState, describe
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
-from provisioning.store import Tree
+from provisioning.store import Tree, trees
 from tests.support.sdk_archives import tree_at
 
 HOST = "lib/x86_64-linux-clang"
 
 
 @dataclass
-class Trees:
+class Trees(trees.Trees):
     """A store that holds these components."""
 
     roots: dict[str, Path]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from ci.builds.built_files import FIXES
-from provisioning.base.errors import UsageError
-from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.findings import Report
 from provisioning.elf import Wrong
-from provisioning.validation import Ignore, catalogue, libraries, without_ignored
+from provisioning.validation import catalogue, libraries
 from provisioning.verbs import validate
 from tests.support.elves import Library
 from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk
@@ -49,37 +47,6 @@ def test_all_that_can_be_wrong_with_a_library_has_a_rule_and_a_fix_of_builds() -
     assert set(libraries.RULES) == set(Wrong)
     assert set(libraries.RULES.values()) <= set(catalogue())
     assert {wrong.value for wrong in Wrong} <= set(FIXES)
-
-
-def finding(rule_: str, subject: str) -> Finding:
-    return Finding(rule_, Severity.ERROR, subject, "is wrong", "mend it")
-
-
-FOUND = [
-    finding("elf-machine", "lib/a/libX.so"),
-    finding("elf-machine", "lib/b/libX.so"),
-    finding("host-os", "h"),
-]
-
-
-@pytest.mark.parametrize(
-    ("ignore", "remaining"),
-    [
-        ("elf-machine", ["h"]),
-        ("elf-machine:lib/a/*", ["lib/b/libX.so", "h"]),
-        ("elf-machine:*/libX.so", ["h"]),
-        ("host-os:h", ["lib/a/libX.so", "lib/b/libX.so"]),
-    ],
-)
-def test_an_ignore_takes_away_what_it_fits(ignore: str, remaining: list[str]) -> None:
-    kept, ignored = without_ignored(FOUND, [Ignore.parse(ignore)])
-    assert ([f.subject for f in kept], len(ignored)) == (remaining, len(FOUND) - len(remaining))
-
-
-@pytest.mark.parametrize("ignore", ["elf-machine:lib/c/*", "elf-readable"])
-def test_an_ignore_that_fits_nothing_is_refused(ignore: str) -> None:
-    with pytest.raises(UsageError, match=f"--ignore {re.escape(ignore)}"):
-        without_ignored(FOUND, [Ignore.parse("host-os"), Ignore.parse(ignore)])
 
 
 def test_several_targets_and_chips_are_checked_together(sdk: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_read_is_a_library_and_says_why(tree: Path) -> Non
     (tree / "lib/libGone.so").symlink_to("nowhere.so")
     (tree / "lib/libScript.so").write_bytes(b"INPUT(-lc)")
     assert {f.name: f.unreadable for f in libraries_in(tree) if f.elf is None} == {
-        "libWeb.so": "it is a web page",
+        "libWeb.so": "it begins with b'<html>'",
         "libGone.so": "a link to nowhere.so, which is not there",
     }
 
