@@ -30,6 +30,9 @@ from provisioning.base.units import in_decibels, seconds, size
 GATE = "gate"
 """The gate's own report repeats the stages' reports, so it is left out beside them."""
 
+PREPARING = ("provision", "build_runner")
+"""Stages that the commands for one model start where they must: an earlier pass is no news of a model."""
+
 MERGE = "merge"
 """The run of all reports of several jobs, and the stage of those that could not be read."""
 
@@ -154,6 +157,8 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
         message = f"its report is of an earlier run, {shown}"
         old = when is not None and began[newest.stage] - when > ONE_DAY
         same = _same_run(report, newest)
+        if stage in PREPARING and of_models(newest) and report.outcome is Outcome.PASS and not same:
+            continue
         if of_models(report) and not alone:
             page[stage] = report
         elif report.profile not in ("", profile):

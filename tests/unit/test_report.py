@@ -142,6 +142,17 @@ def test_the_page_has_what_was_done_of_every_model_in_this_folder(
     assert verdicts(tmp_path) == {"compile": "fail", "audit": "pass"}
 
 
+@pytest.mark.parametrize("started", ["2025-11-20T08:00:00+00:00", "2026-11-20T09:00:00+00:00"])
+def test_a_pass_of_what_was_prepared_earlier_is_not_on_the_page_of_a_model(
+    started: str, tmp_path: Path
+) -> None:
+    replace(_report("provision"), run="before", started=started).write(tmp_path)
+    command(tmp_path, "compile", "a.py:make", prints("30.0 dB"))
+    assert verdicts(tmp_path) == {"compile": "pass"}
+    replace(_report("build_runner", BAD, outcome=Outcome.FAIL), run="before").write(tmp_path)
+    assert set(verdicts(tmp_path)) == {"compile", "build_runner"}
+
+
 def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path: Path) -> None:
     command(tmp_path, "compile", "a.py:make", prints("first"))
     with pytest.raises(CheckFailed):
