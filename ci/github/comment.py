@@ -28,13 +28,13 @@ from ci.report.changes import (
     Changes,
     changes_of,
     rank,
+    reports_in,
 )
-from ci.report.collect import LANES, in_unit
+from ci.report.collect import in_unit
 from ci.report.page import cell, code
 from ci.report.summary import command
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named
-from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line
 from provisioning.base.rendering import plural
 
@@ -113,8 +113,6 @@ class Api:
             answer = self._session.request(
                 method, f"{self._base}/{path}", query, json=body, timeout=PATIENCE, allow_redirects=False
             )
-            if answer.status_code == 404 and method == "DELETE":
-                return None
             if answer.status_code >= 300:
                 raise _refused(f"{method} {path}", answer.status_code)
             return answer.json() if answer.content else None
@@ -155,19 +153,12 @@ def changes(environ: Mapping[str, str]) -> int:
         Path(environ.get("GITHUB_WORKSPACE", ""), environ.get(name, "")).absolute()
         for name in ("QNN_CI_REPORTS", "QNN_CI_BEFORE")
     )
-    try:
-        found = changes_of(_reports_in(folder), _reports_in(before))
-    except ValueError as error:
-        raise CheckFailed(str(error), fix="read the log of the job that uploaded it") from error
+    found = changes_of(reports_in(folder), reports_in(before))
     write_named(folder / FILE, found.as_json(), fix="name another folder with QNN_CI_REPORTS")
     sys.stdout.write(
         f"{found.worse} of {found.compared} programs became worse, {found.not_compared} not compared\n"
     )
     return 0
-
-
-def _reports_in(folder: Path) -> list[Report]:
-    return [Report.read(file) for stage in LANES for file in sorted(folder.rglob(f"{stage}.json"))]
 
 
 def comment(environ: Mapping[str, str], api: GitHubCalls | None = None) -> int:
@@ -343,24 +334,20 @@ def summary_of(changes: Changes) -> str:
 
 
 def write(pull: int, ended: Ended, text: str, api: GitHubCalls, *, begin: bool) -> None:
-    """Write the comment, unless a later run has; `begin` one where there is none. Of several, which two runs
-    at once can make, the latest stays."""
-    if not ours(pull, api):
-        if not begin:
-            return
-        api("POST", f"issues/{pull}/comments", {"body": text})
-    # Read again: another run may have written since.
-    found = sorted(ours(pull, api), reverse=True)
-    if not found:
-        raise UpstreamError(f"the comment of #{pull} is not by {AUTHOR}", fix="give it `github.token`")
-    (last, kept), *others = found
-    if last <= ended.age:
-        api("PATCH", f"issues/comments/{kept}", {"body": text})
-        sys.stdout.write(f"wrote the comment {kept} of #{pull}\n")
+    """Write the comment, unless a later run has; `begin` one where there is none. comment.yml lets one run of
+    a pull request write at a time."""
+    newest = max(ours(pull, api), default=None)
+    if newest is None:
+        if begin:
+            api("POST", f"issues/{pull}/comments", {"body": text})
+            sys.stdout.write(f"wrote the comment of #{pull}\n")
+        return
+    age, number = newest
+    if age <= ended.age:
+        api("PATCH", f"issues/comments/{number}", {"body": text})
+        sys.stdout.write(f"wrote the comment {number} of #{pull}\n")
     else:
-        sys.stdout.write(f"the comment {kept} of #{pull} is of a later run, {last[0]}: it stays\n")
-    for _, number in others:
-        api("DELETE", f"issues/comments/{number}")
+        sys.stdout.write(f"the comment {number} of #{pull} is of a later run, {age[0]}: it stays\n")
 
 
 def ours(pull: int, api: GitHubCalls) -> Sequence[tuple[tuple[int, int], int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,6 +11,7 @@ from pydantic import Field
 from ci.report.collect import LANES, Lane, Row, mapping, number, rows_of
 from ci.suite.accepted import Tolerances, load_tolerances
 from provisioning.base.documents import Model
+from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report
 from provisioning.base.foreign import one_line
 
@@ -104,6 +106,14 @@ def _programs_in(reports: Iterable[Report]) -> dict[tuple[str, str], dict[str, f
         if report.stage in LANES
         for name, row in rows_of(report, "programs").items()
     }
+
+
+def reports_in(folder: Path) -> list[Report]:
+    """The reports of programs in a folder, and in those below it."""
+    try:
+        return [Report.read(file) for stage in LANES for file in sorted(folder.rglob(f"{stage}.json"))]
+    except ValueError as error:
+        raise CheckFailed(str(error), fix="run its stage again, or read the log of its job") from error
 
 
 def rank(change: ChangedFigure) -> tuple[int, str, str]:

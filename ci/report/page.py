@@ -61,8 +61,6 @@ TEMPLATES = Path(__file__).with_name("templates")
 LANES_OF_PAGE = {**LANES, "check": "check"}
 STAGES = {"executorch": ("test_lowering", "test_emulator"), "llm": ("", "test_llm")}
 """By lane: the stage that compiles its programs, and the one that runs them. Others have one for both."""
-IN_CELLS = {"onnx": "ONNX"}
-"""The word that tells a lane's programs from others of the same case and scheme."""
 ACCURACY = {
     "metric": "metric of the task",
     "float_metric": "the same of the float model",
@@ -78,9 +76,6 @@ ACCURACY = {
     "top1": "top-1 agreement",
     "max_rel": "largest relative error",
 }
-ALWAYS = ("metric", "float_metric", "reference_metric", "sqnr_db", "cosine", "variation_sqnr_db", "agreement")
-"""Shown without a threshold too."""
-LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
 COSTS = {
     "ddr_read": "DDR read",
     "ddr_written": "DDR written",
@@ -91,16 +86,6 @@ COSTS = {
     "cpu_seconds": "CPU time of compiling",
 }
 SHOWN_OPERATORS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A part of the graph, which runs on the HTP or on the CPU."""
-
-    where: str
-    count: int
-    grows: int
-    operators: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +107,8 @@ class ProgramView:
     verdict: str
     brief: str
     findings: Collection[Finding]
-    partition: Sequence[Box]
+    partition: Sequence[ShownFigure]
+    """The graph in order: what runs on the HTP, and what runs on the CPU in between."""
     figures: Mapping[str, Sequence[ShownFigure]]
     """By title."""
     slices: Sequence[str]
@@ -171,11 +157,11 @@ def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection
         name,
         word(first, "case") or name,
         scheme,
-        f"{label} {IN_CELLS.get(lane, '')}".strip(),
+        f"{label} ONNX" if lane == "onnx" else label,
         verdict_of(*rows.values()),
         ", ".join(_brief(compiled, ran)),
         findings,
-        [_box(row) for row in map(mapping, entries(compiled.get("partition")))],
+        [_part(row) for row in map(mapping, entries(compiled.get("partition")))],
         {title: shown for title, shown in figures.items() if shown},
         [entry for entry in entries(ran.get("slices")) if isinstance(entry, str)],
         [command for row in rows.values() if (command := word(row, "command"))],
@@ -194,8 +180,9 @@ def _brief(compiled: Row, ran: Row) -> Iterator[str]:
         yield f"{share:.6g} equal"
 
 
-def _box(row: Row) -> Box:
-    where, count = word(row, "where"), int(number(row, "count") or 0)
+def _part(row: Row) -> ShownFigure:
+    count = plural(int(number(row, "count") or 0), "operator")
+    where = word(row, "where")
     counts = mapping(row.get("operators"))
     operators = sorted(counts, key=lambda name: (-(number(counts, name) or 0), name))
     listed = [
@@ -204,20 +191,21 @@ def _box(row: Row) -> Box:
     ]
     if more := len(operators) - len(listed):
         listed.append(f"and {plural(more, 'kind')} more")
-    return Box(where, count, min(5, max(1, count).bit_length()), ", ".join(listed))
+    return ShownFigure(f"{where.upper()} {count}", ", ".join(listed), good=where != "cpu")
 
 
 def _accuracy(row: Row) -> Iterator[ShownFigure]:
     figures, wanted = mapping(row.get("figures")), mapping(row.get("thresholds"))
     for key, name in ACCURACY.items():
         value, mark = number(figures, key), number(wanted, key)
-        if value is None or (mark is None and key not in ALWAYS):
+        if value is None:
             continue
-        good = mark is None or (value <= mark if key in LESS_IS_BETTER else value >= mark)
-        text = in_unit(key, value)
-        if mark is not None:
-            text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {in_unit(key, mark)})"
-        yield ShownFigure(name, text, good)
+        if mark is None:
+            yield ShownFigure(name, in_unit(key, value))
+        elif key.startswith("max_"):
+            yield ShownFigure(name, f"{in_unit(key, value)} (at most {in_unit(key, mark)})", value <= mark)
+        else:
+            yield ShownFigure(name, f"{in_unit(key, value)} (at least {in_unit(key, mark)})", value >= mark)
 
 
 def _on_text(figures: Row) -> Iterator[ShownFigure]:

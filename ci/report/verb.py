@@ -98,21 +98,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def worse_than(folder: Path, directory: Path) -> int:
-    from ci.report.changes import WORSE, changes_of
-    from ci.report.collect import LANES, in_unit
-
-    def reports_in(where: Path) -> list[Report]:
-        files = [where / f"{stage}.json" for stage in LANES]
-        if not any(file.is_file() for file in files):
-            raise EnvironmentLacking(
-                f"{where}: expected reports of programs ({', '.join(LANES)}) in it, found none",
-                fix="run the suite with --reports FOLDER",
-            )
-        return [Report.read(file) for file in files if file.is_file()]
+    from ci.report.changes import WORSE, changes_of, reports_in
+    from ci.report.collect import in_unit
 
     changes = changes_of(reports_in(directory), reports_in(folder))
     if not changes.compared:
-        raise CheckFailed(f"no program is in both {directory} and {folder}", fix="run one suite for both")
+        raise CheckFailed(
+            f"no program is in both {directory} and {folder}",
+            fix="run one suite for both, with --reports FOLDER",
+        )
     for change in changes.changes:
         before, now = in_unit(change.what, change.before), in_unit(change.what, change.now)
         write(f"{change.program}: {WORSE[change.what]} {before} → {now}\n", sys.stdout)

@@ -7,7 +7,7 @@ import json
 import threading
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,8 +41,6 @@ class GitHub:
     artifacts: dict[int, tuple[int, str, bytes]] = field(default_factory=dict)
     """By number: of which run, its name and its archive."""
     comments: dict[int, dict[str, Any]] = field(default_factory=dict)
-    before: Callable[[str], None] = lambda method: None
-    """Called before each request is answered: what others do meanwhile."""
 
     def pull(self, number: int, sha: str, repository: int = REPOSITORY, branch: str = "change") -> None:
         head = {"sha": sha, "ref": branch, "repo": {"id": repository}}
@@ -65,7 +63,6 @@ class GitHub:
     def __call__(
         self, method: str, path: str, body: Mapping[str, str] | None = None, **query: str | int
     ) -> Any:
-        self.before(method)
         kind, last = path.split("/")[0], path.split("/")[-1]
         first = (int(query.get("page", 1)) - 1) * int(query.get("per_page", 30))
         if kind == "actions":
@@ -76,8 +73,6 @@ class GitHub:
             return self.pulls[int(last)] if last.isdecimal() else list(self.pulls.values())
         if method == "GET":
             return list(self.comments.values())[first : first + 100]
-        if method == "DELETE":
-            return self.comments.pop(int(last)) and None
         text = (body or {})["body"]
         assert 0 < len(text) <= 65_536, "GitHub refuses more"
         if method == "PATCH":
@@ -482,22 +477,3 @@ def test_calls_of_the_gate_in_one_run_have_one_comment(hub: GitHub, tmp_path: Pa
     write(hub, tmp_path)
     (body,) = hub.bodies
     assert "one&#47;8a8w" in body and "two&#47;8a8w" in body and "2 of 10 programs" in body
-
-
-@pytest.mark.parametrize(("first", "second"), [(3, 4), (4, 3)])
-def test_two_runs_that_both_find_no_comment_leave_the_newer_ones(
-    hub: GitHub, tmp_path: Path, first: int, second: int
-) -> None:
-    """The second runs while the first is about to write."""
-    hub.upload(3, content(change("run-3")))
-    hub.upload(4, content(change("run-4")))
-
-    def meanwhile(method: str) -> None:
-        if method == "POST":
-            hub.before = lambda method: None
-            write(hub, tmp_path, id=second, run_number=second)
-
-    hub.before = meanwhile
-    write(hub, tmp_path, id=first, run_number=first)
-    (body,) = hub.bodies
-    assert "run&#45;4" in body and "attempt=1" in body
