@@ -11,13 +11,15 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from ci.jobs import Line, failed
 from ci.plain import Facts
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError, causes
 from provisioning.base.files import OF_MACHINE, disk_error, write_all
+
+T = TypeVar("T")
 
 Blame = Literal["model", "machine"]
 """Whose fault a failure is. What the machine is to blame for says nothing about the work: it is never cached,
@@ -330,6 +332,11 @@ class Result:
     """The variables that the model's code names, that are set, and that it was not given."""
     record: object = None
     """The facts, as the step reads them; None of a step that reads none."""
+
+    def read(self, kind: type[T]) -> T:
+        """The record of a step whose replies are of this kind."""
+        assert isinstance(self.record, kind)
+        return self.record
 
 
 def error_follows(failure: Failure) -> Line:

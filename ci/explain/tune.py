@@ -47,7 +47,7 @@ class Point:
     @property
     def failed(self) -> str:
         """Why there is no program, or none whose outputs can be compared."""
-        return self.outcome.error or self.outcome.unusable
+        return self.outcome.error
 
 
 @dataclass(frozen=True, slots=True)

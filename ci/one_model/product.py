@@ -51,8 +51,6 @@ class Outcome:
     error: str = ""
     """Why there is none, or why it does not run."""
     fix: str = ""
-    unusable: str = ""
-    """Why its outputs cannot be compared: they are then neither right nor wrong."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Of its outputs against float and, as `reference_…`, the quantized model."""
     costs: Mapping[str, float] = field(default_factory=dict)
@@ -67,14 +65,6 @@ class Outcome:
     """Of figures that are not healthy: whether the chip computes something else, or quantizing loses it."""
 
     @classmethod
-    def not_compared(cls, rule: str, message: str, **more: Any) -> Outcome:
-        """By the rule of Unusable: what only the chip gives as no number is wrong; where the model itself has
-        no numbers, as in a mask, nothing can be said of it."""
-        if rule in ("not-finite", "shape"):
-            return cls(figures={"sqnr_db": -EXACT_DB}, **more)
-        return cls(unusable=message, **more)
-
-    @classmethod
     def of_error(cls, error: ToolkitError) -> Outcome:
         """Of a program that there is not. Raises the error where the program is not to blame."""
         if error.exit_code != CheckFailed.exit_code:
@@ -83,7 +73,7 @@ class Outcome:
 
     @property
     def green(self) -> bool:
-        return not (self.error or self.unusable or self.wrong)
+        return not (self.error or self.wrong)
 
     @property
     def verdict(self) -> str:
@@ -94,23 +84,23 @@ class Outcome:
     @property
     def says(self) -> str:
         """Why it is not green."""
-        return self.error or self.unusable or "; ".join(finding.message for finding in self.wrong)
+        return self.error or "; ".join(finding.message for finding in self.wrong)
 
     @property
     def sqnr_db(self) -> float:
         """Against float; none of a program that does not compile."""
         lost = float("-inf")
-        return lost if self.error or self.unusable else self.figures.get("sqnr_db", 0.0)
+        return lost if self.error else self.figures.get("sqnr_db", 0.0)
 
     def near(self, name: str, default: float) -> float:
         """A figure against the quantized model, or against float where there is none."""
         return self.figures.get(against_nearest(self.figures) + name, default)
 
     def same_kind_as(self, other: Outcome) -> bool:
-        """Whether both die of the same, have outputs that cannot be compared, or run."""
+        """Whether both die of the same, or run."""
         if self.error and other.error:
             return words_of(first_line(self.error)) == words_of(first_line(other.error))
-        return (bool(self.error), bool(self.unusable)) == (bool(other.error), bool(other.unusable))
+        return bool(self.error) == bool(other.error)
 
     def worse_than(self, other: Outcome) -> bool:
         if self.green != other.green:
@@ -131,7 +121,7 @@ class Outcome:
         return len(self.on_cpu) < len(other.on_cpu) or saves or any(gains)
 
     def in_words(self) -> str:
-        parts = [part.partition("\n")[0][:300] for part in (self.error, self.unusable) if part]
+        parts = [self.error.partition("\n")[0][:300]] if self.error else []
         if (sqnr := self.near("sqnr_db", float("nan"))) == sqnr:
             parts += [f"{in_decibels(sqnr)} SQNR" if sqnr > -EXACT_DB else "NaN values"]
         if (share := self.near("agreement", 1.0)) < 1:

@@ -22,12 +22,11 @@ from ci.explain.losses import FOREVER, Loss, Scores
 from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.orders import ChipProgram, ModelRewrite, compiled_in
+from ci.lanes.executorch.orders import ChipProgram, ModelRewrite, Quantized, compiled_in
 from ci.lanes.executorch.product import (
     plan_of_model,
     program_of,
     programs_of,
-    quantized_in,
     require_done,
     stack_of,
 )
@@ -43,7 +42,7 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.nodes import Traits
-from ci.outcome import Result, WorkerDied
+from ci.outcome import WorkerDied
 from ci.plain import as_json
 from ci.results import CachedResults, Key
 from ci.runner import ready_runner
@@ -99,9 +98,9 @@ def divergence_of(
         reply=DivergenceResult,
         left=_left,
         # A search that ended before it was done goes on the next time.
-        accepts=lambda program, result: not _divergence_in(result).between,
+        accepts=lambda program, result: not result.read(DivergenceResult).between,
     )
-    result = _divergence_in(require_done(program, plan, run_cached_step(step, [program])))
+    result = require_done(program, plan, run_cached_step(step, [program])).read(DivergenceResult)
     first, scheme, soc = result.first, program.run.precision, program.soc
     if first is None:
         return result
@@ -114,11 +113,6 @@ def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[st
     return as_json(known) if known else None
 
 
-def _divergence_in(result: Result) -> DivergenceResult:
-    assert isinstance(result.record, DivergenceResult)
-    return result.record
-
-
 def script_of(
     model: OneModel, program: ExecutorchProgram, operator: DivergentOperator, least: float
 ) -> OperatorScript:
@@ -127,9 +121,7 @@ def script_of(
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
     asked = as_json(ScriptRequest.of(operator, program.name, least, needs))
     step = worker_step(plan, "script", "script", asked, title="the script", reply=OperatorScript)
-    script = require_done(program, plan, run_cached_step(step, [program])).record
-    assert isinstance(script, OperatorScript)
-    return script
+    return require_done(program, plan, run_cached_step(step, [program])).read(OperatorScript)
 
 
 def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER) -> Scores:
@@ -142,14 +134,9 @@ def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: 
         title="scores",
         known_by=lambda results: {"scored beside": exact},
         reply=Scores,
-        accepts=lambda program, result: not _scores_in(result).left,
+        accepts=lambda program, result: not result.read(Scores).left,
     )
-    return _scores_in(require_done(program, plan, run_cached_step(step, [program])))
-
-
-def _scores_in(result: Result) -> Scores:
-    assert isinstance(result.record, Scores)
-    return result.record
+    return require_done(program, plan, run_cached_step(step, [program])).read(Scores)
 
 
 def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
@@ -159,8 +146,7 @@ def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
     needs = needs_of(program.run.precision, "executorch", versions, choice)
     result = require_done(program, plan, done(rewriting(plan, needs)))
     assert result.folder is not None
-    path, found = result.folder / REWRITTEN, result.record
-    assert isinstance(found, ModelRewrite)
+    path, found = result.folder / REWRITTEN, result.read(ModelRewrite)
     if not path.is_file():
         return Rewritten(found.changes, None)
     return Rewritten(found.changes, path, result.folder / SAMPLES, found.compared)
@@ -206,6 +192,6 @@ def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
     program = chosen_program(model, choice)
     refuse_floats(program.run.quantizes, program.run.precision)
     plan = plan_of_model(model, "quantize", [program])
-    facts = quantized_in(require_done(program, plan, done(quantizing(plan))))
+    facts = require_done(program, plan, done(quantizing(plan))).read(Quantized)
     words = f"{program.name}: {in_words(facts.in_torch.figures)} against float, both in PyTorch"
     return words, facts.losses

@@ -185,13 +185,11 @@ class EmulatorRun:
 
 
 def compiled_in(result: Result) -> ChipProgram:
-    assert isinstance(result.record, ChipProgram)
-    return result.record
+    return result.read(ChipProgram)
 
 
 def ran_in(result: Result) -> EmulatorRun:
-    assert isinstance(result.record, EmulatorRun)
-    return result.record
+    return result.read(EmulatorRun)
 
 
 def ran(result: Result) -> bool:

@@ -214,10 +214,6 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
     costs = {"ddr": known["ddr_read"] + known["ddr_written"], "size": known["pte_bytes"]}
     costs["cpu_seconds"] = known["cpu_seconds"]
     on_cpu = tuple(row.operator for row in record.left)
-    if measured.rule in ("run", "missing"):
-        return Outcome(error=f"run: {measured.message}", costs=costs, on_cpu=on_cpu)
-    if measured.rule:
-        return Outcome.not_compared(measured.rule, measured.message, costs=costs, on_cpu=on_cpu)
     return Outcome(
         figures=measured.figures,
         costs=costs,
@@ -367,7 +363,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
     for program in plan.programs:
         result = require_done(program, plan, results)
         assert result.folder is not None
-        path, facts, stem = result.folder / QUANTIZED, quantized_in(result), stem_of(model, program)
+        path, facts, stem = result.folder / QUANTIZED, result.read(Quantized), stem_of(model, program)
         record = {
             "schema": 1,
             "model": program.case.factory,
@@ -395,11 +391,6 @@ def quantized(model: OneModel) -> Sequence[Product]:
             Product(files_of(path, stem, record), lines, (), warnings, Outcome(wrong=accuracy.wrong))
         )
     return products
-
-
-def quantized_in(result: Result) -> Quantized:
-    assert isinstance(result.record, Quantized)
-    return result.record
 
 
 def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
