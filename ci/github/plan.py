@@ -9,14 +9,12 @@ import os
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
-from ci.github.setup import SetupInputs, may_be_cached
 from ci.github.stage import set_outputs, summarise, variables_of
 from ci.report.page import cell
 from ci.suite.suite_file import lanes, lanes_of
@@ -151,7 +149,7 @@ def plan(environ: Mapping[str, str], table: GateTable | None = None, matrix: Mat
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile), "artifacts": begin}
+    outputs = {"jobs": json.dumps(jobs), "artifacts": begin}
     set_outputs(outputs, environ)
     return 0
 
@@ -330,16 +328,6 @@ def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
         return [("", arguments)]
     names = [f"{index}/{shards}" for index in range(1, shards + 1)]
     return [(f" {shard}", f"{arguments} --shard {shard}".strip()) for shard in names]
-
-
-def shared_targets(jobs: Sequence[Mapping[str, Metric]], profile: str) -> str:
-    """The targets that two jobs share, to provision once into the cache for the jobs that follow.
-
-    None if a licence keeps components out of the cache."""
-    if not may_be_cached(SetupInputs(profile, (), (), ())):
-        return ""
-    needed = Counter(str(job["targets"]) for job in jobs if job["provision"])
-    return next((target for target, count in needed.most_common(1) if count > 1), "")
 
 
 def artifact_name(*parts: str) -> str:

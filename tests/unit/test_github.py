@@ -250,23 +250,6 @@ def test_what_pays_for_more_machines_or_is_named_is_split(adopter: dict[str, str
     assert [job["name"] for job in jobs] == ["validate", *names]
 
 
-@pytest.mark.parametrize(
-    ("stages", "profile", "targets"),
-    [
-        ("validate, delegate", "wheels", "x86_64-linux"),
-        ("validate, build-runner", "wheels", "x86_64-linux"),
-        ("validate", "wheels", ""),
-        ("validate, delegate", "qnn-2.37", ""),
-    ],
-)
-def test_only_what_jobs_share_and_a_cache_may_hold_is_provisioned_for_them(
-    tmp_path: Path, stages: str, profile: str, targets: str
-) -> None:
-    output = tmp_path / "output"
-    plan.plan({"GITHUB_OUTPUT": str(output), "QNN_CI_STAGES": stages, "QNN_CI_PROFILE": profile})
-    assert pairs(output)["targets"] == targets
-
-
 @pytest.mark.parametrize("name", ["none.toml", "../outside.toml", "/etc/hostname"])
 def test_a_suite_that_is_not_in_the_calling_repository_is_an_error(
     adopter: dict[str, str], tmp_path: Path, name: str
