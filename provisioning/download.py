@@ -76,7 +76,7 @@ class Patience:
         )
 
 
-PATIENCE = Patience()
+DEFAULT_PATIENCE = Patience()
 
 
 class NetworkError(Exception):
@@ -108,7 +108,7 @@ class Transfer:
     size: int | None
     progress: Progress
     name: str
-    patience: Patience = PATIENCE
+    patience: Patience = DEFAULT_PATIENCE
 
     @property
     def part(self) -> Path:
@@ -340,7 +340,7 @@ def fetch(
     size: int | None,
     progress: Progress = SILENT,
     name: str | None = None,
-    patience: Patience = PATIENCE,
+    patience: Patience = DEFAULT_PATIENCE,
 ) -> Fetched:
     """Put the file at `url`, which may be a file:// one, at `into`, whole and verified.
 

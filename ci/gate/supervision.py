@@ -29,8 +29,8 @@ LACKING = EnvironmentLacking.exit_code
 WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
 """The exit codes of a failed stage, the most informative first."""
 
-PATIENCE = 3.0
-"""How long an interrupted stage has before each stronger signal, in seconds."""
+END_SECONDS = 3.0
+"""How long an interrupted stage has to end before each stronger signal."""
 
 LINGER = 0.5
 """How long to read on after a stage has ended: processes that it started may keep its output open."""
@@ -130,7 +130,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         try:
             if number is not None:
                 process.send_signal(number)
-            process.wait(PATIENCE)
+            process.wait(END_SECONDS)
             return
         except TimeoutExpired:
             continue

@@ -53,7 +53,7 @@ LONGEST = 60_000
 """GitHub takes 65,536 characters."""
 
 MOST_PAGES = 30
-PATIENCE = 20.0
+ANSWER_SECONDS = 20.0
 PERMISSIONS = "give the job `actions: read` and `pull-requests: write`, and gate.yml `comment: true`"
 
 
@@ -111,7 +111,12 @@ class Api:
 
         try:
             answer = self._session.request(
-                method, f"{self._base}/{path}", query, json=body, timeout=PATIENCE, allow_redirects=False
+                method,
+                f"{self._base}/{path}",
+                query,
+                json=body,
+                timeout=ANSWER_SECONDS,
+                allow_redirects=False,
             )
             if answer.status_code >= 300:
                 raise _refused(f"{method} {path}", answer.status_code)
@@ -124,7 +129,7 @@ class Api:
         import requests
 
         try:
-            with self._session.get(f"{self._base}/{path}", stream=True, timeout=PATIENCE) as answer:
+            with self._session.get(f"{self._base}/{path}", stream=True, timeout=ANSWER_SECONDS) as answer:
                 if answer.status_code != 200:
                     raise _refused(f"GET {path}", answer.status_code)
                 content = b""

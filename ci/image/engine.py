@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 INSTALL = "apt-get install docker.io, or see https://docs.docker.com/engine/install/"
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-PATIENCE = 1800
-"""Seconds: older engines are silent while they write an image out before they send it."""
+SILENT_SECONDS = 1800
+"""Older engines are silent while they write an image out before they send it."""
 NO_SPACE = "no space left on device"
 """The message as Go writes it; others begin with a capital letter."""
 
@@ -52,7 +52,7 @@ class Engine:
     def __init__(self, client: docker.DockerClient) -> None:
         self._client = client
         info = dict(client.info())
-        client.api.timeout = PATIENCE
+        client.api.timeout = SILENT_SECONDS
         self.rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
 
     @property

@@ -79,7 +79,7 @@ def _gate(args: argparse.Namespace) -> int:
     from ci.gate.table import GateStage
 
     stages = [GateStage(name=name, program=MODULE) for name in args.stages]
-    supervision.PATIENCE = 0.1
+    supervision.END_SECONDS = 0.1
     selection = selection_of(args)
     assert selection.reports == Path(args.reports)
     flags = ["--reports", str(args.reports)]
