@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 import shlex
 import subprocess
@@ -22,6 +21,7 @@ from ci.gate.table import CiJob, gate_table
 from ci.github import plan
 from lab.__main__ import SESSIONS as OF_LABORATORY
 from lab.__main__ import VERBS as LABORATORY
+from provisioning.base.command_line import module_of
 from provisioning.base.settings import ROOT
 from qnn_ci.command import VERBS
 from tests.support.examples import example as filled_example
@@ -422,7 +422,7 @@ def test_the_five_line_action_gives_a_stage_the_suite_and_arguments_that_it_take
     inputs = {name: row.default for name, row in action.inputs.items()}
     typed = {**inputs, "stage": stage, "suite": "my models.toml", "arguments": "--soc SM8750"}
     step = {name: filled_in(value, inputs=typed) for name, value in run.inputs.items()}
-    args = parsed(importlib.import_module(COMMANDS[step["stage"]].module), *shlex.split(step["arguments"]))
+    args = parsed(module_of(COMMANDS[step["stage"]]), *shlex.split(step["arguments"]))
     assert ([Path(suite).name for suite in args.suite], args.profile) == (["my models.toml"], "wheels")
     assert args.soc and step["reports"].endswith("my models.toml")
 
