@@ -20,7 +20,6 @@ from typing import Generic, TextIO, TypeVar
 
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.progress import SILENT_FOR, Screen, display_for, new_bar, ticking
-from provisioning.base.units import roughly
 
 R = TypeVar("R")
 
@@ -99,9 +98,6 @@ def available_memory(
     return min(free, default=None)
 
 
-AT_ONCE = 0.5
-"""A job that took fewer seconds was looked up: it says nothing about those that work."""
-
 TICK = 1.0
 """Seconds between two looks at what jobs are at."""
 
@@ -140,8 +136,7 @@ class JobProgress(Generic[R]):
         self._what, self._line, self._doing, self._clock = what, line, doing, clock
         self._began: dict[str, float] = {}
         self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
-        self._start, self._done, self._total = clock(), 0, len(jobs)
-        self._waiting, self._worked, self._end = sum(job.seconds for job in jobs), 0.0, 0.0
+        self._done, self._total = 0, len(jobs)
         self._out, self._display, self._bar = out, display, new_bar()
 
     def __enter__(self) -> JobProgress[R]:
@@ -171,7 +166,6 @@ class JobProgress(Generic[R]):
     def ended(self, job: Job, result: R, taken: float) -> None:
         with self._lock:
             self._began.pop(job.name, None)
-            self._expect(job, taken)
             self._done += 1
             line = self._line(job.name, result)
             time_shown = taken if line.seconds is None else line.seconds
@@ -193,27 +187,13 @@ class JobProgress(Generic[R]):
         if self._display:
             self._display.print(text)
         else:
-            self._out.write(f"{text}{self.time_left('  ({})')}\n")
+            self._out.write(f"{text}\n")
             self._out.flush()
 
     def _draw(self) -> None:
         if self._display:
-            note = f"{self._done}/{self._total}{self.time_left(', {}')}  {self._at_work()}"
+            note = f"{self._done}/{self._total}  {self._at_work()}"
             self._display.bar(self._bar, self._what, self._done, self._total, note)
-
-    def _expect(self, job: Job, taken: float) -> None:
-        """As long for what is left as it took for what was worked on, by what both were to cost."""
-        self._waiting -= job.seconds
-        if taken >= AT_ONCE:
-            self._worked += job.seconds
-        if self._worked:
-            now = self._clock()
-            self._end = now + (now - self._start) * self._waiting / self._worked
-
-    def time_left(self, form: str) -> str:
-        """In this form; empty before a job has shown how long such work takes, and where more has passed."""
-        left = self._end - self._clock()
-        return form.format(f"about {roughly(left)} left") if left > 0 and self._done < self._total else ""
 
 
 def progress(

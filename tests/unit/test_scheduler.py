@@ -76,24 +76,6 @@ class TestProgressOfJobs:
         assert "done" in ended and running.endswith("18.0 s  other: OTHER")
 
 
-def test_a_time_left_is_known_once_work_has_shown_its_length_and_until_it_takes_longer() -> None:
-    now = [0.0]
-    jobs = [Job(name, 10.0) for name in ("looked up", "first", "second", "third")]
-    shown = JobProgress[str](
-        "models", jobs, lambda *_: Line("done"), io.StringIO(), None, clock=lambda: now[0]
-    )
-    assert shown.time_left("{}") == ""
-    shown.ended(jobs[0], "", 0.01)
-    assert shown.time_left("{}") == ""
-    now[0] = 20.0
-    shown.ended(jobs[1], "", 20.0)
-    assert shown.time_left("{}") == "about 40 s left"
-    now[0] = 30.0
-    assert shown.time_left("{}") == "about 30 s left"
-    now[0] = 70.0
-    assert shown.time_left("{}") == ""
-
-
 def test_work_whose_progress_is_not_known_says_that_it_goes_on() -> None:
     said: list[str] = []
     told = threading.Event()
