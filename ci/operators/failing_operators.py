@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,6 @@ from provisioning.known_faults import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")
 NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
-ASSIGNMENT = re.compile(r"\]\s*[-+*/]?=(?!=)|\]\.\w+_\(")
-WITHOUT_ASSIGNMENT = (
-    "assign to no part of a tensor: torch.cat of the parts, or a product with a mask that is a buffer"
-)
-WITHOUT_CAUSAL = (
-    "it is of no line of the model: where that calls scaled_dot_product_attention(is_causal=True), pass"
-    " attn_mask, a buffer that __init__ makes"
-)
 MANY = 3
 ATTEMPTS = 5
 """How many times lowering is tried in search of a fix; each takes as long as the failed one."""
@@ -241,12 +233,7 @@ class Search:
             fix = ""
         elif any(is_inside(node, "torch.nn.modules.rnn") for node in nodes):
             fix = RECURRENT
-        culprit = _suspect(nodes, reason, fix)
-        if ASSIGNMENT.search(culprit.line):
-            culprit = replace(culprit, fix=WITHOUT_ASSIGNMENT)
-        elif not culprit.line:
-            culprit = replace(culprit, fix=WITHOUT_CAUSAL)
-        return culprit
+        return _suspect(nodes, reason, fix)
 
     def _errors(self, begin: int) -> list[str]:
         return [match.strip() for match in NATIVE_ERROR.findall(text_since(self.log, begin))]
