@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import io
 import re
 import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,7 +30,6 @@ EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
   nox -s diagnose -- reports/logs/              every log below a folder
   nox -s diagnose -- logs_42.zip                the log archive of a GitHub run
-  nox -s diagnose -- syslog.1.gz                what is packed
   adb logcat -d | python -m ci diagnose
   nox -s diagnose -- 14001 0x80000406 -2147482618
   nox -s diagnose -- emulator-accuracy          the rule of a finding: what it means, what to type
@@ -45,12 +42,10 @@ EXAMPLES = """\
 LARGEST = 256 << 20
 """No more is unpacked of a log."""
 LOG_NAME = re.compile(
-    r"(?:log\.[\w.-]+|.*\.(?:log|txt|out|err)|syslog|logcat|dmesg|messages|stdout|stderr)(?:\.\d+)?"
-    r"(?:\.gz)?",
+    r"(?:log\.[\w.-]+|.*\.(?:log|txt|out|err)|syslog|logcat|dmesg|messages|stdout|stderr)(?:\.\d+)?",
     re.IGNORECASE,
 )
-"""A log's: BitBake's are log.do_TASK.NUMBER, old ones of a system syslog.1.gz."""
-GZIP_START = b"\x1f\x8b"
+"""A log's: BitBake's are log.do_TASK.NUMBER, old ones of a system syslog.1."""
 ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 UTF_16_STARTS = (b"\xff\xfe", b"\xfe\xff")
 NO_TEXT = bytes(range(7)) + bytes(range(14, 27)) + bytes(range(28, 32))
@@ -71,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="*",
         metavar="LOG|CODE|RULE|OPERATOR@SCHEME",
-        help="files (also .gz), folders, archives of logs (.zip), numbers (decimal or 0x…), rules"
+        help="files, folders, archives of logs (.zip), numbers (decimal or 0x…), rules"
         " of findings, or - for stdin; or an operator at a precision, such as log@16a4w",
     )
     switch(
@@ -256,7 +251,7 @@ def _facts(result: Diagnosis) -> dict[str, object]:
     }
 
 
-# The logs that a path stands for: a file, packed by gzip or not, those of a .zip or those below a folder
+# The logs that a path stands for: a file, those of a .zip or those below a folder
 
 
 class _Bounded(io.RawIOBase):
@@ -274,7 +269,7 @@ class _Bounded(io.RawIOBase):
         except DAMAGED as error:
             raise UsageError(
                 f"{self._name} is damaged or cut off: {error}",
-                fix=Fix("get it again, or give what is left of it: `gzip -dc FILE | {}`", ("diagnose",)),
+                fix="get it again, or unpack what is left of it, and give that",
             ) from error
         self._left -= len(block)
         if self._left < 0:
@@ -296,20 +291,19 @@ def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, Bin
         files = sorted(file for file in path.rglob("*") if _is_log(file.as_posix()) and file.is_file())
         _refuse_none(shown(path), bool(files))
         for file in files:
-            with file.open("rb") as raw, _plain(raw, shown(file)) as log:
+            with file.open("rb") as log:
                 if _is_text(log):
                     yield shown(file), log
         return
     name = shown(path)
-    with path.open("rb") as raw:
-        if raw.peek(4).startswith(ZIP_STARTS) or path.suffix == ".zip":
+    with path.open("rb") as log:
+        if log.peek(4).startswith(ZIP_STARTS) or path.suffix == ".zip":
             yield from _in_zip(path, name)
-            return
-        with _plain(raw, name) as log:
-            if not _is_text(log):
-                more = "`{}` shows what is in it; give diagnose the output of the command that failed"
-                raise UsageError(f"{name} is no text", fix=Fix(more, ("inspect", "FILE")))
+        elif _is_text(log):
             yield name, log
+        else:
+            more = "give diagnose the output of the command that failed, unpacked; `{}` shows what a program holds"
+            raise UsageError(f"{name} is no text", fix=Fix(more, ("inspect", "FILE")))
 
 
 def is_one_log(path: Path) -> bool:
@@ -317,7 +311,7 @@ def is_one_log(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return not file.peek(4).startswith((*ZIP_STARTS, GZIP_START))
+        return not file.peek(4).startswith(ZIP_STARTS)
 
 
 def _is_log(path: str) -> bool:
@@ -327,16 +321,6 @@ def _is_log(path: str) -> bool:
 def _is_text(log: io.BufferedReader) -> bool:
     head = log.peek(SAMPLE)[:SAMPLE]
     return head.startswith(UTF_16_STARTS) or len(head) - len(head.translate(None, NO_TEXT)) <= len(head) // 20
-
-
-@contextmanager
-def _plain(raw: io.BufferedReader, name: str) -> Iterator[io.BufferedReader]:
-    """The stream, unpacked if it is packed."""
-    if not raw.peek(2).startswith(GZIP_START):
-        yield raw
-        return
-    with gzip.open(raw) as unpacked, _bounded(unpacked, name) as stream:
-        yield stream
 
 
 def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO]]:
@@ -353,7 +337,7 @@ def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO]]:
                 RuntimeError
             ) as error:  # it wants a password, or is packed in a way that Python does not know
                 raise UsageError(f"{inside}: {error}", fix="unpack it yourself, and give the log") from error
-            with packed as member, _plain(_bounded(member, inside), inside) as log:
+            with packed as member, _bounded(member, inside) as log:
                 yield inside, log
 
 

@@ -8,7 +8,6 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,13 +15,12 @@ from ci.diagnose.explain import DECORATION, Diagnosis, tells_of_trouble
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
 from provisioning.base.rendering import LOG, errors_of
-from provisioning.base.settings import project, store_path
+from provisioning.base.settings import DEFAULT_PROFILE, project, store_path
 from provisioning.components import QNN_SDK, build_ids
 from provisioning.download import redact_text
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.python_environments import IN_IMAGE, environments_folder
+from provisioning.manifest import load_profile
 
-PACKAGES = ("executorch", "torch", "torchao", "onnxruntime", "onnxruntime-qnn", "qai-hub-models")
 LINES, BEFORE = 200, 60
 FINDINGS = 10
 LONGEST = 2000
@@ -77,10 +75,11 @@ def markdown(found: Diagnosis, explanation: str, log: Path | None, report: Repor
     findings = findings_text(report) if report else ""
     first, lines = _excerpt(log, at) if log else (0, [])
     chosen = os.environ.get("QNN_CI_SOC", "")
+    pins = load_profile((report.profile if report else "") or DEFAULT_PROFILE).packages
     rows = [
         ("qnn-ci", project().version),
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
-        ("packages here", ", ".join(_packages()) or "none of QNN's"),
+        ("pinned packages", ", ".join(" ".join(pin) for pin in pins.items())),
         *([("command", report.command)] if report else []),
         *([("profile and target", f"{report.profile}, {report.target}")] if report else []),
         *([("chip chosen", chosen)] if chosen else []),
@@ -113,21 +112,6 @@ def findings_text(report: Report) -> str:
         lines += [f"→ {finding.fix}"] if finding.fix else []
     lines += [f"… and {len(errors) - FINDINGS} more"] if errors[FINDINGS:] else []
     return visible("\n".join(lines))
-
-
-def _packages() -> Iterator[str]:
-    """Of this Python, and of the locked environments, in which lanes run."""
-    found = dict[str, None]()
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[f"{name} {metadata.version(name)}"] = None
-    folder = Path(os.environ.get(IN_IMAGE) or environments_folder())
-    for name in PACKAGES:
-        package = name.replace("-", "_")
-        for about in sorted(folder.glob(f"*/lib/python*/site-packages/{package}-*.dist-info")):
-            version = about.name.removeprefix(f"{package}-").removesuffix(".dist-info")
-            found[f"{name} {version}"] = None
-    yield from found
 
 
 def _provisioned(store: Path) -> Iterator[str]:

@@ -14,9 +14,6 @@ from tests.support.typed import run_here
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    packages = tmp_path / "environments" / "onnx" / "lib" / "python3.11" / "site-packages"
-    (packages / "torchao-0.18.0.dist-info").mkdir(parents=True)
-    monkeypatch.setenv("QNN_CI_ENVIRONMENTS", str(tmp_path / "environments"))
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     for version, selection in (("2.47.0.260601", "0"), ("2.49.40.260810", "0"), ("2.49.40.260810", "1")):
         (tmp_path / "store" / "trees" / f"qnn-sdk-{version}-{selection * 12}").mkdir(parents=True)

@@ -42,9 +42,8 @@ def zipped(members: dict[str, bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("build.log.gz", gzip.compress(FAILING)),
         ("no-suffix", zipped({"run/stderr": FAILING, "run/picture.png": b"\x89PNG"})),
-        ("bug.zip", zipped({"build.log.gz": gzip.compress(FAILING)})),
+        ("bug.zip", zipped({"build.log": FAILING})),
         ("utf16.log", FAILING.decode().encode("utf-16")),
     ],
 )
@@ -61,8 +60,8 @@ def test_a_log_is_read_however_it_is_packed(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("cut.log.gz", gzip.compress(FAILING)[:-9]),
-        ("damaged.log.gz", gzip.compress(FAILING)[:20] + b"damage" * 9),
+        ("build.log.gz", gzip.compress(FAILING)),
+        ("damaged.zip", zipped({"a.log": FAILING * 9}).replace(FAILING[:9], b"damage" * 2, 1)),
         ("logs.tar", tar({"a.log": FAILING * 9})),
         ("cut.zip", zipped({"a.log": FAILING})[:40]),
         ("locked.zip", locked(zipped({"a.log": FAILING}))),
@@ -82,23 +81,12 @@ def test_what_is_damaged_or_no_log_is_said_to_be_so(
 LONG = (b"x" * 999 + b"\n") * 3000
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.log.gz", gzip.compress(LONG)),
-        ("logs.zip", zipped({"a.log.gz": gzip.compress(LONG)})),
-    ],
-)
 def test_no_more_than_a_bound_is_unpacked(
-    name: str,
-    content: bytes,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnose_verb, "LARGEST", 1 << 20)
-    (tmp_path / name).write_bytes(content)
-    assert verb(str(tmp_path / name)) == 2
+    (tmp_path / "logs.zip").write_bytes(zipped({"a.log": LONG}))
+    assert verb(str(tmp_path / "logs.zip")) == 2
     assert "more than 1 MiB" in capsys.readouterr().err
     (tmp_path / "a.log").write_bytes(LONG)
     assert verb(str(tmp_path / "a.log")) == 0
@@ -116,10 +104,6 @@ def test_a_folder_shows_what_is_known_else_what_tells_of_trouble_and_no_binary(
     (only,) = json.loads(capsys.readouterr().out)["inputs"]
     assert only["subject"].endswith("odd.log") and only["told_by"] == "Genie"
     (tmp_path / "log.do_compile").write_bytes(FAILING)
-    (tmp_path / "cut.log.gz").write_bytes(gzip.compress(FAILING)[:-9])
-    assert verb(str(tmp_path)) == 2
-    assert "cut.log.gz" in capsys.readouterr().err
-    (tmp_path / "cut.log.gz").unlink()
     assert verb("--json", str(tmp_path)) == 0
     (only,) = json.loads(capsys.readouterr().out)["inputs"]
     assert only["subject"].endswith("log.do_compile")
