@@ -302,7 +302,7 @@ def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, Bin
         elif _is_text(log):
             yield name, log
         else:
-            more = "give diagnose the output of the command that failed, unpacked; `{}` shows what a program holds"
+            more = "give diagnose the output of the command that failed, unpacked; `{}` shows what this holds"
             raise UsageError(f"{name} is no text", fix=Fix(more, ("inspect", "FILE")))
 
 
