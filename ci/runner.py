@@ -43,15 +43,6 @@ EXECUTORCHS = Dialect("ExecuTorch's", quotes=False, nowhere=os.devnull, figures=
 
 
 @dataclass(frozen=True, slots=True)
-class OneRun:
-    milliseconds: Sequence[float]
-    """Of each repetition; ExecuTorch's runner knows their mean alone."""
-    load_ms: float | None = None
-    shapes: Sequence[Sequence[int]] | None = None
-    """Of the outputs; None: as the program plans them."""
-
-
-@dataclass(frozen=True, slots=True)
 class Runner:
     path: Path
     dialect: Dialect = OURS
@@ -122,13 +113,11 @@ class Runner:
             *more,
         ]
 
-    def of_one(self, figures: Path, repeat: int) -> OneRun:
-        """What it wrote of one inference, run this often."""
-        read = json.loads(figures.read_text(encoding="utf-8"))
+    def shapes_in(self, figures: Path) -> Sequence[Sequence[int]] | None:
+        """Of the outputs; None where it says none: they are as the program plans them."""
         if self.dialect == EXECUTORCHS:
-            return OneRun([float(read) / repeat])
-        shapes = [output["shape"] for output in read["outputs"]]
-        return OneRun(read["inferences"][0]["ms"], read["load_ms"], shapes)
+            return None
+        return [output["shape"] for output in json.loads(figures.read_text(encoding="utf-8"))["outputs"]]
 
 
 def call_runner(

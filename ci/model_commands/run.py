@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   qnn-ci run out/net-SM8750-8a8w.pte --input x.npy -o outputs
-  qnn-ci run out/net_ctx.onnx --input x=x.npy --repeat 20
+  qnn-ci run out/net_ctx.onnx --input x=x.npy
   qnn-ci run net.onnx --dimension batch=1 --input x=x.npy -o outputs
   qnn-ci run context.bin --input x.npy --compare outputs
   qnn-ci run out/ "The answer is" --tokens 20
@@ -46,7 +46,7 @@ EXAMPLES = """\
 """
 
 TAKEN_BY = {
-    **dict.fromkeys(("input", "output", "repeat", "compare"), (PYTORCH, ONNX)),
+    **dict.fromkeys(("input", "output", "compare"), (PYTORCH, ONNX)),
     **dict.fromkeys(("dimension", "as_it_is", "option"), (ONNX,)),
     **dict.fromkeys(("chat", "system", "tokens"), (CHECKPOINT,)),
 }
@@ -57,7 +57,7 @@ TOKENS = 32
 class RunsPrograms(Protocol):
     """What is asked of a lane."""
 
-    def run_program(self, model: OneModel, files: Sequence[str], repeat: int) -> Ran:
+    def run_program(self, model: OneModel, files: Sequence[str]) -> Ran:
         """What a compiled program gives for these inputs."""
 
 
@@ -75,7 +75,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write an .npy for each output there"
     )
-    valued(parser, "--repeat", "N", "run it N times [1]", type=count)
     valued(
         parser,
         "--compare",
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     from ci.one_model.report import ModelReport, reported
 
     model, output, inputs = program_to_run(args), args.output, args.input
-    typed, repeat = args.compare, args.repeat or 1
+    typed = args.compare
     _require_taken(model, present_in(args), args.prompt)
     if model.lane == CHECKPOINT:
         from ci.lanes.llm import commands
@@ -113,7 +112,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     def work(report: ModelReport) -> int:
         # A folder that is another one is refused before anything runs.
         others = outputs_in(Parser.user_folder() / typed) if typed else {}
-        ran = running.run_program(model, inputs, repeat)
+        ran = running.run_program(model, inputs)
         if output:
             write(ran, output, model.typed)
             report.wrote(sorted(output.glob("*.npy")))

@@ -45,6 +45,7 @@ from ci.models.mistakes import (
     without_inputs,
 )
 from ci.models.user_model import EXPORTED, BadFactory, where_paths_begin
+from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import repository_of
 from provisioning.base.settings import ROOT
@@ -227,6 +228,8 @@ def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, objec
 def _fix_of_call(error: Exception) -> str:
     """Of an error in the user's code."""
     if isinstance(error, ModuleNotFoundError):
+        if (package := (error.name or "").partition(".")[0]) in OWN_PACKAGES:
+            return f"rename the package {package}: this toolkit has one of that name"
         return (
             "export the model in your own environment, which has it:"
             ' torch.export.save(torch.export.export(model.eval(), inputs), "net.pt2"), and compile net.pt2;'

@@ -51,7 +51,6 @@ LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.|/|file:|[^#]*@\s*(?:file:|\.|/))")
 INCLUDE = re.compile(r"^(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)")
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
-CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
 CPU_BUILDS = ("--torch-backend=cpu",)
 STRATEGY, FIRST_MATCH = "UV_INDEX_STRATEGY", "unsafe-first-match"
 """How packages are resolved: from the first index with a version that fits, since an index that mirrors some
@@ -335,24 +334,8 @@ def _install(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
     if needs.project:
         # uv builds it again only where one of few files has changed, unless it is told to.
         _checked(needs, _uv([*into, "--refresh", "--editable", str(needs.project)], home))
-    _refuse_cuda(site)
     # Added last, because uv must not know of the locked packages.
     (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
-
-
-def _refuse_cuda(site: Path) -> None:
-    from provisioning import elf
-
-    for path in sorted(site.rglob("*.so")):
-        try:
-            needed = [name for name in elf.read(path).needed if name.startswith(CUDA)]
-        except elf.NotElf:
-            continue
-        if needed:
-            file = path.relative_to(site)
-            message = f"{file} is a CUDA build: it needs {needed[0]}; torch here is for the CPU"
-            fix = "name an index that has the CPU build, with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"
-            raise EnvironmentLacking(message, fix=fix)
 
 
 def _remove_unused(folder: Path) -> None:

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from traceback import walk_tb
 
 from ci.artifacts.program import as_model, torch_kind_of
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
@@ -38,7 +37,7 @@ class BadFactory(Exception):
 
 def where_paths_begin(error: Exception) -> str:
     """A fix for user code that did not find a file by a relative path; empty for other errors."""
-    if not isinstance(error, FileNotFoundError) or not error.filename or _is_of_subprocess(error):
+    if not isinstance(error, FileNotFoundError) or not error.filename:
         return ""
     if Path(os.fsdecode(error.filename)).is_absolute():
         return ""
@@ -46,12 +45,6 @@ def where_paths_begin(error: Exception) -> str:
         f"put it below {Path.cwd()}, where relative paths begin: the suite's folder, or yours for a single"
         " model; Path(__file__).parent is the module's own"
     )
-
-
-def _is_of_subprocess(error: Exception) -> bool:
-    """Whether a program was not found, which is searched on PATH."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_globals.get("__name__") == "subprocess"
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,6 @@ class OneModel:
     """How many are compared at most."""
     output: Path = Path()
     verify: bool = True
-    verbose: bool = False
-    """Whether all that is known of a program is printed, and not its verdict alone."""
     search: bool = True
     """Whether the cause of outputs that are not healthy is looked for."""
     several_precisions: bool = False
@@ -372,8 +370,6 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     switch(parser, "--embed", "put the context into the .onnx")
     add_option(onnx)
     add_language(parser.add_argument_group(CHECKPOINT.models))
-    verbose = "also show QNN's build, traffic with memory, and all slices of the outputs"
-    parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
     group = parser.add_argument_group("how")
     add_limit(group, "a step")
     add_work(group, "a step", None)
@@ -385,7 +381,6 @@ def model_to_compile(args: argparse.Namespace) -> OneModel:
         one_model_of(args, checkpoints=True),
         output=args.output,
         verify=args.verify == "emulator",
-        verbose=args.verbose,
         search=not args.no_search,
         several_precisions=len(args.precisions or ()) > 1,
         keep_on_cpu=tuple(args.keep_on_cpu),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
@@ -135,7 +134,7 @@ if TYPE_CHECKING:
     from ci.models.arrays import Sample
 
 RECORD = "run.json"
-"""Beside the outputs: their names in order, times, and what ran where."""
+"""Beside the outputs: their names in order, and what ran where."""
 SCHEMA = 1
 SHOWN = 4
 
@@ -144,8 +143,6 @@ SHOWN = 4
 class Ran:
     inputs: Sample
     outputs: Sample
-    milliseconds: Sequence[float]
-    """Of each run."""
     where: str
 
 
@@ -164,9 +161,6 @@ def as_text(ran: Ran) -> Iterator[str]:
         values = ", ".join(f"{value:.5g}" for value in array.ravel()[:SHOWN])
         more = ", …" if array.size > SHOWN else ""
         yield f"{name}: {array.dtype}[{', '.join(map(str, array.shape))}]  {values}{more}"
-    times = ran.milliseconds
-    spread = f", {min(times):.3g} to {max(times):.3g} in {len(times)} runs" if len(times) > 1 else ""
-    yield f"{median(times):.3g} ms a run{spread}: this machine's time, not the chip's"
 
 
 def write(ran: Ran, folder: Path, typed: str) -> None:
@@ -183,7 +177,6 @@ def write(ran: Ran, folder: Path, typed: str) -> None:
     record = {
         "schema": SCHEMA,
         "outputs": [{"name": name, "file": file} for name, file in files.items()],
-        "milliseconds": list(ran.milliseconds),
         "where": ran.where,
         "origin": origin_of(typed, folder),
     }

@@ -181,7 +181,7 @@ class Product:
     words: Sequence[str] = ()
     """The verdict in one line, then what the reader may have to do something about."""
     more: Sequence[str] = ()
-    """What --verbose prints beside them."""
+    """What an answer (--json) says beside them."""
     warnings: Sequence[str] = ()
     outcome: Outcome = NOT_TRIED
     """Its `wrong` makes the command end with exit code 1. The files are written all the same."""
@@ -286,7 +286,6 @@ def write_products(
             *(f"{mark}{line}" for line in product.words[:1]),
             *(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files),
             *product.words[1:],
-            *(f"  {line}" for line in product.more if model.verbose),
         ]
         sys.stdout.write(readable("".join(f"{line}\n" for line in lines), sys.__stdout__ or sys.stdout))
         # The search for a cause may take a minute.

@@ -54,9 +54,6 @@ PRECISIONS = {
 }
 
 
-NOT_ON_HTP = {"s16s16": "u16s16", "s16u16": "u16s16", "s16u8": "u16u8", "s8u8": "s8s8"}
-"""Combinations that the quantizer makes and the provider refuses, each with an alternative."""
-
 ExecutorchScheme = Literal[
     "fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w", "qdq"
 ]
@@ -109,9 +106,7 @@ def scheme_named(name: str) -> str:
 
 
 def precision_named(name: str) -> Precision:
-    """ONNX Runtime's precision: `u16u8` for `u16u8`, `u16/u8`, `16a8w`, `w8a16`.
-
-    The error for what the compiler cannot take names the nearest that it can."""
+    """ONNX Runtime's precision: `u16u8` for `u16u8`, `u16/u8`, `16a8w`, `w8a16`."""
     scheme = _scheme(name)
     plain = _onnx_name(scheme)
     if plain in PRECISIONS:
@@ -123,12 +118,6 @@ def precision_named(name: str) -> Precision:
         raise UsageError(
             f"precision {name}: ONNX Runtime's provider takes weights and activations of 8 or 16 bits",
             fix="use 8a8w or 16a8w, or compile the PyTorch model (a .pt2), whose lane has this one",
-        )
-    if plain in NOT_ON_HTP:
-        near = NOT_ON_HTP[plain]
-        raise UsageError(
-            f"precision {name}: QNN's HTP backend does not take these activations with these weights",
-            fix=f"use {near}",
         )
     names = {name for precision in PRECISIONS.values() for name in (precision.written, precision.name)}
     raise UnknownName(f"there is no precision {name!r}", plain, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -160,7 +160,6 @@ class LaneFields(Model):
     stages: tuple[str, ...]
     case: tuple[str, ...]
     """Fields that several lanes have stand once in a case, and are for all of them."""
-    run: tuple[str, ...]
 
 
 class _Lanes(RootModel[dict[str, LaneFields]]):
@@ -188,7 +187,7 @@ class LaneForm:
     @property
     def fields(self) -> LaneFields:
         case = [name for name in self.case.model_fields if name != "runs"]
-        return LaneFields(stages=self.stages, case=tuple(case), run=tuple(self.run.model_fields))
+        return LaneFields(stages=self.stages, case=tuple(case))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +216,10 @@ def parse_suite(document: Document, path: Path, *forms: LaneForm) -> SuiteFile:
                 place, one_of = f"{where}.run.{number}.lane", f"one of {', '.join(known)}"
                 raise ManifestError(path, place, expected=one_of, found=repr(run["lane"]))
         own = {run["lane"]: known[run["lane"]].case for run in case["run"]}
-        _refuse_foreign(where, case.keys() - {"run"}, own, {n: lane.case for n, lane in known.items()}, path)
         # What no lane knows is refused with the other mistakes of the case.
         elsewhere = {field for fields in own.values() for field in fields}
         for number, run in enumerate(case["run"]):
             lane = run["lane"]
-            _refuse_foreign(
-                f"{where}.run.{number}",
-                run.keys() - {"lane"},
-                {lane: known[lane].run},
-                {n: lane.run for n, lane in known.items()},
-                path,
-            )
             fields = {
                 key: value
                 for key, value in case.items()
@@ -274,22 +265,6 @@ def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
         f"{file.path} has no run with lane = {form.lane!r}, so nothing for {stage}; its stages are {named}",
         fix=session(first, "--suite", file.path),
     )
-
-
-def _refuse_foreign(
-    where: str,
-    keys: Iterable[str],
-    own: Mapping[str, Collection[str]],
-    known: Mapping[str, Collection[str]],
-    path: Path,
-) -> None:
-    """Refuse a field that only a lane has which is not among `own`."""
-    for key in sorted(keys):
-        others = [lane for lane, fields in known.items() if key in fields]
-        if others and not any(lane in own for lane in others):
-            expected, found = f"a field of lane {' or '.join(own)}", f"one of lane {' or '.join(others)}"
-            fix = f"remove {key}, or write a run with lane = {others[0]!r} for it"
-            raise ManifestError(path, f"{where}.{key}", expected=expected, found=found, fix=fix)
 
 
 def _place(places: Mapping[tuple[str, str], list[int]], lane: str, place: Place) -> Place:

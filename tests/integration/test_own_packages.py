@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from ci.models.own_packages import LOCKED, Needs, installed, locked_versions
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
-from tests.support.elves import Library
+from provisioning.base.errors import IntegrityError, UsageError
 from tests.support.lowering_suites import run
 from tests.support.repositories import write
 from tests.support.wheels import SRC_PROJECT, make_wheel
@@ -109,19 +108,6 @@ def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Pat
     wrong = f"einops==0.8.1 --hash=sha256:{'0' * 64}\n"
     with pytest.raises(IntegrityError):
         installed(requirements(tmp_path, wrong), store)
-
-
-def test_a_cuda_build_is_refused_because_torch_here_is_for_the_cpu(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wheel = tmp_path / "wheels" / "fakevision-1.0-py3-none-any.whl"
-    wheel.parent.mkdir()
-    extension = Library(needed=("libc10.so", "libcudart.so.13")).encode()
-    wheel.write_bytes(make_wheel(wheel.name, more={"fakevision/_C.so": extension}))
-    monkeypatch.setenv("UV_FIND_LINKS", str(wheel.parent))
-    with pytest.raises(EnvironmentLacking, match="fakevision"):
-        installed(requirements(tmp_path, "fakevision\n"), store)
-    assert list((store / "cache" / "packages").glob("*/")) == []
 
 
 @pytest.fixture

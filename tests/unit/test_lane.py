@@ -58,7 +58,7 @@ def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Map
     folder = require_done(results["toy"]).folder
     assert folder
     files: dict[str, Path | str] = {f"net-{program.soc}": folder / "program"}
-    if model.verbose:
+    if model.embed:
         files["net.json"] = json.dumps({"schema": 1})
     return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"])
 
@@ -161,16 +161,16 @@ def test_what_was_made_of_another_model_of_the_same_name_stays(
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
     monkeypatch.chdir(tmp_path / "a")
-    compiled(tmp_path, 5, verbose=True)
+    compiled(tmp_path, 5, embed=True)
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     monkeypatch.chdir(tmp_path / "b")
     with pytest.raises(UsageError) as caught:
-        compiled(tmp_path, 5, verbose=True)
+        compiled(tmp_path, 5, embed=True)
     assert str(tmp_path / "a" / "5") in caught.value.message
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     # From anywhere it is the same model.
     monkeypatch.chdir(tmp_path / "a")
-    compiled(tmp_path, 5, verbose=True)
+    compiled(tmp_path, 5, embed=True)
 
 
 def test_one_model_is_compiled_as_a_suite_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ class StandIn:
             "prepare": as_json(replace(PREPARED, used=InputsUsed(0, 3, noise=True))),
             "quantize": as_json(QuantizedModel(model="quantized.onnx", calibrated_by=3)),
             "compile_context": as_json(CONTEXT),
-            "run": as_json(RunReply((1.0,), "v2.0.0.1")),
+            "run": as_json(RunReply("v2.0.0.1")),
             "mixed": as_json(MIXED),
         }
 

@@ -61,7 +61,6 @@ def test_a_line_that_is_not_printed_is_seen_and_figures_may_differ(tmp_path: Pat
     printed = """\
 1 part on the emulator (HTP, SM8750, QNN v2.51.0.260929181845); nothing on the CPU
 y: float32[1, 4, 8, 8]  1.5, 0, -3, 2, …
-7 ms a run: this machine's time, not the chip's
 """
     assert not_printed(first, printed) == []
     assert not_printed(first, printed.replace("float32", "float64"))

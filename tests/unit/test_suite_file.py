@@ -85,13 +85,7 @@ class TestOneFile:
     @pytest.mark.parametrize(
         ("old", "new", "key", "fix"),
         [
-            ("delegates = 2", "perplexity = 3", "case.net.perplexity", "'llm'"),
-            (
-                'lane = "onnx"\n',
-                'lane = "onnx"\ncpu_nodes = []\n',
-                "case.net.run.1.cpu_nodes",
-                "'executorch'",
-            ),
+            ("delegates = 2", "perplexity = 3", "case.net.perplexity", "perplexity"),
             ('lane = "onnx"\n', 'lane = "onxn"\n', "case.net.run.1.lane", "lane"),
             ('lane = "onnx"\n', "", "case.net.run.1.lane", "lane"),
             ("delegates = 2", "delegatse = 2", "case.net.delegatse", "delegates?"),

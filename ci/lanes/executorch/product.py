@@ -416,7 +416,7 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     return soc
 
 
-def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
+def run_program(model: OneModel, files: Sequence[str]) -> Ran:
     path, selection = Parser.user_folder() / model.typed, model.selection
     require_program(path, model.typed)
     refuse_torch_file(path)
@@ -434,16 +434,14 @@ def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
         listed = runner.write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
         outputs, figures = folder / "outputs", folder / "figures"
         outputs.mkdir()
-        command = runner.command(program, listed, outputs, "--iteration", str(repeat), figures=figures)
+        command = runner.command(program, listed, outputs, figures=figures)
         with at_work(f"running {model.typed}"):
             error = call_runner(command, folder / "run.log", environment, model.work.timeout)
         if error:
             raise CheckFailed(f"{path}: {error}", fix=session("inspect", path))
-        run = runner.of_one(figures, repeat)
-        loading = f"; loading took {run.load_ms:.3g} ms" if run.load_ms is not None else ""
-        where = f"{_where(contents)}{loading}; by {runner.described}"
-        found = dict(_outputs(outputs, _method(program, contents), run.shapes))
-        return Ran(inputs, found, run.milliseconds, where)
+        where = f"{_where(contents)}; by {runner.described}"
+        found = dict(_outputs(outputs, _method(program, contents), runner.shapes_in(figures)))
+        return Ran(inputs, found, where)
 
 
 def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:

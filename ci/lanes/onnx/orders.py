@@ -68,7 +68,6 @@ class OnnxRunRequest:
     inputs: str
     outputs: str
     user_folder: str
-    repeat: int
     soc: str = ""
     """Empty: on this machine's CPU."""
     settings: Settings = NO_SETTINGS
@@ -78,7 +77,6 @@ class OnnxRunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunReply:
-    milliseconds: tuple[float, ...]
     build_id: str
 
 

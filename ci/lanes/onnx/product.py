@@ -370,7 +370,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
     return [Product(outputs, lines, (), warnings, Outcome(wrong=accuracy.wrong))]
 
 
-def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
+def run_program(model: OneModel, files: Sequence[str]) -> Ran:
     """A compiled .onnx on the emulator, with what is beside its contexts on the CPU; another one there."""
     path = Parser.user_folder() / model.typed
     require_program(path, model.typed)
@@ -382,10 +382,10 @@ def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
             message = f"{path}: no {problems[0].subject} can be drawn, as not all of its sizes are known"
             fix = joined(problem.fix for problem in problems)
             raise CheckFailed(message, fix=Fix("{}; or --input FILE.npy", fix))
-        inputs, outputs, reply = _asked(model, files, signature_of(graph), repeat)
+        inputs, outputs, _ = _asked(model, files, signature_of(graph))
         makes = session("compile", model.typed, "-o", "out")
         where = f"all of it on this machine's CPU: it is no program, {makes} makes one"
-        return Ran(inputs, outputs, reply.milliseconds, where)
+        return Ran(inputs, outputs, where)
     if sizes:
         message = f"--dimension: the sizes of {model.typed} were fixed when it was compiled"
         raise UsageError(message, fix=leave_out("--dimension"))
@@ -394,22 +394,21 @@ def run_program(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
     if context.record is None:
         sys.stderr.write(f"{record_path(path)} is missing, so a changed file cannot be detected\n")
-    inputs, outputs, reply = _asked(model, files, context.signature, repeat, soc, settings)
+    inputs, outputs, build_id = _asked(model, files, context.signature, soc, settings)
     parts = plural(sum(node.op_type == CONTEXT_OPERATOR for node in graph.graph.node), "part")
-    where = f"{parts} on the emulator (HTP, {soc}, QNN {reply.build_id})"
+    where = f"{parts} on the emulator (HTP, {soc}, QNN {build_id})"
     on_cpu = f"on the CPU: {', '.join(beside)}" if beside else "nothing on the CPU"
-    return Ran(inputs, outputs, reply.milliseconds, f"{where}; {on_cpu}")
+    return Ran(inputs, outputs, f"{where}; {on_cpu}")
 
 
 def _asked(
     model: OneModel,
     files: Sequence[str],
     signature: GraphSignature,
-    repeat: int,
     soc: str = "",
     settings: Settings = NO_SETTINGS,
-) -> tuple[Sample, Sample, RunReply]:
-    """Inputs, outputs, and what it took. Without `soc`, on the CPU."""
+) -> tuple[Sample, Sample, str]:
+    """Inputs, outputs, and QNN's build. Without `soc`, on the CPU."""
     given = read_inputs(files, signature) if files else drawn(signature)
     path, logs = Parser.user_folder() / model.typed, model.selection.reports.absolute() / "onnx"
     with (
@@ -420,6 +419,6 @@ def _asked(
         inputs, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))
         save(inputs, [given])
         places = (str(path.absolute()), str(inputs), str(outputs), str(Parser.user_folder()))
-        request = OnnxRunRequest(*places, repeat, soc, settings, model.as_it_is)
+        request = OnnxRunRequest(*places, soc, settings, model.as_it_is)
         reply = read(RunReply, ask(**as_json(request)))
-        return given, saved(outputs)[0], reply
+        return given, saved(outputs)[0], reply.build_id

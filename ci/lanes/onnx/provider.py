@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import re
 import sys
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -163,7 +162,7 @@ def _without_torch() -> Iterator[None]:
         del sys.modules["torch"]
 
 
-def on_cpu(model: Path, samples: Iterable[Sample], took: list[float] | None = None) -> list[Sample]:
+def on_cpu(model: Path, samples: Iterable[Sample]) -> list[Sample]:
     """The outputs of the model as written: a quantized one computes in float between roundings."""
     doing("run on CPU")
     options = _options(ERRORS_ONLY)
@@ -177,7 +176,7 @@ def on_cpu(model: Path, samples: Iterable[Sample], took: list[float] | None = No
         message = f"the CPU cannot run the model either: {message}"
         fix = "write it with operators that ONNX Runtime has" if unknown else "export the model again"
         raise CheckFailed(message, fix=fix) from error
-    return [run(session, sample, took) for sample in samples]
+    return [run(session, sample) for sample in samples]
 
 
 def compiled(
@@ -280,7 +279,6 @@ def reloaded(
     samples: Sequence[Sample],
     *,
     cpu: bool = False,
-    took: list[float] | None = None,
 ) -> list[Sample]:
     """Run a compiled model as a device would, without its original model. With `cpu`, nodes beside the
     contexts run on the CPU."""
@@ -290,7 +288,7 @@ def reloaded(
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
     with _failing(f"{context} cannot be loaded", "compile it again"):
         session = _session(context, provider, wanted)
-    return [run(session, sample, took) for sample in samples]
+    return [run(session, sample) for sample in samples]
 
 
 def on_htp(
@@ -346,14 +344,11 @@ def _options(severity: int) -> Any:
     return options
 
 
-def run(session: Any, sample: Sample, took: list[float] | None = None) -> Sample:
-    """The outputs of one inference; `took` gets its milliseconds."""
+def run(session: Any, sample: Sample) -> Sample:
+    """The outputs of one inference."""
     names = [output.name for output in session.get_outputs()]
-    began = time.perf_counter()
     with _failing("it was compiled, and running it fails", "look at the inputs' values"):
         outputs = session.run(names, sample)
-    if took is not None:
-        took.append(1000 * (time.perf_counter() - began))
     return dict(zip(names, outputs, strict=True))
 
 
