@@ -15,7 +15,7 @@ VERBS = {
         "render reports/ as a table, JUnit, SARIF, a job summary or a page",
     ),
     "build_runner": Verb(
-        "ci.builds.runner_verb", "build qnn_executor_runner against the executorch wheel", "executorch"
+        "ci.builds.verb:RUNNER", "build qnn_executor_runner against the executorch wheel", "executorch"
     ),
     "build_x86": Verb(
         "ci.builds.verb:X86", "build ExecuTorch's QNN adaptors, backend and runner from source", "executorch"

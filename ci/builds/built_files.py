@@ -33,7 +33,6 @@ CLEAN = "check the toolchain, and build with --clean"
 FIXES = {
     "elf": "build with --clean",
     "machine": CLEAN,
-    "loader": CLEAN,
     "page-size": "keep -Wl,-z,max-page-size=16384 in the recipe's link_flags, or use NDK r28",
     "relocations": "compile it all with -fPIC",
     "stack": "link with -Wl,-z,noexecstack",
@@ -43,20 +42,13 @@ FIXES = {
     "android-api": "keep ANDROID_PLATFORM as the recipe has it, and build with --clean",
     "paths": (
         "compile what contains it with -ffile-prefix-map; clang before 17 "
-        "leaves such names in its debug information: take a newer NDK, or --release, which strips it"
+        "leaves such names in its debug information: take a newer NDK, or strip it with --build-type Release"
     ),
 }
 
 _SYSTEM_LIBRARY = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-.+\.so\.\d+)")
 _OF_TORCH = re.compile(r"lib(?:torch\w*|c10)\.so")
 """Whoever loads an adaptor has imported torch."""
-
-
-LOADERS = {
-    "x86_64-linux": "/lib64/ld-linux-x86-64.so.2",
-    "aarch64-linux": "/lib/ld-linux-aarch64.so.1",
-    "aarch64-android": "/system/bin/linker64",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +93,6 @@ def _wrong_with(
         yield "elf", error.message
         return
     yield from ((wrong.value, message) for wrong, message in complaints(header, demands))
-    if file.kind == "runner" and header.interpreter != LOADERS[target]:
-        yield "loader", f"expected {LOADERS[target]}, found {header.interpreter or 'none'}"
     for name in header.needed:
         if file.kind == "adaptor" and _OF_TORCH.fullmatch(name):
             continue

@@ -373,16 +373,12 @@ def ask(build: Path) -> None:
     (build / QUERY).touch()
 
 
-def answer(build: Path) -> Path:
-    """CMake's newest answer; configuring again gives another name."""
-    return max((build / API / "reply").glob("index-*.json"))
-
-
 def targets(build: Path) -> list[CMakeTarget]:
     """The targets of a project that was configured after `ask`."""
     reply = build / API / "reply"
     try:
-        index = _read(answer(build))
+        # Configuring again gives another name.
+        index = _read(max(reply.glob("index-*.json")))
         model = _read(reply / index["reply"]["codemodel-v2"]["jsonFile"])
         (configuration,) = model["configurations"]
         source = Path(model["paths"]["source"])

@@ -25,7 +25,6 @@ from ci.builds.built_files import (
 )
 from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
 from ci.builds.toolchain import BuildTool, find_cmake, find_compiler, find_ninja, find_program
-from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
 from ci.results import NEW, CachedResult, CachedResults, Key, folder_digest
 from provisioning import elf
@@ -50,6 +49,7 @@ SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
 TARGETS = ("x86_64-linux", "aarch64-linux")
 FOLDERS = (str(RUNNER.parent), str(LIBRARIES))
+DEFAULT_TYPE = "Release"
 KIND = "runner"
 """Of cached results."""
 
@@ -106,30 +106,14 @@ class RunnerPlan:
                 "version": self.executorch.version,
                 **{part: folder_digest(package / part, ("",), results.digest) for part in PACKAGE},
             },
-            "tools": self._tools(results),
-            "variables": {name: os.environ[name] for name in FLAGS if name in os.environ},
+            "tools": {
+                name: {"identity": tool.identity, "file": results.digest(tool.path.resolve())}
+                for name, tool in (("compiler", self.compiler), ("cmake", self.cmake), ("ninja", self.ninja))
+            },
         }
-
-    def _tools(self, results: CachedResults) -> dict[str, Metric]:
-        """Two compilers may differ though they have the same version."""
-        paths = {"compiler": self.compiler.path, "cmake": self.cmake.path, "ninja": self.ninja.path}
-        for name in ("cc1plus", "as", "ld", "collect2", "ar", "strip"):
-            asked = captured([self.compiler.path, f"-print-prog-name={name}"]).stdout.strip()
-            # A name without a folder is looked up on PATH by the compiler too.
-            if program := shutil.which(asked):
-                paths[name] = Path(program)
-        digests: dict[str, Metric] = {
-            name: results.digest(path.resolve()) for name, path in sorted(paths.items())
-        }
-        return {**digests, "identity": [tool.identity for tool in (self.compiler, self.cmake, self.ninja)]}
 
 
 OWN_CODE = ("cmake.py", "toolchain.py", "built_files.py", "runner_build.py")
-FLAGS = (
-    *("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "SOURCE_DATE_EPOCH"),
-    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
-)
-"""Variables that compilers and CMake obey."""
 PACKAGE = ("include", "lib", "share/cmake")
 """The folders of executorch's package that a build reads."""
 
@@ -144,7 +128,7 @@ def plan_of(
     selection: Selection,
     *,
     executorch: Path | None = None,
-    build_type: str = RUNNER_BUILD_TYPES[0],
+    build_type: str = DEFAULT_TYPE,
     build_dir: Path | None = None,
     output: Path | None = None,
 ) -> RunnerPlan:
@@ -162,7 +146,7 @@ def plan_of(
     if build_dir:
         require_writable(build_dir, "--build-dir")
         refuse_foreign(build_dir, RECORD, "--build-dir")
-    suffix = "" if build_type == RUNNER_BUILD_TYPES[0] else f"-{build_type}"
+    suffix = "" if build_type == DEFAULT_TYPE else f"-{build_type}"
     return RunnerPlan(
         target=target,
         build_type=build_type,
@@ -314,7 +298,7 @@ def _build_and_replace(
     cmake_build, key = plan.cmake_build(jobs), plan.key(results)
     cmake_build.run(clean=True)
     with part_of(plan.dist) as part:
-        strip = ["--strip"] if plan.build_type == RUNNER_BUILD_TYPES[0] else []
+        strip = ["--strip"] if plan.build_type == DEFAULT_TYPE else []
         tree = str(plan.folder / "build")
         argv = (str(plan.cmake.path), "--install", tree, "--prefix", str(part), *strip)
         execute(BuildCommand("installing the runner", argv), cmake_build.log, cmake_build.environ(os.environ))

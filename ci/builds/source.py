@@ -1,31 +1,54 @@
-"""Building ExecuTorch's Qualcomm backend and runner from a tree: build, check, put into dist/."""
+"""Building ExecuTorch's Qualcomm backend and runner from a tree: build, check, and put into dist/<target>/
+what CMake built, a manifest, a bill of materials, licences."""
 
 from __future__ import annotations
 
-import hashlib
+import datetime as dt
+import fnmatch
 import json
 import os
+import re
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
 
 from ci.builds import built_files
-from ci.builds.built_files import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
-from ci.builds.cmake import STEERING, answer
-from ci.builds.install import PYTHON, assemble, collect, describe, identity, strip_program
-from ci.builds.source_plan import BuildOptions, SourcePlan, notes_of, plan_of
-from ci.builds.tree import link_with_copies, make_overlay
-from provisioning.base.commands import quoted
-from provisioning.base.files import hash_file, replace_text
+from ci.builds.built_files import (
+    BILL_OF_MATERIALS,
+    LICENCES,
+    LoadableFile,
+    alone_in,
+    part_of,
+    replace_build,
+)
+from ci.builds.cmake import STEERING, CMakeTarget, files_read, linked_into
+from ci.builds.source_plan import BuildOptions, SourcePlan, plan_of
+from ci.builds.tree import Kind, Submodule, link_with_copies, make_overlay, submodules
+from provisioning import elf
+from provisioning.base.commands import captured, quoted
+from provisioning.base.errors import CheckFailed
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
-from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, ROOT, Selection
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.base.stage_run import StageRun
+from provisioning.components import ANDROID_NDK, QNN_SDK
 from provisioning.dist import FOLDER, MANIFEST
 from provisioning.manifest import load_profile
 
-PLACED = "placed.json"
-"""What the last build put into dist/, in its build folder."""
+if TYPE_CHECKING:
+    from cyclonedx.model.component import Component
+
+SCHEMA = 1
+
+_LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|copyright)([._-].*)?")
+PYTHON = "python"
+"""The folder of dist/<target>/ with what Python loads."""
+_GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
 
 
 def script(plan: SourcePlan) -> str:
@@ -45,10 +68,6 @@ def script(plan: SourcePlan) -> str:
 
 def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
     plan = plan_of(options, selection, os.environ)
-    profile = load_profile(selection.profile)
-    for note in notes_of(plan, profile):
-        stage.findings.append(note)
-        sys.stderr.write(f"warning: {note.message}\n  try: {note.fix}\n")
     stage.metrics |= {
         "executorch": plan.tree.version,
         "commit": plan.tree.commit + ("+changes" if plan.tree.changed else ""),
@@ -61,7 +80,7 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
         _compile(plan, stage, clean=options.clean)
         # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
-            floor = options.glibc or profile.host["glibc"]
+            floor = options.glibc or load_profile(selection.profile).host["glibc"]
             built = _put_into_dist(plan, stage, floor, selection)
             if built and plan.target == DEFAULT_TARGET:
                 put_into_python(plan, stage)
@@ -87,22 +106,15 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:
 def _put_into_dist(plan: SourcePlan, stage: StageRun, glibc: str, selection: Selection) -> bool:
     """Replace the last build if the files pass every check; returns whether they did."""
     strip = strip_program(plan.build) if plan.build_type == "Release" else ""
-    answers = [answer(plan.build / project.build).name for project in plan.recipe.projects]
-    rules = [identity(plan, selection.profile), glibc, strip, _own_code(), answers]
-    placed = plan.root / PLACED
-    if not _stands(placed, rules, plan.dist):
-        placed.unlink(missing_ok=True)
-        private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
-        built = collect(plan)
-        with part_of(plan.dist) as part:
-            copies = assemble(list(built), part, strip)
-            stage.findings += built_files.check(copies, plan.target, glibc, private)
-            if any(finding.severity is Severity.ERROR for finding in stage.findings):
-                return False
-            describe(plan, copies, built.values(), part, selection.profile)
-            replace_build(part, plan.dist)
-        stamps = {"built": _stamps(file.path for file in built), "dist": _stamps(_placed_in(plan.dist))}
-        replace_text(placed, json.dumps({"rules": rules, **stamps}, indent=2))
+    private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
+    built = collect(plan)
+    with part_of(plan.dist) as part:
+        copies = assemble(list(built), part, strip)
+        stage.findings += built_files.check(copies, plan.target, glibc, private)
+        if any(finding.severity is Severity.ERROR for finding in stage.findings):
+            return False
+        describe(plan, copies, built.values(), part, selection.profile)
+        replace_build(part, plan.dist)
     files = json.loads((plan.dist / MANIFEST).read_text(encoding="utf-8"))["files"]
     stage.artifacts += [
         Artifact(file["kind"], str(plan.dist / file["path"]), file["sha256"], file["size"]) for file in files
@@ -110,33 +122,6 @@ def _put_into_dist(plan: SourcePlan, stage: StageRun, glibc: str, selection: Sel
     stage.artifacts += [Artifact.of("sbom", plan.dist / BILL_OF_MATERIALS)]
     stage.artifacts += [Artifact.of("manifest", plan.dist / MANIFEST)]
     return True
-
-
-def _stands(placed: Path, rules: Sequence[object], dist: Path) -> bool:
-    """Whether dist/ has what CMake built last, checked by the same rules: a gigabyte is not copied again."""
-    try:
-        record = json.loads(placed.read_text(encoding="utf-8"))
-        stamps = {"built": _stamps(map(Path, record["built"])), "dist": _stamps(_placed_in(dist))}
-        return bool(record == json.loads(json.dumps({"rules": rules, **stamps})))
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _placed_in(dist: Path) -> Iterator[Path]:
-    for name in OURS:
-        yield from [dist / name] if (dist / name).is_file() else (dist / name).rglob("*")
-
-
-def _stamps(files: Iterable[Path]) -> dict[str, tuple[int, int, int]]:
-    stamps = {str(path): path.stat() for path in files}
-    return {path: (stamp.st_size, stamp.st_mtime_ns, stamp.st_ino) for path, stamp in stamps.items()}
-
-
-def _own_code() -> str:
-    """A digest of what decides what a build ships, and whether it passes."""
-    tables = (MANIFESTS / "validation.toml", MANIFESTS / "device_libraries.toml")
-    files = (*sorted(Path(__file__).parent.glob("*.py")), *tables)
-    return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
 
 
 def put_into_python(plan: SourcePlan, stage: StageRun) -> None:
@@ -152,7 +137,278 @@ def _python_files(plan: SourcePlan) -> Iterator[tuple[str, Path]]:
         if path.is_file():
             yield str(path.relative_to(root)), path
     for copy in plan.recipe.copies:
-        if not copy.built:
-            yield f"{copy.to}/{Path(copy.file).name}", plan.tree.root / copy.file
-        elif (plan.build / copy.file).is_file():
-            yield copy.to, plan.build / copy.file
+        yield f"{copy.to}/{Path(copy.file).name}", plan.tree.root / copy.file
+
+
+def collect(plan: SourcePlan) -> dict[LoadableFile, CMakeTarget]:
+    """The programs and shared libraries that CMake built of ExecuTorch's own, without those of submodules.
+
+    Raises CheckFailed for a missing one that the recipe names."""
+    foreign = {plan.source / submodule.path for submodule in submodules(plan.tree)}
+    built = {}
+    for target in plan.targets():
+        if not target.loaded or foreign.intersection((target.defined_in, *target.defined_in.parents)):
+            continue
+        folder = _folder(plan, target)
+        for path in target.artifacts:
+            if path.is_file():
+                built[LoadableFile(_kind(folder), path, f"{folder}/{path.name}")] = target
+    places = [file.place for file in built]
+    missing = [pattern for pattern in plan.recipe.ships if not fnmatch.filter(places, pattern)]
+    if missing:
+        found = ", ".join(sorted(places)) or "none"
+        raise CheckFailed(
+            f"expected the build to make {missing[0]}, found {found}",
+            fix=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",
+        )
+    return dict(sorted(built.items(), key=lambda item: item[0].place))
+
+
+def _folder(plan: SourcePlan, target: CMakeTarget) -> str:
+    """Where a target goes below dist/<target>/."""
+    if target.kind == "EXECUTABLE":
+        return "bin"
+    for pattern, place in plan.recipe.python.items():
+        if fnmatch.fnmatchcase(target.name, pattern):
+            return f"{PYTHON}/{place}"
+    return "lib"
+
+
+def _kind(folder: str) -> Kind:
+    kinds: dict[str, Kind] = {"bin": "runner", "lib": "library"}
+    return kinds.get(folder, "adaptor")
+
+
+def assemble(built: Sequence[LoadableFile], part: Path, strip: str) -> list[LoadableFile]:
+    """Copy the files to `part` and strip them if `strip` names a program; returns the copies."""
+    moved = []
+    for file in built:
+        to = part / file.place
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.path, to)
+        to.chmod(0o755)
+        if strip and (done := captured([strip, "--strip-unneeded", str(to)])).returncode != 0:
+            raise CheckFailed(
+                f"{strip} failed on {to.name} with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
+                fix="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
+            )
+        moved.append(LoadableFile(file.kind, to, file.place))
+    return moved
+
+
+def strip_program(build: Path) -> str:
+    """The program that CMake found for this target."""
+    cache = (build / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace")
+    strip = re.search(r"^CMAKE_STRIP:\w+=(.+)$", cache, re.MULTILINE)
+    if strip is None or not Path(strip.group(1)).is_file():
+        raise CheckFailed(
+            "CMake found no program that strips for this target",
+            fix="give one: --cmake-arg CMAKE_STRIP=/path/to/strip",
+        )
+    return strip.group(1)
+
+
+def describe(
+    plan: SourcePlan, built: Sequence[LoadableFile], shipped: Iterable[CMakeTarget], part: Path, profile: str
+) -> None:
+    """Write licences, the bill of materials and the manifest beside the files."""
+    files = [_listed(file) for file in built]
+    read = places_read(plan, shipped)
+    copy_licences(plan.tree.root, read, part / LICENCES)
+    if plan.toolchain.version:
+        # Its C++ library is part of what was linked.
+        copy_licences(plan.toolchain.roots[0], {"."}, part / LICENCES / ANDROID_NDK)
+    compiler = Item("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
+    ndk = Item(ANDROID_NDK, plan.toolchain.version, kind="framework")
+    items = [
+        Item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License"),
+        ndk if plan.toolchain.version else compiler,
+        *(submodule_item(submodule) for submodule in _linked(submodules(plan.tree), read)),
+        *(Item(file["path"], kind="file", sha256=file["sha256"]) for file in files),
+    ]
+    commit = plan.tree.commit
+    purl = package_url("github", "executorch", commit, "pytorch")
+    version = plan.tree.version or commit or "unknown"
+    subject = Item("executorch", version, kind="application", purl=purl)
+    bill = document(subject, items, {"qnn-ci:target": plan.target})
+    (part / BILL_OF_MATERIALS).write_text(bill, encoding="utf-8")
+    manifest = {**identity(plan, profile), "files": files}
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def identity(plan: SourcePlan, profile: str) -> dict[str, object]:
+    """The manifest without its files."""
+    return {
+        "schema": SCHEMA,
+        "target": plan.target,
+        "profile": profile,
+        "recipe": plan.recipe.summary,
+        "executorch": plan.tree.version,
+        "commit": plan.tree.commit,
+        "changed": plan.tree.changed,
+        "build_type": plan.build_type,
+        "toolchain": plan.toolchain.version or re.sub(r"^\S+: ", "", plan.toolchain.identity),
+        "qnn_build_id": plan.sdk.build_id,
+        "link_flags": list(plan.recipe.link_flags),
+        "options": {
+            project.name: {
+                name: _public_text(plan, value)
+                for name, value in plan.definitions(project).items()
+                if name not in _PRIVATE
+            }
+            for project in plan.recipe.projects
+        },
+    }
+
+
+def _listed(file: LoadableFile) -> dict[str, Any]:
+    """A file of dist/<target>/, as the manifest lists it; `build_id` is GNU's, when the linker wrote one."""
+    artifact, header = Artifact.of(file.kind, file.path), elf.read(file.path)
+    return {
+        "path": file.place,
+        "kind": file.kind,
+        "sha256": artifact.sha256,
+        "size": artifact.size,
+        "machine": header.machine,
+        "build_id": header.gnu_build_id,
+        "needed": header.needed,
+    }
+
+
+def places_read(plan: SourcePlan, shipped: Iterable[CMakeTarget]) -> set[str]:
+    """The files of the tree from which these targets, and all that is linked into them, were compiled."""
+    known = plan.targets()
+    dependencies = {
+        build: captured([str(plan.ninja.path), "-C", str(build), "-t", "deps"]).stdout
+        for build in {target.build for target in known}
+    }
+    roots = [f"{root}/" for root in (plan.source, plan.tree.root, plan.tree.root.resolve())]
+    places = set()
+    for path in {os.path.normpath(path) for path in files_read(linked_into(shipped, known), dependencies)}:
+        places |= {path.removeprefix(root) for root in roots if path.startswith(root)}
+    return places
+
+
+def copy_licences(tree: Path, places: Iterable[str], into: Path) -> None:
+    """Copy the licence texts that lie beside these files or above them, each to its place in the tree."""
+    folders = {"."}.union(*(map(str, PurePosixPath(place).parents) for place in places))
+    for folder in sorted(folders):
+        for path in sorted((tree / folder).iterdir()):
+            if _LICENCE.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                to = into / folder / path.name
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, to)
+
+
+def _linked(known: Iterable[Submodule], read: Iterable[str]) -> list[Submodule]:
+    """The submodules with some of the files that were read; of nested ones the inner one has the file."""
+    by_path = {submodule.path: submodule for submodule in known}
+    paths = set()
+    for place in read:
+        inner = next((str(parent) for parent in PurePosixPath(place).parents if str(parent) in by_path), None)
+        paths |= {inner} if inner else set()
+    return [by_path[path] for path in sorted(paths)]
+
+
+def submodule_item(submodule: Submodule) -> Item:
+    github = _GITHUB.fullmatch(submodule.url)
+    purl = package_url("github", github[2], submodule.commit, github[1]) if github else ""
+    return Item(submodule.path.rpartition("/")[2], submodule.commit, purl=purl)
+
+
+_PRIVATE = {
+    "CMAKE_PROJECT_INCLUDE", "CMAKE_MAKE_PROGRAM", "PYTHON_EXECUTABLE", "CMAKE_C_COMPILER",
+    "CMAKE_CXX_COMPILER", "CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER",
+}  # fmt: skip
+"""Variables that only name folders of this machine."""
+
+
+def _public_text(plan: SourcePlan, text: str) -> str:
+    for folder, name in reversed(plan.private().items()):
+        text = text.replace(str(folder), f"<{name}>")
+    return re.sub(r"^\S+: ", "", text)
+
+
+SPECIFICATION = "1.6"
+SUBJECT = "subject"
+
+ItemKind = Literal["application", "container", "file", "framework", "library"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The thing described, or a thing that is in it."""
+
+    name: str
+    version: str = ""
+    kind: ItemKind = "library"
+    purl: str = ""
+    licence: str = ""
+    sha256: str = ""
+    description: str = ""
+
+    @property
+    def reference(self) -> str:
+        """The item's name inside the document."""
+        return f"file:{self.name}" if self.kind == "file" else self.purl or f"{self.name}@{self.version}"
+
+
+def package_url(kind: str, name: str, version: str, namespace: str = "") -> str:
+    """`pkg:pypi/rich@14.0`."""
+    from packageurl import PackageURL
+
+    return str(PackageURL(kind, namespace, name, version))
+
+
+def document(
+    subject: Item,
+    items: Iterable[Item],
+    properties: Mapping[str, str] | None = None,
+    created: dt.datetime | None = None,
+) -> str:
+    """A bill of materials in CycloneDX's format: the same content gives the same bytes. Items with the same
+    reference become one; of those, one that names its licence is kept."""
+    from cyclonedx.model import Property
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.output import make_outputter
+    from cyclonedx.schema import OutputFormat, SchemaVersion
+
+    unique = {item.reference: item for item in sorted(items, key=lambda item: (item.reference, item.licence))}
+    described = _component(subject, SUBJECT)
+    components = {reference: _component(item, reference) for reference, item in unique.items()}
+    bill = Bom(components=components.values())
+    bill.metadata.component = described
+    # Otherwise it would get the current time, and differ each time.
+    bill.metadata.timestamp = created  # type: ignore[assignment]
+    bill.metadata.properties.update(
+        Property(name=name, value=value) for name, value in (properties or {}).items()
+    )
+    bill.register_dependency(
+        described,
+        [component for reference, component in components.items() if unique[reference].kind != "file"],
+    )
+
+    bill.serial_number = uuid.UUID(int=0)
+    version = SchemaVersion.from_version(SPECIFICATION)
+    text = make_outputter(bill, OutputFormat.JSON, version).output_as_string(indent=2) + "\n"
+    # A name or a text of an item has its quotes escaped, so that the key is found and nothing else.
+    key = '"serialNumber": "urn:uuid:{}"'
+    return text.replace(key.format(uuid.UUID(int=0)), key.format(uuid.uuid5(uuid.NAMESPACE_URL, text)))
+
+
+def _component(item: Item, reference: str) -> Component:
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.license import DisjunctiveLicense
+    from packageurl import PackageURL
+
+    return Component(
+        name=item.name,
+        version=item.version or None,
+        type=ComponentType(item.kind),
+        bom_ref=reference,
+        purl=PackageURL.from_string(item.purl) if item.purl else None,
+        licenses=[DisjunctiveLicense(name=item.licence)] if item.licence else (),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=item.sha256)] if item.sha256 else (),
+        description=item.description or None,
+    )

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,15 +27,12 @@ from ci.builds.tree import (
     SourceTree,
     file_names,
     filled,
-    for_tree,
     load_recipe,
     open_tree,
-    unread_options,
 )
 from ci.jobs import available_memory
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, dist_path, outputs_path
 from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK, build_ids
 from provisioning.dist import DESCRIPTION, FOLDER, RUNNER
@@ -52,14 +49,6 @@ AS_INCLUDED = [
 ]
 """GCC names a system header by the shorter of its two paths if links lead to it, unless this flag is set.
 Otherwise the bytes of a binary would depend on the length of folder names.
-"""
-
-AS_RELATIVE = """\
-# ccache names files as seen from the folder that compilers run in, so that other folders share its results.
-foreach(tree {trees})
-  file(RELATIVE_PATH relative "${{CMAKE_BINARY_DIR}}" "${{tree}}")
-  add_compile_options("-ffile-prefix-map=${{relative}}={name}")
-endforeach()
 """
 
 _DEFINITION = re.compile(r"(?:-D)?(\w+)(?::\w+)?=(.*)", re.DOTALL)
@@ -116,8 +105,6 @@ class SourcePlan:
         compile_flags = "".join(f"  [=[{flag}]=]\n" for flag in (*maps, *AS_INCLUDED))
         link_flags = "".join(f"  [=[{flag}]=]\n" for flag in self.recipe.link_flags)
         text = f"include_guard(GLOBAL)\nadd_compile_options(\n{compile_flags})\n"
-        trees = dict.fromkeys((self.tree.root.resolve(), self.source))
-        text += AS_RELATIVE.format(trees=" ".join(f"[=[{tree}]=]" for tree in trees), name=OWN_NAME)
         return text + (f"add_link_options(\n{link_flags})\n" if link_flags else "")
 
     def values(self) -> dict[str, str]:
@@ -198,9 +185,6 @@ class SourcePlan:
             else {
                 # Variables and not definitions: projects that are built inside a project read them too.
                 **{f"CMAKE_{kind}_COMPILER_LAUNCHER": str(self.launcher) for kind in ("C", "CXX")},
-                # Another folder with the same content finds what this one compiled.
-                "CCACHE_BASEDIR": str(self.root),
-                "CCACHE_NOHASHDIR": "1",
                 # Headers that this build generates are always young.
                 "CCACHE_SLOPPINESS": "include_file_ctime,include_file_mtime",
             }
@@ -266,7 +250,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
     )
     return SourcePlan(
         target=selection.target,
-        recipe=for_tree(recipe, tree.root),
+        recipe=recipe,
         tree=tree,
         names=file_names(tree.root),
         sdk=sdk_at(environment.root(QNN_SDK).path),
@@ -319,35 +303,6 @@ def sdk_at(root: Path) -> LocatedSdk:
             f"{root}: no library below lib/ tells its build id", fix="name a whole SDK with QNN_SDK_ROOT"
         )
     return LocatedSdk(root, ids[0])
-
-
-def notes_of(plan: SourcePlan, profile: Profile) -> Iterator[Finding]:
-    """Warnings that a user wants to see before an hour of compiling."""
-
-    def warning(rule: str, subject: object, message: str, fix: str) -> Finding:
-        return Finding(rule, Severity.WARNING, str(subject), message, fix)
-
-    for name in unread_options(plan.recipe, plan.names, plan.toolchain.files):
-        message = f"no CMake file of {plan.tree.root} reads this option of the recipe: it has no effect"
-        fix = "drop or rename it in manifests/recipes/ for this version of ExecuTorch"
-        yield warning("build-option", name, message, fix)
-    ndk = profile.components.get(ANDROID_NDK)
-    if ndk is not None and plan.toolchain.version not in ("", ndk.version):
-        message = f"the profile {profile.name} pins revision {ndk.version}"
-        fix = "unset ANDROID_NDK_ROOT to use the store's"
-        yield warning("build-ndk", plan.toolchain.identity, message, fix)
-    sdk = plan.sdk
-    if plan.target == "aarch64-android" and not (sdk.root / "lib" / plan.target).is_dir():
-        message = (
-            f"it has no lib/{plan.target}, so no phone can run what QNN {sdk.build_id} compiles: the"
-            " runtime of another build refuses it (error 5000)"
-        )
-        fix = f"build, compile and bundle with --profile {OFFICIAL_PROFILE}, whose SDK has one"
-        yield warning("build-runtime", sdk.root, message, fix)
-    if (build_id := profile.components[QNN_SDK].build_id) and sdk.build_id != build_id:
-        message = f"the profile {profile.name} pins {build_id}, this is {sdk.build_id}"
-        fix = "unset QNN_SDK_ROOT to use the store's, or select the profile that this SDK is of"
-        yield warning("build-sdk", sdk.root, message, fix)
 
 
 def _toolchain(

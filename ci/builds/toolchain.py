@@ -150,8 +150,6 @@ class Toolchain:
     identity: str
     """A description. Another toolchain needs an empty build directory."""
     definitions: Mapping[str, str]
-    files: tuple[Path, ...] = ()
-    """The toolchain's own CMake files; they may read options of a recipe."""
     version: str = ""
     """The NDK's revision; empty for others."""
     values: Mapping[str, str] = field(default_factory=dict)
@@ -177,7 +175,6 @@ def cross(recipe: Recipe, environ: Mapping[str, str], file: Path | None) -> Tool
     return Toolchain(
         identity=f"{path} {Artifact.of('', path).sha256}",
         definitions={"CMAKE_TOOLCHAIN_FILE": str(path)},
-        files=(path,),
     )
 
 
@@ -195,7 +192,6 @@ def ndk(root: Path) -> Toolchain:
         identity=f"Android NDK {revision} in {root}",
         # The recipe names the toolchain file, which finds the rest.
         definitions={},
-        files=tuple(sorted(toolchain.parent.glob("*.cmake"))),
         version=revision,
         values={"ndk": str(root)},
         roots=(root,),

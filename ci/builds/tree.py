@@ -17,7 +17,7 @@ import fnmatch
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -56,8 +56,6 @@ class RecipeProject(Model):
     install: bool = False
     """Whether its install rules run: later projects find it in CMAKE_INSTALL_PREFIX."""
     options: Options = Field(default_factory=dict)
-    only_with: Inside | None = None
-    """A file of the tree: if it is missing, the project is left out."""
 
 
 class Copy(Model):
@@ -65,9 +63,7 @@ class Copy(Model):
 
     file: Inside
     to: Inside
-    """As a folder, or with `built` as a file."""
-    built: bool = False
-    """Whether it is in the build folder, and not in the tree; what a build has not made is left out."""
+    """A folder."""
 
 
 class Recipe(Model):
@@ -124,15 +120,6 @@ def load_recipe(target: str) -> Recipe:
         if not getattr(recipe, key):
             raise ManifestError(path, key, expected="a value here or in its base", found="none")
     return recipe
-
-
-def for_tree(recipe: Recipe, tree: Path) -> Recipe:
-    """The recipe with the projects that this tree has."""
-
-    def there(project: RecipeProject) -> bool:
-        return project.only_with is None or (tree / project.only_with).is_file()
-
-    return recipe.model_copy(update={"projects": tuple(filter(there, recipe.projects))})
 
 
 def filled(text: str, values: dict[str, str]) -> str:
@@ -244,23 +231,6 @@ def file_names(root: Path) -> dict[str, list[str]]:
         folders[:] = sorted(name for name in folders if name != REPOSITORY)
         names[folder] = sorted(files)
     return names
-
-
-def unread_options(
-    recipe: Recipe, names: Mapping[str, Sequence[str]], more: Iterable[Path] = ()
-) -> list[str]:
-    """Options of the recipe, except CMake's own, that no CMake file of the tree mentions."""
-    options = {*recipe.options}.union(*(project.options for project in recipe.projects))
-    # CMake's own CTest module reads BUILD_TESTING.
-    wanted = {name for name in options if not name.startswith("CMAKE_")} - {"BUILD_TESTING"}
-    every = (Path(folder, name) for folder, files in names.items() for name in files)
-    for path in (*more, *(path for path in every if _CMAKE_FILE.fullmatch(path.name))):
-        if not wanted:
-            break
-        text = _read(path)
-        if any(name in text for name in wanted):
-            wanted -= set(_IDENTIFIER.findall(_COMMENT.sub("", text)))
-    return sorted(wanted)
 
 
 def _of_store(root: Path) -> tuple[Path, str]:

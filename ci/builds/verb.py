@@ -1,4 +1,4 @@
-"""`build_x86`, `build_android` and `build_linux_arm64`: ExecuTorch from source."""
+"""`build_runner`, and `build_x86`, `build_android` and `build_linux_arm64`: ExecuTorch from source."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SourceBuild:
         self.name, self.target = name, target
         self.EXAMPLES = f"""\
   nox -s {name}
-  nox -s {name} -- --release --executorch DIR
+  nox -s {name} -- --build-type Release --executorch DIR
   nox -s {name} -- --dry-run
 """
 
@@ -76,9 +76,6 @@ class SourceBuild:
             jobs="by cores and memory",
             folder="build/executorch/TARGET",
             output="dist/TARGET",
-        )
-        parser.add_argument(
-            "--release", dest="build_type", action="store_const", const="Release", help="--build-type Release"
         )
         repeatable(
             parser, "--cmake-arg", "ARG", "NAME=VALUE or another argument, for configuring each project"
@@ -137,6 +134,55 @@ def _log(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
+class RunnerBuild:
+    EXAMPLES = """\
+  python -m ci build_runner
+  python -m ci build_runner --target aarch64-linux
+  python -m ci build_runner --target aarch64-linux --glibc 2.35
+  python -m ci build_runner --build-type RelWithDebInfo -o dist/debug
+  python -m ci build_runner --executorch DIR --dry-run
+"""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_build_flags(
+            parser,
+            RUNNER_BUILD_TYPES,
+            executorch="the executorch package to build against"
+            " [this Python's; for aarch64-linux the store's]",
+            jobs="all cores",
+            folder="build/runner/TARGET",
+            output="dist/TARGET/wheel",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ci.builds.runner_build import build_and_start, described, plan_of
+        from provisioning.base.files import disk_errors
+        from provisioning.base.stage_run import StageRun
+        from provisioning.manifest import load_profile
+
+        selection = selection_of(args)
+        stage = StageRun("build_runner", selection.profile, selection.target)
+        with (
+            stage.reported(selection.reports, "runner-build", selection.target),
+            disk_errors("choose other folders with --build-dir and --output"),
+        ):
+            plan = plan_of(
+                selection,
+                executorch=args.executorch,
+                build_type=args.build_type,
+                build_dir=args.build_dir,
+                output=args.output,
+            )
+            if args.dry_run:
+                sys.stdout.write(described(plan))
+                return 0
+            glibc = args.glibc or load_profile(selection.profile).host["glibc"]
+            jobs = args.jobs or os.cpu_count() or 1
+            build_and_start(plan, stage, glibc, jobs=jobs, clean=args.clean)
+        return stage.close(selection.reports)
+
+
+RUNNER = RunnerBuild()
 X86 = SourceBuild("build_x86", "x86_64-linux")
 ANDROID = SourceBuild("build_android", "aarch64-android")
 LINUX_ARM64 = SourceBuild("build_linux_arm64", "aarch64-linux")

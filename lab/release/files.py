@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ci.builds.install import Item, document, package_url
+from ci.builds.source import Item, document, package_url
 from ci.image.contents import ENVIRONMENTS_INSIDE, ImagePlan
 from ci.image.engine import ContainerCommand, Engine
 from lab.image_pins import edited

@@ -8,7 +8,7 @@ from typing import Any
 
 from ci.builds.source_plan import LocatedSdk, SourcePlan
 from ci.builds.toolchain import BuildTool, Toolchain
-from ci.builds.tree import SourceTree, for_tree, load_recipe
+from ci.builds.tree import SourceTree, load_recipe
 
 COMMIT = "5f3a41dc8b129b6df0d02cf401986b3df96b9073"
 
@@ -16,7 +16,7 @@ COMMIT = "5f3a41dc8b129b6df0d02cf401986b3df96b9073"
 def make_plan(root: Path, target: str = "aarch64-linux", **changes: Any) -> SourcePlan:
     plan = SourcePlan(
         target=target,
-        recipe=for_tree(load_recipe(target), root / "src" / "executorch"),
+        recipe=load_recipe(target),
         tree=SourceTree(root / "src" / "executorch", "1.5.1", COMMIT, changed=False, time=1767323045),
         names={},
         sdk=LocatedSdk(root / "sdk", "v2.37.0.250724175447_124859"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ci.builds.install import Item, document, submodule_item
+from ci.builds.source import Item, document, submodule_item
 from ci.builds.tree import Submodule
 from ci.image.contents import plan_of
 from ci.image.engine import ContainerCommand, Engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ci.builds import install, source
+from ci.builds import source
 from ci.builds import tree as trees
 from ci.builds.built_files import LoadableFile, check, replace_build, require_writable
 from ci.builds.cmake import API, CMakeTarget, files_read, linked_into, targets
 from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk, SourcePlan
 from ci.builds.toolchain import Toolchain, cross
-from ci.builds.tree import Copy, load_recipe
+from ci.builds.tree import load_recipe
 from ci.builds.verb import X86
 from ci.jobs import available_memory
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -155,14 +154,14 @@ def test_a_build_without_the_backend_is_refused_with_what_it_made(
     made = CMakeTarget("r", "EXECUTABLE", plan.build, plan.source, (runner,), (), "", (), (), "r::@1")
     monkeypatch.setattr(SourcePlan, "targets", lambda plan: [made])
     with pytest.raises(CheckFailed, match=r"lib/libqnn_executorch_backend\.so.*bin/qnn_executor_runner"):
-        install.collect(plan)
+        source.collect(plan)
 
 
 def test_what_cannot_be_stripped_does_not_ship(tmp_path: Path) -> None:
     (tmp_path / "built").write_bytes(b"no program")
     file = LoadableFile("runner", tmp_path / "built", "bin/built")
     with pytest.raises(CheckFailed, match="built with exit code 1"):
-        install.assemble([file], tmp_path / "part", "false")
+        source.assemble([file], tmp_path / "part", "false")
 
 
 def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
@@ -190,19 +189,6 @@ def test_the_overlay_is_what_pythonpath_names(plan: SourcePlan, capsys: pytest.C
     assert f"export PYTHONPATH={plan.dist / 'overlay'}$" in capsys.readouterr().out
 
 
-def test_the_overlay_has_the_flatc_that_the_build_made(plan: SourcePlan) -> None:
-    plan.tree.root.mkdir(parents=True)
-    (made := plan.build / "third-party/flatc_ep/bin/flatc").parent.mkdir(parents=True)
-    made.touch(0o755)
-    copy = Copy(file="third-party/flatc_ep/bin/flatc", to="exir/flatc", built=True)
-    absent = Copy(file="third-party/other", to="exir/other", built=True)
-    plan = replace(plan, recipe=plan.recipe.model_copy(update={"copies": (copy, absent)}))
-    source.put_into_python(plan, StageRun("build_x86", "wheels", "x86_64-linux", ""))
-    folder = plan.dist / "overlay" / "executorch" / "exir"
-    assert os.access(folder / "flatc", os.X_OK)
-    assert sorted(path.name for path in folder.iterdir()) == ["__init__.py", "flatc"]
-
-
 LINUX = {"machine": AARCH64, "interpreter": "/lib/ld-linux-aarch64.so.1", "needed": ["libc.so.6"]}
 ANDROID = {
     "machine": AARCH64,
@@ -227,7 +213,6 @@ def test_a_good_runner_has_nothing_said_of_it(tmp_path: Path, target: str, good:
     ("change", "rule"),
     [
         ({"machine": X86_64}, "build-machine"),
-        ({"interpreter": "/system/bin/linker64"}, "build-loader"),
         ({"needed": ["libmine.so"]}, "build-needed"),
         ({"runpath": "/opt/build/lib"}, "build-search-path"),
         ({"versions": {"libc.so.6": ["GLIBC_2.4", "GLIBC_2.35"]}}, "build-glibc"),

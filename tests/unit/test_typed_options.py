@@ -44,9 +44,12 @@ def _is_args(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "args"
 
 
-def _functions(tree: ast.Module, name: str) -> list[ast.FunctionDef]:
-    """The functions and methods of a name that take `args`."""
-    named = (node for node in walked(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
+def _functions(tree: ast.Module, name: str, owner: str = "") -> list[ast.FunctionDef]:
+    """The functions and methods of a name, or the class's of that name, that take `args`."""
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    owners: list[ast.AST] = [node for node in classes if node.name == owner] or [tree]
+    nodes = (node for found in owners for node in ast.walk(found))
+    named = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)
     return [node for node in named if "args" in {argument.arg for argument in _arguments(node)}]
 
 
@@ -60,10 +63,10 @@ def _readers(tree: ast.Module) -> dict[str, str]:
     }
 
 
-def _read_by(file: Path, name: str = "run") -> set[str]:
+def _read_by(file: Path, name: str = "run", owner: str = "") -> set[str]:
     """What a function, and the readers that it calls, read of the Namespace."""
     tree = parsed(file)
-    (function,) = _functions(tree, name)
+    (function,) = _functions(tree, name, owner)
     readers = {node.name: file for node in tree.body if isinstance(node, ast.FunctionDef)}
     readers |= {reader: _file(module) for reader, module in _readers(tree).items()}
     read = set()
@@ -82,11 +85,12 @@ def test_a_verb_reads_the_flags_that_it_has_and_no_others(verb: Verb) -> None:
     path, _, attribute = verb.module.partition(":")
     module = importlib.import_module(path)
     parser = argparse.ArgumentParser()
-    (getattr(module, attribute) if attribute else module).configure(parser)
+    owner = getattr(module, attribute) if attribute else module
+    owner.configure(parser)
     every = list(parsers(parser))
     flags = {action for command in every for action in command._actions}
     known = {action.dest for action in flags}.union(*(command._defaults for command in every))
     shown = {action.dest for action in flags if action.help != argparse.SUPPRESS} - {"help", "debug"}
-    read = _read_by(_file(verb.module))
+    read = _read_by(_file(verb.module), owner=type(owner).__name__)
     assert not read - known, "read, and never there"
     assert not shown - read, "read by nothing"
