@@ -26,7 +26,6 @@ from ci.parity.tree import (
     Target,
     Tree,
     TreePlace,
-    is_buck,
     normal,
 )
 from provisioning.base.errors import CheckFailed
@@ -143,21 +142,6 @@ def lists(tree: Tree, path: str) -> dict[str, str]:
         raise CheckFailed(f"cannot evaluate {path}: {_why(str(error))}", fix=f"correct {path}") from error
     values = {name: module[name] for name in re.findall(r"^(\w+) =", text, re.MULTILINE)}
     return {name: ";".join(map(str, value)) for name, value in values.items() if isinstance(value, list)}
-
-
-def named_by(tree: Tree, rules: Buck) -> Callable[[str], set[str]]:
-    """The texts that a package's files name, with those of the files that they load from the tree."""
-    evaluation = _Evaluation(tree, rules, frozenset(), ())
-
-    def named(package: str) -> set[str]:
-        paths = {path for path in tree.match("*", package) if is_buck(path)}
-        for path in sorted(paths):
-            evaluation.open = [path]
-            loaded = [evaluation.path_of(label) for label, _ in loads(tree.read(path))]
-            paths.update(other for other in loaded if other in tree.files)
-        return {literal.value for path in paths for literal in literals(tree.read(path))}
-
-    return named
 
 
 def packages(tree: Tree, rules: Buck, roots: Sequence[str]) -> list[str]:

@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import PurePosixPath
 
 from ci.parity import buck, pairs
 from ci.parity.cmake_targets import evaluate
 from ci.parity.cmake_trace import ConfigureInput
-from ci.parity.mapping import MACROS, Difference, Findings, Mapping, Pin, PinPlace, Source, any_of
+from ci.parity.mapping import MACROS, Difference, Findings, Mapping, Source
 from ci.parity.pairs import has_and_lacks
 from ci.parity.tree import (
     SCHEMAS,
@@ -27,8 +26,8 @@ from ci.parity.tree import (
     TreePlace,
     first_places,
     is_header,
-    is_left_out,
     is_python,
+    package_of,
 )
 
 _TREE = "tree"
@@ -97,8 +96,6 @@ class _Everything:
         self._alone()
         self._labels()
         self._packages()
-        for position, pin in enumerate(self.mapping.pins):
-            self._pin(position, pin)
         if not any(side.stopped for side in self.sides):
             self._schemas()
             self._files()
@@ -223,28 +220,13 @@ class _Everything:
     # Labels, packages and patterns
 
     def _labels(self) -> None:
-        """Every label of a package in the tree must be declared there."""
-        evaluated = {package for side in self.bucks for package in side.packages}
+        """Every label of a package that was evaluated must be declared there. One of another package is a
+        dependency that no entry of the mapping names, if it is misspelled."""
+        evaluated = {package for side in self.bucks for package in side.packages} - self.failed
         declared = {label for side in self.bucks for label in side.declared}
-        names = self.mapping.buck.names
-        named = cache(buck.named_by(self.tree, self.mapping.buck))
-        build_files = {
-            posixpath.dirname(path) for path in self.tree.files if posixpath.basename(path) in names
-        }
-        tops = {folder.partition("/")[0] for folder in build_files}
-        for item in {
-            (item.name, item.place.file): item for side in self.bucks for item in side.labels
-        }.values():
-            package, _, name = item.name.removeprefix("//").partition(":")
-            if not item.name.startswith("//") or item.name.startswith("//:") or package in self.failed:
-                continue
-            if package in evaluated:
-                missing = item.name not in declared
-            elif package in build_files:
-                missing = not _names_it(named(package), name)
-            else:
-                missing = self.tree.whole and not is_left_out(package) and package.partition("/")[0] in tops
-            if missing:
+        labels = {(item.name, item.place.file): item for side in self.bucks for item in side.labels}
+        for item in labels.values():
+            if package_of(item.name) in evaluated and item.name not in declared:
                 self.report("parity-label-missing", item.place, item.name, item.place.file)
 
     def _packages(self) -> None:
@@ -272,45 +254,6 @@ class _Everything:
                 if not any(fnmatchcase(library, name) for library in known):
                     self.findings.report_stale("alone", position, name, "no build declares it")
 
-    # Versions that several places repeat
-
-    def _pin(self, position: int, pin: Pin) -> None:
-        mentions: list[_Mention] = []
-        for place in pin.places:
-            here = [*_mentions(self.tree, place)]
-            mentions += here
-            if not here:
-                line, words = self.findings.source.place("pins", position), {"pattern": repr(place.pattern)}
-                self.report("parity-pin-missing", line, place.file, pin.name, words)
-        for mention in mentions[1:]:
-            first = mentions[0]
-            parts = [parts for parts in (first.parts, mention.parts) if parts is not None]
-            one, other = (
-                pin.same.get(value, value).split(".")[: min(parts, default=None)]
-                for value in (first.value, mention.value)
-            )
-            if one != other:
-                words = {"first": first.value, "elsewhere": str(first.place)}
-                self.report("parity-pin-drift", mention.place, mention.value, pin.name, words)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mention:
-    """A version where a file mentions it."""
-
-    value: str
-    place: TreePlace
-    parts: int | None
-
-
-def _mentions(tree: Tree, where: PinPlace) -> Iterable[_Mention]:
-    pattern = re.compile(where.pattern, re.MULTILINE)
-    for path in sorted(tree.match(where.file)):
-        text = tree.read(path)
-        for match in pattern.finditer(text):
-            line = text.count("\n", 0, match.start("value")) + 1
-            yield _Mention(match["value"], TreePlace(path, line), where.parts)
-
 
 def _has(text: str, folder: str, path: str) -> bool:
     """Whether a build file of this directory names the file, or all of its kind."""
@@ -333,12 +276,3 @@ def _flags(rule: Target) -> set[str]:
             value = re.fullmatch(r"[\w+]+", after)
             flags.add(f"{word}={after}" if value else word)
     return flags
-
-
-def _names_it(known: set[str], name: str) -> bool:
-    """Whether a package outside the scope, which is not evaluated, contains a name that may be the
-    target's."""
-    if not buck.twins(name.removesuffix(buck.TWIN)).isdisjoint(known):
-        return True
-    patterns = [value.replace("{}", "*") for value in known if "{}" in value]
-    return any(name.startswith(f"{value}_") for value in known if value) or any_of(name, patterns)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from ci.parity.tree import Tree, TreePlace
 from provisioning.base.documents import Model, Name, load
@@ -200,36 +200,6 @@ class Heavy(Model):
     reason: Reason
 
 
-class PinPlace(Model):
-    file: str
-    """A path or a glob. Every matching file must have the pin wherever it mentions it, and one must mention
-    it."""
-    pattern: str
-    """A regular expression with a group `value`; every match counts."""
-    parts: Annotated[int, Field(ge=1)] | None = None
-    """How many parts of the version this place has; all by default."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _has_value(cls, value: str) -> str:
-        try:
-            groups = re.compile(value).groupindex
-        except re.error as error:
-            raise ValueError(f"a regular expression ({error})") from None
-        if "value" not in groups:
-            raise ValueError("a group named `value`")
-        return value
-
-
-class Pin(Model):
-    """A version that several places repeat; the first place decides."""
-
-    name: str
-    places: Annotated[tuple[PinPlace, ...], Field(min_length=2)]
-    same: dict[str, str] = Field(default_factory=dict)
-    """Other spellings: `26.2.11394342` is `r26c`."""
-
-
 class Deliberate(Model):
     """An intended difference. If no finding needs it any more, that is a note."""
 
@@ -273,7 +243,6 @@ class Mapping(Model):
     dependencies: tuple[Dependency, ...] = ()
     listed: tuple[Listed, ...] = ()
     heavy: tuple[Heavy, ...] = ()
-    pins: tuple[Pin, ...] = ()
     deliberate: tuple[Deliberate, ...] = ()
 
     @model_validator(mode="after")

@@ -32,11 +32,6 @@ class Tree:
         self._texts: dict[str, str] = {}
 
     @cached_property
-    def whole(self) -> bool:
-        """Whether it is a whole checkout, so that a missing file does not exist."""
-        return (self.root / ".git").exists()
-
-    @cached_property
     def files(self) -> frozenset[str]:
         return frozenset(_walk(self.root))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 QUALCOMM = "backends/qualcomm"
+SCRIPT = f"{QUALCOMM}/scripts/download_qnn_sdk.py"
 BACKENDS = f"{QUALCOMM}/runtime/backends"
 
 RUNTIME = ("QnnBackendOptions", "QnnExecuTorchBackend", "QnnManager", "SharedBuffer", "Utils")
@@ -130,7 +131,7 @@ def files() -> dict[str, str]:
     for path in [path for path in texts if path.endswith("/targets.bzl") and not path.startswith("shim_et/")]:
         texts[path.replace("targets.bzl", "BUCK")] = beside_targets
     texts[f"{QUALCOMM}/BUCK"] += _BUCK_FILE_TOP
-    return {**texts, **_native(), **_python(), **_examples(), **_archive(), **_pins()}
+    return {**texts, SCRIPT: "VERSION = 1\n", **_native(), **_python(), **_examples(), **_archive()}
 
 
 def _native() -> dict[str, str]:
@@ -255,24 +256,4 @@ def _archive() -> dict[str, str]:
         **{f"{ANDROID}/jni/{name}.h": "#pragma once\n" for name in ("jni_helper", "log")},
         **{f"{JAVA}/{name}": "// archive\n" for name in java},
         f"{ANDROID}/executorch_android/src/test/java/EValueTest.java": "// a test\n",
-    }
-
-
-def _pins() -> dict[str, str]:
-    return {
-        f"{QUALCOMM}/scripts/qnn_config.sh": (
-            '#!/bin/bash\nQNN_VERSION="2.37.0.250724"\nHEXAGON_SDK_VERSION="6.5.0.0"\n'
-        ),
-        f"{QUALCOMM}/scripts/download_qnn_sdk.py": 'VERSION = CONFIG.get("QNN_VERSION", "2.37.0.250724")\n',
-        f"{QUALCOMM}/scripts/install_qnn_sdk.sh": 'setup_android_ndk() {\n    NDK_VERSION="r26c"\n}\n',
-        ".ci/docker/build.sh": (
-            "case $1 in\n  *-android)\n    ANDROID_NDK_VERSION=r28c\n    ;;\n"
-            "  *-qnn-sdk)\n    ANDROID_NDK_VERSION=r26c\n    ;;\nesac\n"
-        ),
-        "docs/source/backends-qualcomm.md": (
-            "# Qualcomm AI Engine Backend\n\n"
-            "- [Android NDK](https://developer.android.com/ndk). This example is verified with NDK 26c.\n"
-            "- [QNN 2.37.0](https://softwarecenter.qualcomm.com/api/download/software/sdks/"
-            "Qualcomm_AI_Runtime_Community/All/2.37.0.250724/v2.37.0.250724.zip) is what we test with.\n"
-        ),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.parity.buck import evaluate, lists, named_by
+from ci.parity.buck import evaluate, lists
 from ci.parity.tree import Side, Tree, fits
 from provisioning.base.errors import CheckFailed
 from tests.support.parity_cases import TreeOfTexts, mapping
@@ -87,15 +87,6 @@ def test_what_depends_on_who_builds_is_evaluated_for_each(question: str, files: 
 def test_preload_deps_are_dependencies() -> None:
     side = run('runtime.python_binary(name = "x", preload_deps = ["//q:library"])\n')
     assert [item.name for item in side.libraries["//p:x"].dependencies] == ["//q:library"]
-
-
-def test_a_package_names_what_the_files_name_that_it_loads() -> None:
-    files = {
-        ".buckconfig": CELLS,
-        "q/BUCK": 'load("@fbsource//xplat/executorch/q:targets.bzl", "define")\ndefine()\n',
-        f"{SHIM}/q/targets.bzl": 'def define():\n    rule(name = "core")\n',
-    }
-    assert "core" in named_by(TreeOfTexts(files), mapping().buck)("q")
 
 
 def test_lists_are_what_starlark_makes_of_them_and_a_broken_one_is_the_trees_fault() -> None:
