@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ci.jobs import Job
@@ -41,23 +41,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check(args.suite or ())
+    suites = [path.absolute() for path in args.suite or ()]
+    # For jobs on other machines, which begin in a folder of their own.
+    choice = [*_each("--suite", map(from_here, suites)), *_each("--tag", args.tag), *_each("-k", args.words)]
+    choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
+    matrix = matrix_for(args, os.environ, suites, choice)
+    sys.stdout.write(f"{json.dumps(matrix)}\n")
+    return 0
+
+
+def matrix_for(
+    args: argparse.Namespace, environ: Mapping[str, str], suites: Sequence[Path], flags: Sequence[str]
+) -> dict[str, list[dict[str, object]]]:
+    """The matrix of these suites, or of the shipped one; the jobs get the flags."""
     from ci.lanes.executorch.stage import jobs_of
     from ci.lanes.executorch.suite import all_programs, choose
 
-    check(args.suite or ())
-    selection = selection_of(args)
-    suites = [path.absolute() for path in args.suite or ()]
+    selection = selection_of(args, environ)
     programs = choose(
         all_programs(suites, selection.named_socs, profile=selection.profile),
         tags=args.tag or (),
         words=args.words or (),
     )
-    # For jobs on other machines, which begin in a folder of their own.
-    choice = [*_each("--suite", map(from_here, suites)), *_each("--tag", args.tag), *_each("-k", args.words)]
-    choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
-    matrix = matrix_of([*jobs_of(programs).values()], args.shards, choice)
-    sys.stdout.write(f"{json.dumps(matrix)}\n")
-    return 0
+    return matrix_of([*jobs_of(programs).values()], args.shards, flags)
 
 
 def from_here(path: Path) -> str:

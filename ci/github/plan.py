@@ -15,14 +15,15 @@ from pathlib import Path
 
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
+from ci.github.matrix import configure, matrix_for
 from ci.github.stage import set_outputs, summarise, variables_of
 from ci.report.page import cell
 from ci.suite.suite_file import lanes, lanes_of
-from provisioning.base.command_line import STARTED_IN
-from provisioning.base.commands import captured, session
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
-from provisioning.base.foreign import in_line, visible
+from provisioning.base.foreign import in_line
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
 OCCASIONS = ("gate", "nightly")
@@ -76,10 +77,10 @@ class Caller:
 
 
 INPUTS = (
-    *("QNN_CI_OCCASION", "QNN_CI_STAGES", "QNN_CI_PROFILE", "QNN_CI_SOC", "QNN_CI_SUITE", "QNN_CI_TAGS"),
-    *("QNN_CI_REQUIREMENTS", "QNN_CI_EXECUTORCH", "QNN_CI_RUNS_ON", "QNN_CI_PREPARE", "QNN_CI_VARIABLES"),
+    *("OCCASION", "STAGES", "PROFILE", "SOC", "SUITE", "TAGS"),
+    *("GATE_REQUIREMENTS", "EXECUTORCH", "RUNS_ON", "PREPARE", "VARIABLES"),
 )
-"""What a call of gate.yml says of its work."""
+"""What a call of gate.yml says of its work, in variables QNN_CI_…"""
 
 MOST_MINUTES = 6 * 60
 """GitHub ends a job of its own runners then."""
@@ -87,30 +88,20 @@ MOST_MINUTES = 6 * 60
 READABLE = 60
 """At most so many characters of a call's name are for people."""
 
-Matrix = Callable[[int, Sequence[str], Caller], list[dict[str, str]]]
-"""`nox -s matrix`: at most so many shards, its other flags and who calls give its entries."""
+Matrix = Callable[[int, Sequence[str], Caller], Sequence[Mapping[str, object]]]
+"""At most so many shards, the flags of the jobs and who calls give the entries of a matrix."""
 
-Shards = Callable[[int], Sequence[Mapping[str, str]]]
+Shards = Callable[[int], Sequence[Mapping[str, object]]]
 """The entries of the suite, in at most so many shards and in as few as are worth a job."""
 
 
-def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[dict[str, str]]:
-    typed = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
-    # In the environment, as in the jobs: as flags they would get into the jobs' arguments. The requirements
-    # are named from the calling repository's root here, and nothing is installed.
-    environ = {name: value for name, value in os.environ.items() if name != "QNN_CI_REQUIREMENTS"}
-    folder = str(caller.source if caller.suites else ROOT)
-    done = captured(typed, cwd=ROOT, env={**environ, "QNN_CI_SOC": caller.socs, STARTED_IN: folder})
-    if done.returncode:
-        # A message may have the same word in it.
-        before, _, error = f"\n{done.stderr}".rpartition("\nerror: ")
-        if before:
-            sys.stderr.write(visible(f"{before[1:]}\n"))
-        message, _, fix = error.strip().partition("\n  try: ")
-        raise UsageError(message.split("\n")[0], fix=fix or session("matrix", *typed[4:]))
-    sys.stderr.write(visible(done.stderr))
-    entries: list[dict[str, str]] = json.loads(done.stdout)["include"]
-    return entries
+def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[dict[str, object]]:
+    parser = Parser()
+    configure(parser)
+    args = parser.parse_args(["--shards", str(shards), *flags])
+    environ = {**os.environ, "QNN_CI_SOC": caller.socs, "QNN_CI_PROFILE": caller.profile}
+    suites = [caller.source / suite for suite in caller.suites]
+    return matrix_for(args, environ, suites, flags)["include"]
 
 
 def plan(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matrix = matrix_entries) -> int:
@@ -197,7 +188,7 @@ def _number(environ: Mapping[str, str], variable: str, name: str, most: int) -> 
 
 def call_name(environ: Mapping[str, str]) -> str:
     """Readable at first, then a digest of all inputs that two calls of the gate can differ in."""
-    values = [_several(environ, name) for name in INPUTS]
+    values = [_several(environ, f"QNN_CI_{name}") for name in INPUTS]
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()[:8]
     suites = [Path(suite).stem for suite in _several(environ, "QNN_CI_SUITE")]
     readable = artifact_name(environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE, *suites)

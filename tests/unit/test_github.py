@@ -151,7 +151,6 @@ def test_the_plan_of_another_repository_names_no_job_about_the_toolkit(
 def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_takes_it(
     adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("QNN_CI_REQUIREMENTS", "ci/requirements.txt")
     suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml")
     suite.rename(suite.with_name("models.toml"))
     (caller,) = yaml.safe_load(example(ROOT / "README.md", "name: QNN\n"))["jobs"].values()
@@ -201,7 +200,7 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of
         {"QNN_CI_SOC": "SM8750"},
         {"QNN_CI_TAGS": "pr"},
         {"QNN_CI_STAGES": "lowering"},
-        {"QNN_CI_REQUIREMENTS": "requirements.txt"},
+        {"QNN_CI_GATE_REQUIREMENTS": "requirements.txt"},
         {"QNN_CI_RUNS_ON": '["self-hosted"]'},
         {"QNN_CI_PREPARE": "make"},
         {"QNN_CI_VARIABLES": "SIZE=small"},
