@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
-from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES, Traffic
+from ci.artifacts.compiler_log import Traffic
 from ci.operators.nodes import CpuOperator
 from ci.plain import as_json
 from provisioning.base.units import aligned
 from provisioning.known_faults import fix_for
 
 FAILED = "does not compile"
-IN_FLOAT = "compute it in float, if it need not be exact: cast its inputs with .float()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,6 @@ class AuditRow:
     ddr: Traffic
     kept_on_cpu: KeptNodes | None = None
     warnings: tuple[str, ...] = ()
-
-    def takes(self, operator: str) -> bool:
-        return operator in self.delegated and operator not in {row.operator for row in self.cpu}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,29 +111,6 @@ def _costs(row: AuditRow) -> dict[str, str]:
         "operators on the CPU": f"{len(row.cpu)}",
         "bytes of DDR": f"{row.ddr.read + row.ddr.written:,}",
     }
-
-
-def with_precisions(rows: AuditRows, soc: str) -> AuditRows:
-    """For what is refused for its types: a precision at which this audit saw the chip take all of it."""
-    return {
-        scheme: replace(row, cpu=tuple(_with_precision(operator, rows, soc) for operator in row.cpu))
-        if isinstance(row, AuditRow)
-        else row
-        for scheme, row in rows.items()
-    }
-
-
-def _with_precision(left: SuggestedOperator, rows: AuditRows, soc: str) -> SuggestedOperator:
-    # What is refused for its shape, and not for its types, has no better precision.
-    if left.suggestion or not left.reason.startswith(REFUSES) or "datatypes" not in left.reason:
-        return left
-    if OF_INTEGERS in left.reason:
-        return replace(left, suggestion=IN_FLOAT)
-    for scheme, row in rows.items():
-        if isinstance(row, AuditRow) and row.takes(left.operator):
-            words = f"--precision {scheme}, at which {soc} takes each {left.operator} here"
-            return replace(left, suggestion=words)
-    return left
 
 
 def cells_of(row: AuditRow) -> dict[str, str]:

@@ -91,7 +91,6 @@ ONNX_RUN = RUN | {
     "nodes": {"u16u8": ("conv",)},
     "per_channel": True,
     "calibration": 5,
-    "repaired": True,
     "options": {"vtcm_mb": 4},
 }
 ONNX_CASE = {

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
-from ci.explain.audit import AuditRow, as_text, with_precisions
+from ci.explain.audit import as_text
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.orders import EmulatorRun
@@ -65,38 +63,6 @@ def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
     assert read().cells["log"]["SM8650"]["16a4w"].others
     (line,) = measured("aten.log.default", "16a4w")
     assert "log at 16a4w on the emulator of SM8650: " in line
-
-
-TYPES = f"{REFUSES}: Tensor 0 and 0 have mismatching datatypes"
-
-
-@pytest.mark.parametrize(
-    ("reason", "left_at_16_bits", "suggested"),
-    [
-        (TYPES, False, True),
-        # There the chip takes one of two, and the table alone says that it takes both.
-        (TYPES, True, False),
-        (f"{REFUSES}: [4294967295] has incorrect Rank 6", False, False),
-        (f"{TYPES}; {OF_INTEGERS}", False, False),
-    ],
-)
-def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_operator(
-    given: Any, tmp_path: Path, reason: str, left_at_16_bits: bool, suggested: bool
-) -> None:
-    given("exp", SM8750=dict.fromkeys(("8a8w", "16a8w"), WHOLE))
-    on_cpu = CpuOperator("aten.exp.default", "", "", "", "exp", reason, kernel=True)
-    nodes = {"exp": Traits("aten.exp.default")}
-    rows = {
-        scheme: explain.audit_row(compiled)
-        for scheme, compiled in (
-            ("8a8w", compiled_as(left=[on_cpu])),
-            ("16a8w", compiled_as(left=[on_cpu] * left_at_16_bits, nodes=nodes)),
-        )
-    }
-    row = with_precisions(rows, "SM8750")["8a8w"]
-    assert isinstance(row, AuditRow)
-    (left,) = row.cpu
-    assert ("16a8w" in left.suggestion) is suggested
 
 
 @pytest.mark.parametrize(

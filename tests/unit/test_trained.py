@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
-from onnx import load as load_model
-from onnx import save as save_model
 
 from ci.lanes.onnx.suite import FORM
 from ci.models.wheels import PinnedWheel, located, variables
@@ -20,7 +17,6 @@ from ci.suite.accuracy import Pair, missed, side_by_side
 from ci.suite.suite_file import SuiteFile, Thresholds, parse_suite
 from lab.models import trained
 from provisioning.base.errors import IntegrityError, UsageError
-from tests.support.onnx_suites import order_of
 
 SCORE = """\
 def right(outputs, floats):
@@ -123,31 +119,3 @@ SUITE = {
 @pytest.fixture
 def suite(tmp_path: Path) -> SuiteFile:
     return parse_suite(SUITE, tmp_path / "trained.toml", FORM)
-
-
-def quantized(folder: Path, operator: str, *constants: str) -> Path:
-    """The model of one operator as a run with `repaired` gets it."""
-    from ci.lanes.onnx.orders import QuantizedModel
-    from ci.lanes.onnx.samples import CALIBRATION, SAMPLES, ModelFiles
-    from ci.lanes.onnx.steps import quantize
-    from ci.models.arrays import save
-
-    prepared, into, path = folder / "prepared", folder / "into", folder / "net.onnx"
-    for made in (prepared, into):
-        made.mkdir()
-    values = {name: helper.make_tensor(name, TensorProto.FLOAT, [2], [1.0, 2.0]) for name in constants}
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, 3]) for name in "xy"]
-    node = helper.make_node(operator, ["x", *constants], ["y"], name="node")
-    graph = helper.make_graph([node], "net", ends[:1], ends[1:], initializer=list(values.values()))
-    save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    for name in (SAMPLES, CALIBRATION):
-        save(prepared / name, [{"x": np.ones((1, 2, 3), np.float32)}])
-    order = order_of(into, "u8u8", {"model": str(path)}, {"repaired": True})
-    found = quantize(order, ModelFiles(prepared, path, path, into), "")
-    assert isinstance(found, QuantizedModel)
-    return Path(found.model)
-
-
-def test_a_repaired_run_compiles_what_repair_writes(tmp_path: Path) -> None:
-    rewritten = load_model(quantized(tmp_path, "BatchNormalization", "scale", "shift", "mean", "variance"))
-    assert {node.op_type for node in rewritten.graph.node} >= {"Mul", "Add", "QuantizeLinear"}

@@ -14,7 +14,6 @@ from ci.explain.audit import (
     AuditRows,
     NoProgram,
     SuggestedOperator,
-    with_precisions,
 )
 from ci.explain.divergence import DivergenceResult, DivergentOperator, partial_of
 from ci.explain.lane import only
@@ -154,7 +153,7 @@ def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """Every partition is compiled at each precision."""
-    selection, usual = model.selection, ("qdq",) if model.file.quantized else SCHEMES
+    usual = ("qdq",) if model.file.quantized else SCHEMES
     every = [program_of(replace(model, precision=name)) for name in precisions or usual]
     programs = {program.run.precision: program for program in every}
     plan = plan_of_model(model, "audit", list(programs.values()))
@@ -167,7 +166,7 @@ def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
             rows[scheme] = NoProgram(error.message, error.fix)
             continue
         rows[scheme] = audit_row(compiled)
-    return with_precisions(rows, selection.soc)
+    return rows
 
 
 def audit_row(compiled: ChipProgram) -> AuditRow:

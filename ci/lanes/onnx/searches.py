@@ -103,26 +103,13 @@ def rewrite(order: OnnxOrder, files: ModelFiles, choice: RewriteChoice) -> Model
     if any(node.op_type in QUANTIZERS for node in model.graph.node):
         message = f"{order.case.model} is already quantized, but rewrites need a float model"
         raise CheckFailed(message, fix="name the float model")
-    samples = [*files.samples(), *files.calibration()]
-    repaired = repair(model, places_of(files.source), samples, order.into, order.run.precision, choice)
-    return ModelChanges(tuple(repaired.changes))
-
-
-def repair(
-    model: onnx.ModelProto,
-    places: Places,
-    samples: Sequence[Sample],
-    into: Path,
-    precision: str,
-    choice: RewriteChoice = RewriteChoice(),  # noqa: B008
-) -> RepairedOnnx:
-    """The model as REWRITTEN in the folder `into`, if anything of it was rewritten."""
-    repaired = RepairedOnnx(model, samples[:COMPARED], into, provider, places)
+    samples = [*files.samples(), *files.calibration()][:COMPARED]
+    repaired = RepairedOnnx(model, samples, order.into, provider, places_of(files.source))
     versions = {"qnn": version_in(installed_build()), "onnxruntime-qnn": version("onnxruntime-qnn")}
-    repaired.apply(needs_of(precision, "onnx", versions, choice))
+    repaired.apply(needs_of(order.run.precision, "onnx", versions, choice))
     if repaired.rewritten:
-        onnx.save(repaired.model.model, str(into / REWRITTEN))
-    return repaired
+        onnx.save(repaired.model.model, str(order.into / REWRITTEN))
+    return ModelChanges(tuple(repaired.changes))
 
 
 class ProviderTrial:

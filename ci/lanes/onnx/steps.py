@@ -20,7 +20,6 @@ from ci.explain.onnx_graph import NO_PLACE, values_of
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (
-    REWRITTEN,
     ContextRecord,
     NotCompilable,
     Size,
@@ -63,7 +62,7 @@ from ci.lanes.onnx.samples import (
     divided,
     resembling,
 )
-from ci.lanes.onnx.searches import beyond_half, graph_of, places_of, repair, target_of
+from ci.lanes.onnx.searches import beyond_half, graph_of, places_of, target_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxOrder, calibrating
 from ci.models.arrays import Array, Sample, save
 from ci.models.imports import modules_in
@@ -349,12 +348,6 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
     run, into, model = order.run, order.into, files.source
     precision = precision_named(run.precision)
     _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
-    if run.repaired:
-        samples = [*files.samples(), *files.calibration()]
-        if not repair(onnx.load(str(model)), places_of(model), samples, into, run.precision).rewritten:
-            message = f"{model}: no known fault of this build affects it"
-            raise UsageError(message, fix="take repaired out of this run")
-        model = into / REWRITTEN
     if not precision.quantized:
         return QuantizedModel(model=str(model))
     calibration = files.calibration()[: calibrating(order.case, run)]

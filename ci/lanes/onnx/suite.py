@@ -48,18 +48,12 @@ class OnnxRun(MixedRun):
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] | None = None
     """How many samples the ranges are taken from at most; [32 drawn ones, 200 of `samples`]."""
-    repaired: bool = False
-    """Whether it is compiled with what `repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
     """Options of the provider and the session: docs/options.md."""
 
     @property
     def kind(self) -> str:
         return precision_named(self.precision).written
-
-    @property
-    def name(self) -> str:
-        return self.label or (f"{super().name}-repaired" if self.repaired else super().name)
 
     @property
     def required_figures(self) -> tuple[str, ...]:
