@@ -15,7 +15,7 @@ from typing import Any
 
 from ci.explain.graph import FLOAT_MODEL, Arrays, Graph, Trial
 from ci.explain.losses import FOREVER
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.operators.nodes import Traits
 from ci.plain import as_json, read

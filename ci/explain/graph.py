@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.operators.nodes import Traits
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ci.explain.graph import Graph, Node, groups_of
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import EQUAL_DB, HALF_MOST
 from provisioning.base.units import aligned, in_decibels

@@ -12,11 +12,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.explain.onnx_graph import NO_PLACE, CpuRuntime, OnnxGraph, name_of, values_of
+from ci.explain.onnx_graph import NO_PLACE, CpuRuntime, OnnxGraph, make_plain, name_of, values_of
 from ci.explain.rewriting import HTP_DIMENSIONS, Batch, Need, Repaired, merged, product_of, prove
-from ci.models.arrays import Array, Sample
+from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
-from ci.models.plain_onnx import make_plain
 
 MICROSOFT = "com.microsoft"
 

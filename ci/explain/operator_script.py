@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.explain.divergence import DivergentOperator
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from provisioning.base.commands import captured
 
 MOST_BEFORE = 2

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from provisioning.known_faults import Fault, KnownFix, Lane, load_faults, load_fixes
 
 LARGER = 10

@@ -29,7 +29,7 @@ from ci.explain.torch_values import (
     is_float,
     values_of,
 )
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt, source_of
 from ci.operators.nodes import Traits
 from ci.operators.partition import constants_of, is_quantizer, module_of, traits_of

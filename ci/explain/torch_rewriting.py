@@ -16,8 +16,8 @@ from torch.nn.utils import parametrize
 
 from ci.explain.rewriting import Batch, Need, Repaired, prove
 from ci.explain.torch_values import Tensors, values_of
-from ci.models.arrays import Array
 from ci.models.factory import REMOVED_BY, computed_weights, copied, run_copied
+from ci.models.inputs import Array
 from ci.models.model_lines import source_of
 
 aten: Any = torch.ops.aten

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.models.imports import module_file
-from ci.models.user_model import UserModel
+from ci.models.user_model import UserModel, module_file
 from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Product
 from ci.suite.precision import scheme_named, written_name

@@ -131,7 +131,7 @@ def document_of(path: Path) -> dict[str, object]:
 
 
 if TYPE_CHECKING:
-    from ci.models.arrays import Sample
+    from ci.models.inputs import Sample
 
 RECORD = "run.json"
 """Beside the outputs: their names in order, and what ran where."""

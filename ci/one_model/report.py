@@ -88,7 +88,7 @@ def _write(report: ModelReport, printed: str) -> None:
 
 
 def _merged(report: ModelReport, printed: str, reports: Path) -> None:
-    from ci.suite.installed import source_of_executorch
+    from ci.suite.stage import source_of_executorch
 
     stage, name = report.stage, report.name
     now = stage.finish()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ci.child import UNFORESEEN
-from ci.models.imports import search_first
+from ci.models.user_model import search_first
 from ci.suite.lost_parts import WRONG_DB, parts_of
 from ci.suite.precision import has_16_bit_activations
 from provisioning.base.errors import INTERNAL

@@ -1,10 +1,13 @@
-"""What the stages that run a suite share: choosing programs, accepting what was measured, and the report.
+"""What the stages that run a suite share: choosing programs, the environment that they work in, accepting
+what was measured, and the report.
 
 A lane's stage calls these in turn (CONTRIBUTING.md, "Add a lane")."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,14 +15,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ci.cached_steps import Step, WorkPlan, run_step
+from ci.digests import Digests
 from ci.jobs import Job, Line, failed
 from ci.models.own_packages import NO_PACKAGES, Needs, OwnPackages, installed
 from ci.outcome import MACHINE, Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
+from ci.results import digest_of
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
 from ci.suite.accuracy import METRIC, MetricFigures, below_floor, in_words
 from ci.suite.findings import not_passed, one_a_cause, verdict
-from ci.suite.installed import source_of_executorch
 from ci.suite.options import Accept, Choice, shard_named
 from ci.suite.programs import Program, Suites, with_accepted
 from ci.suite.suite_file import accepted_path
@@ -27,9 +31,13 @@ from ci.work import ChildTask, Home, Outcome, run
 from provisioning.accepted_file import Values
 from provisioning.base import rendering
 from provisioning.base.commands import Fix
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Report, Severity
-from provisioning.base.settings import Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.stage_run import StageRun, require_stage
+from provisioning.components import build_ids
+from provisioning.dist import description_of, require_current
+from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
 
 L = TypeVar("L", bound="Plan")
 V = TypeVar("V")
@@ -334,3 +342,62 @@ def _result(outcome: Outcome, log: Path) -> MetricFigures | Failure:
         return failure_of(outcome, log)
     log.unlink(missing_ok=True)
     return read(MetricFigures, outcome)
+
+
+def require_packages(modules: Iterable[str], fix: str) -> None:
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise EnvironmentLacking(
+                f"{module.replace('_', '-')} is not installed in {sys.executable}", fix=fix
+            )
+
+
+def host_libraries(sdk_root: Path, store: Path) -> dict[str, str]:
+    """The QNN build and the digest of the libraries that run on this machine. The store remembers the digests
+    of files that have not changed."""
+    libraries = sdk_root / "lib" / HOST_LIBRARIES
+    htp = libraries / "libQnnHtp.so"
+    if not htp.is_file():
+        raise EnvironmentLacking(
+            f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which compiles for the HTP",
+            fix=Fix("{}, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries", ("provision",)),
+        )
+    digests = Digests(store)
+    hashes = {path.name: digests.of(path) for path in sorted(libraries.glob("*.so*"))}
+    digests.save()
+    return {"build_id": ", ".join(build_ids(htp)) or "unknown", "libraries": digest_of(dict(hashes))}
+
+
+def find_as_workers(environment: Environment) -> None:
+    """Let this process find the executorch that workers find: with an overlay, its tree's."""
+    for entry in environment.variables.get("PYTHONPATH", "").split(os.pathsep)[:1]:
+        if description_of(Path(entry)) is not None:
+            require_current(Path(entry))
+            if entry not in sys.path:
+                sys.path.insert(0, entry)
+
+
+def source_of_executorch() -> dict[str, Metric]:
+    """For a report: the tree and the commit of an executorch that was built from source."""
+    overlays = (description_of(Path(entry)) for entry in sys.path if entry)
+    built = next(filter(None, overlays), None)
+    return {} if built is None else {"executorch": f"built from {built}"}
+
+
+def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
+    """As `resolve`, but what is neither in the store nor the user's own is provisioned first."""
+    environment = _provisioned_environment(selection, environ)
+    find_as_workers(environment)
+    return environment
+
+
+def _provisioned_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
+    try:
+        return resolve(selection, environ)
+    except EnvironmentLacking:
+        sys.stderr.write(f"Fetching what the profile {selection.profile} names, once\n")
+        here = replace(selection, named_targets=(DEFAULT_TARGET,), named_socs=())
+        flags = selecting_flags(here, environ)
+        failed = "QNN could not be provisioned"
+        require_stage("provisioning", "provision", flags, selection.reports, environ, failed)
+    return resolve(selection, environ)

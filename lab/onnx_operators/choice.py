@@ -24,7 +24,7 @@ import onnxruntime as ort
 from onnx import TensorProto, defs
 
 from ci.lanes.onnx.steps import OPSET
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from ci.models.shipped.onnx_nodes import PACKAGE, inputs_of, model_of, outputs_of
 from lab.onnx_operators.node_tests import CHOSEN, Chosen, NodeTests
 from lab.onnx_operators.suite import RULES, Rules, rules

@@ -13,11 +13,9 @@ import pytest
 import torch
 
 from ci.__main__ import VERBS
-from ci.models.factory import find, make
-from ci.models.imports import search_first
+from ci.models.factory import find, make, samples_of
 from ci.models.inputs import InputsUsed
-from ci.models.samples import samples_of
-from ci.models.user_model import BadFactory
+from ci.models.user_model import BadFactory, search_first
 from ci.one_model.output import writing_into
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking

@@ -85,7 +85,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "qnn_ci_net.py").write_text(MODULE)
     yield tmp_path
     sys.path[:] = before[0]
-    factory_imports = sys.modules["ci.models.imports"]
+    factory_imports = sys.modules["ci.models.user_model"]
     factory_imports._first = None  # type: ignore[attr-defined]
     for name in set(sys.modules) - before[1]:
         if name.startswith("qnn_ci_"):

@@ -30,7 +30,7 @@ from ci.lanes.llm.orders import (
 from ci.lanes.llm.stage import WORKER, environment, home_of
 from ci.lanes.llm.suite import SUITES
 from ci.plain import as_json
-from ci.suite.installed import ready_environment
+from ci.suite.stage import ready_environment
 from ci.work import asking
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.suite.installed import ready_environment
+from ci.suite.stage import ready_environment
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.python_environments import STAMP, PythonEnvironments

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.models import imports
-from ci.models.factory import ModelWithInputs, infer_all, make
-from ci.models.samples import samples_of
+from ci.models import user_model
+from ci.models.factory import ModelWithInputs, infer_all, make, samples_of
 from ci.models.user_model import BadFactory
 
 NETS = """\
@@ -73,7 +72,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     before = list(sys.path)
     yield tmp_path
     sys.path[:] = before
-    imports._first = None
+    user_model._first = None
     for name in [name for name in sys.modules if name.startswith("qnn_ci_mistake")]:
         del sys.modules[name]
 

@@ -21,7 +21,7 @@ from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
 from ci.lanes.onnx.stage import request_of
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.models.arrays import saved
+from ci.models.inputs import saved
 from ci.plain import read
 from ci.suite.accepted import load_baseline
 from ci.suite.precision import precision_named

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 from ci.lanes.onnx import provider
-from ci.models.arrays import Sample
+from ci.models.inputs import Sample
 from ci.suite.precision import precision_named
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ci.models.imports import search_first
+from ci.models.user_model import search_first
 from ci.plain import as_json
 from tests.support.lowering import compiled_as
 

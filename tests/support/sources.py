@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from ci.models.imports import module_file
+from ci.models.user_model import module_file
 from provisioning.base.settings import ROOT
 
 OURS = ("provisioning", "ci", "qnn_ci", "lab")

@@ -22,7 +22,7 @@ from ci.explain.divergence import (
     worst_drop,
 )
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 
 

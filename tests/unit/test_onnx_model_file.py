@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.divergence import DivergenceLimits
+from ci.explain.onnx_graph import make_plain
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (
     all_in_float,
@@ -25,8 +26,7 @@ from ci.lanes.onnx.model_file import (
 from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.samples import SAMPLES, ModelFiles
 from ci.lanes.onnx.searches import beyond_half, diverge
-from ci.models.arrays import save
-from ci.models.plain_onnx import make_plain
+from ci.models.inputs import save
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 from tests.support.onnx_suites import order_of

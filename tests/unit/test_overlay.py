@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ci.runner import VARIABLE, find_runner
-from ci.suite.installed import find_as_workers
+from ci.suite.stage import find_as_workers
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.dist import BuiltFrom, describe, state_of
 from provisioning.environment import Environment

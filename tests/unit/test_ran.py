@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ci.model_commands import run
-from ci.models.arrays import Sample
+from ci.models.inputs import Sample
 from ci.one_model.output import Ran, compared, outputs_in, write
 from provisioning.base.errors import CheckFailed, UsageError
 

@@ -17,12 +17,10 @@ from ci.child import doing, error_reply, reporting
 from ci.lanes.executorch.orders import ExportedRun, ExportedRuns, ExportRequest
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
 from ci.models.exported import NoDigest, digest_of
-from ci.models.factory import ModelWithInputs, copied, find, infer_all, make
-from ci.models.imports import modules_in
+from ci.models.factory import ModelWithInputs, copied, find, infer_all, inputs_named, make
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import source_of
-from ci.models.samples import inputs_named
-from ci.models.user_model import BadFactory
+from ci.models.user_model import BadFactory, modules_in
 from ci.plain import as_json, reader
 from ci.suite.accuracy import Pair, Unusable, compared
 from ci.suite.programs import ProgramOrder

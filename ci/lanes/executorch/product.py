@@ -55,8 +55,7 @@ from ci.lanes.executorch.steps import (
     quantizing,
 )
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
-from ci.models.arrays import Array, Sample
-from ci.models.inputs import GraphSignature, Tensor, drawn, read_inputs
+from ci.models.inputs import Array, GraphSignature, Sample, Tensor, drawn, read_inputs
 from ci.models.user_model import UserModel
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
@@ -67,10 +66,9 @@ from ci.plain import as_json
 from ci.runner import Runner, call_runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, Evidence, not_passed, verdict_of_one_model
-from ci.suite.installed import ready_environment
 from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import Results
+from ci.suite.stage import Results, ready_environment
 from ci.suite.suite_file import precision_file_of
 from ci.work import asking
 from provisioning.base import answer

@@ -38,11 +38,12 @@ from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.runner import Runner
 from ci.suite.accuracy import in_words, with_samples
-from ci.suite.installed import host_libraries, ready_environment
 from ci.suite.stage import (
     Plan,
     export_log,
+    host_libraries,
     packages_of,
+    ready_environment,
     run_cached_step,
 )
 from ci.work import ChildTask, Home

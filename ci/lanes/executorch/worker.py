@@ -40,9 +40,8 @@ from ci.lanes.executorch.orders import (
 )
 from ci.lanes.executorch.quantization import Patterns, prepared_model, quantize, save_raw
 from ci.lanes.executorch.quantization import scored as scores_of
-from ci.models.arrays import Array
 from ci.models.factory import is_quantized
-from ci.models.inputs import as_files
+from ci.models.inputs import Array, as_files
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
 from ci.operators.partition import restore_builtins

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from ci.lanes.llm.tokenizer import first_token, tokenizer_decides
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from provisioning.base.errors import ToolkitError, UsageError
 
 LOCAL = "local_"

@@ -55,7 +55,7 @@ from ci.lanes.llm.tokenizer import (
 )
 from ci.plain import as_json, read
 from ci.suite.findings import verdict
-from ci.suite.installed import ready_environment
+from ci.suite.stage import ready_environment
 from ci.work import Asker, asking
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

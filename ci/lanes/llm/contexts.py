@@ -37,7 +37,7 @@ from ci.lanes.llm.graphs import (
 from ci.lanes.llm.orders import KINDS, README_OF_RECORD, CompileOrder, Written
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.lanes.llm.tokenizer import SETTINGS, TEMPLATE
-from ci.models.arrays import Sample
+from ci.models.inputs import Sample
 from ci.suite.qnn_provider import ERRORS_ONLY, device, htp_options
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking

@@ -18,7 +18,7 @@ import numpy as np
 from ci.diagnose.explain import nearest
 from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_object
 from ci.lanes.llm.orders import GENIE_SAMPLER, ForcedText, GenieOrder, GenieReply, SpokenText
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from ci.outcome import how_it_ended
 from ci.plain import as_json, read
 from provisioning.base.errors import CheckFailed, UsageError

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from ci.child import quiet
 from ci.lanes.llm.architecture import HIDDEN, Architecture
-from ci.models.arrays import Array, Sample
+from ci.models.inputs import Array, Sample
 
 Step = Callable[[Sample], Sample]
 """One call of a graph: floats by the names of its inputs and of its outputs, as Genie has them."""

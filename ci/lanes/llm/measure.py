@@ -54,7 +54,7 @@ from ci.lanes.llm.rounding import (
 )
 from ci.lanes.llm.text import judged_text, windows
 from ci.lanes.llm.verdicts import WINDOWS, window_of
-from ci.models.arrays import Array, Sample
+from ci.models.inputs import Array, Sample
 from provisioning.base.units import EXACT_DB
 
 TINY = 1e-30

@@ -38,7 +38,7 @@ from ci.lanes.llm.genie import PROGRAM
 from ci.lanes.llm.graphs import Encoding, Step, call, outputs_of_rows, samples
 from ci.lanes.llm.orders import README_OF_RECORD, CompileOrder, Written
 from ci.lanes.llm.tokenizer import SETTINGS, TEMPLATE
-from ci.models.arrays import Array, Sample
+from ci.models.inputs import Array, Sample
 from provisioning.base.errors import CheckFailed
 
 PREFILL_METHOD, DECODE_METHOD = "prefill_forward", "kv_forward"

@@ -18,7 +18,7 @@ from ci.lanes.llm.architecture import Architecture, old_rope
 from ci.lanes.llm.graphs import FAR, LEAST, MARGIN, widened
 from ci.lanes.llm.orders import EXECUTORCH, GENIE
 from ci.lanes.llm.suite import FOUR_BITS
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from provisioning.base.errors import CheckFailed
 
 

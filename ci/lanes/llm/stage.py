@@ -34,10 +34,21 @@ from ci.outcome import Result
 from ci.plain import as_json, read
 from ci.results import Key
 from ci.suite.findings import verdict
-from ci.suite.installed import host_libraries, ready_environment, require_packages
 from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import Plan, Verdict, chosen, finish, packages_of, report, run_cached_step, show_list
+from ci.suite.stage import (
+    Plan,
+    Verdict,
+    chosen,
+    finish,
+    host_libraries,
+    packages_of,
+    ready_environment,
+    report,
+    require_packages,
+    run_cached_step,
+    show_list,
+)
 from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric

@@ -11,7 +11,7 @@ import numpy as np
 
 from ci.lanes.llm.orders import Decibels, MeasuredProgram, PartDistances, Trained, Window
 from ci.lanes.llm.suite import SUITES, LlmProgram
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from ci.outcome import Result
 from ci.plain import read
 from ci.suite.findings import errors_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.llm.architecture import Architecture, read_object
-from ci.models.arrays import Array
+from ci.models.inputs import Array
 from provisioning.base.errors import CheckFailed, UsageError
 
 INDEX = "model.safetensors.index.json"

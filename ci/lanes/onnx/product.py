@@ -59,8 +59,7 @@ from ci.lanes.onnx.stage import (
     with_metrics,
 )
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.models.arrays import Sample, save, saved
-from ci.models.inputs import GraphSignature, drawn, read_inputs
+from ci.models.inputs import GraphSignature, Sample, drawn, read_inputs, save, saved
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
 from ci.one_model.product import Outcome, Product, each_product, require_fp16

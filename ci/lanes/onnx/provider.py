@@ -28,11 +28,11 @@ from ci.artifacts.compiler_log import (
 )
 from ci.child import doing, quiet, size_of, text_since
 from ci.diagnose.explain import read
+from ci.explain.onnx_graph import make_plain
 from ci.lanes.onnx.model_file import nodes_beside_context, opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.orders import Audit, Unsupported
-from ci.models.arrays import Sample
-from ci.models.plain_onnx import make_plain
+from ci.models.inputs import Sample
 from ci.suite.precision import Precision
 from ci.suite.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
 from provisioning.base.commands import Fix, joined

@@ -10,8 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ci.models.arrays import saved
-from ci.models.imports import search_first
 from ci.models.inputs import (
     GraphSignature,
     InputsUsed,
@@ -19,13 +17,14 @@ from ci.models.inputs import (
     only_input,
     read_array,
     read_arrays,
+    saved,
     shares_of,
 )
-from ci.models.user_model import where_paths_begin
+from ci.models.user_model import search_first, where_paths_begin
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
-    from ci.models.arrays import Array, Sample
+    from ci.models.inputs import Array, Sample
 
 
 SAMPLES, CALIBRATION = "samples.npz", "calibration.npz"

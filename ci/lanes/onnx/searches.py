@@ -34,7 +34,7 @@ from ci.lanes.onnx.orders import (
 )
 from ci.lanes.onnx.samples import ModelFiles
 from ci.lanes.onnx.suite import OnnxOrder
-from ci.models.arrays import Array, Sample
+from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt, user_frame
 from ci.suite.accuracy import Pair, least_sqnr_db
 from ci.suite.precision import Precision, precision_named

@@ -42,7 +42,6 @@ from ci.results import CachedResults, Key
 from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
 from ci.suite.findings import known_faults, verdict
-from ci.suite.installed import require_packages
 from ci.suite.options import Choice, StageOptions
 from ci.suite.stage import (
     MeasuredValues,
@@ -54,6 +53,7 @@ from ci.suite.stage import (
     finish,
     packages_of,
     report,
+    require_packages,
     run_cached_step,
     scores_of,
     show_list,

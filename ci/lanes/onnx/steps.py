@@ -16,7 +16,7 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.compiler_log import NO_TRAFFIC
 from ci.artifacts.program import record_path
 from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, beyond_in_words, scores_of
-from ci.explain.onnx_graph import NO_PLACE, values_of
+from ci.explain.onnx_graph import NO_PLACE, make_plain, values_of
 from ci.forecast import QnnEstimates
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (
@@ -64,10 +64,17 @@ from ci.lanes.onnx.samples import (
 )
 from ci.lanes.onnx.searches import beyond_half, graph_of, places_of, target_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxOrder, calibrating
-from ci.models.arrays import Array, Sample, save
-from ci.models.imports import modules_in
-from ci.models.inputs import DRAWN_COMPARED, InputsUsed, drawn, drawn_compared, most_calibrating
-from ci.models.plain_onnx import make_plain
+from ci.models.inputs import (
+    DRAWN_COMPARED,
+    Array,
+    InputsUsed,
+    Sample,
+    drawn,
+    drawn_compared,
+    most_calibrating,
+    save,
+)
+from ci.models.user_model import modules_in
 from ci.models.wheels import located
 from ci.operators.nodes import CpuOperator
 from ci.plain import as_json
@@ -313,7 +320,7 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
 
 
 def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Sequence[tuple[str, str]]]:
-    from ci.models.samples import inputs_named
+    from ci.models.factory import inputs_named
 
     case = order.case
     assert case.factory is not None

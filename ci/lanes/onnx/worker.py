@@ -57,8 +57,7 @@ from ci.lanes.onnx.samples import (
 )
 from ci.lanes.onnx.steps import Comparison
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
-from ci.models.arrays import save, saved
-from ci.models.inputs import checked
+from ci.models.inputs import checked, save, saved
 from ci.models.user_model import BadFactory
 from ci.models.wheels import located
 from ci.outcome import Refused, WorkerDied
@@ -80,7 +79,6 @@ EXPORTING = (
     "onnxscript",
     "onnxruntime.quantization",
     "ci.models.factory",
-    "ci.models.samples",
 )
 KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
 """The names of findings for errors without a problem of their own."""

@@ -26,9 +26,8 @@ from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.results import CachedResults, surroundings
 from ci.runner import ready_runner
-from ci.suite.installed import find_as_workers
 from ci.suite.options import Choice, matcher, parse_shard, shard
-from ci.suite.stage import machine_failed
+from ci.suite.stage import find_as_workers, machine_failed
 from ci.work import Home, asking, sharing_templates
 from provisioning.base import rendering, units
 from provisioning.base.commands import Fix, leave_out, quoted, session

@@ -167,7 +167,7 @@ def machinery(
     store: Path,
 ) -> SuiteKeyContext:
     from ci.lanes.upstream.shims import OPTIONAL
-    from ci.suite.installed import host_libraries
+    from ci.suite.stage import host_libraries
     from provisioning.components import QNN_SDK
 
     sdk = qnn_environment.root(QNN_SDK).path
