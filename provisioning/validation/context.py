@@ -113,16 +113,6 @@ _SECONDS = 20.0
 _NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
 
 
-@dataclass(frozen=True)
-class _Resolved:
-    """Targets that share all their trees, and the variables of the first."""
-
-    targets: tuple[str, ...]
-    trees: Mapping[str, ComponentTree]
-    variables: Mapping[str, str]
-    notes: tuple[Note, ...]
-
-
 Resolve = Callable[[Selection, Mapping[str, str]], Environment]
 
 
@@ -140,53 +130,40 @@ def gather(
     """
     profile = load_profile(selection.profile)
     socs = {name: soc_named(name) for name in selection.socs}
-    resolved = _resolved(selection, environ, resolve)
-    host = _host(resolved[0].variables, profile.packages)
+    groups: dict[frozenset[tuple[str, Path]], dict[str, Environment]] = {}
+    for target in selection.targets:
+        environment = resolve(replace(selection, target=target), environ)
+        roots = frozenset((name, root.path) for name, root in environment.roots.items())
+        groups.setdefault(roots, {})[target] = environment
     contexts = []
-    for group in resolved:
-        libraries = libraries_in(group.trees[QNN_SDK].path) if QNN_SDK in group.trees else []
-        asked = socs if asks_compiler and _lowers(group) else {}
+    for environments in groups.values():
+        first, *_ = environments.values()
+        variables, sdk = first.merged(environ), first.roots.get(QNN_SDK)
+        libraries = libraries_in(sdk.path) if sdk else []
+        # An SDK that was provisioned for devices only lowers no models.
+        lowers = DEFAULT_TARGET in environments or (sdk and (sdk.path / "lib" / HOST_LIBRARIES).is_dir())
         contexts.append(
             Context(
                 profile=profile,
-                targets=group.targets,
+                targets=tuple(environments),
                 socs=socs,
-                trees=group.trees,
+                trees={
+                    name: looked_at(name, root.path, root.origin, root.variable)
+                    for name, root in first.roots.items()
+                },
                 environ=environ,
-                variables=group.variables,
+                variables=variables,
                 libraries=tuple(libraries),
-                host=host,
-                loading=loading_of(libraries, group.variables),
-                answers={soc: ask(soc, group.variables) for soc in asked},
+                host=_host(variables, profile.packages),
+                loading=loading_of(libraries, variables),
+                answers={soc: ask(soc, variables) for soc in socs if asks_compiler and lowers},
                 every_target=set(TARGETS) <= set(selection.targets),
-                notes=group.notes,
+                notes=tuple(
+                    dict.fromkeys(note for environment in environments.values() for note in environment.notes)
+                ),
             )
         )
     return contexts
-
-
-def _lowers(resolved: _Resolved) -> bool:
-    """Whether models are lowered with it: not with an SDK that was provisioned for devices only."""
-    sdk = resolved.trees.get(QNN_SDK)
-    return DEFAULT_TARGET in resolved.targets or (
-        sdk is not None and (sdk.path / "lib" / HOST_LIBRARIES).is_dir()
-    )
-
-
-def _resolved(selection: Selection, environ: Mapping[str, str], resolve: Resolve) -> list[_Resolved]:
-    groups: dict[tuple[tuple[str, Path], ...], _Resolved] = {}
-    for target in selection.targets:
-        environment = resolve(replace(selection, target=target), environ)
-        key = tuple(sorted((name, root.path) for name, root in environment.roots.items()))
-        if key in groups:
-            groups[key] = replace(groups[key], targets=(*groups[key].targets, target))
-            continue
-        trees = {
-            name: looked_at(name, root.path, root.origin, root.variable)
-            for name, root in environment.roots.items()
-        }
-        groups[key] = _Resolved((target,), trees, environment.merged(environ), environment.notes)
-    return list(groups.values())
 
 
 def looked_at(component: str, path: Path, origin: str, variable: str = "") -> ComponentTree:
