@@ -91,12 +91,11 @@ class Images(Model):
 
 @dataclass(frozen=True, slots=True)
 class ImageLayer:
-    """A script of docker/ with its arguments, the input that it reads, and what decides that."""
+    """A script of docker/ with its arguments, and the input that it reads."""
 
     command: tuple[str, ...]
     input: str
     """`packages` or `environments`, or a component; mounted at /mnt under this name."""
-    decided_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,25 +131,20 @@ class ImagePlan:
 
     @property
     def layers(self) -> tuple[ImageLayer, ...]:
-        """In order; images share those that begin alike."""
-        layers = [ImageLayer(("install-packages", "/mnt/packages"), "packages", self.debian)]
+        """In order; images that begin alike have the same."""
+        layers = [ImageLayer(("install-packages", "/mnt/packages"), "packages")]
         others = tuple(name for name in self.environments if name not in IN_EVERY_IMAGE)
         for names in filter(None, (IN_EVERY_IMAGE, others)):
-            texts = [text for name in names for text in (self.locks[name], *self.imports[name])]
-            layers.append(ImageLayer(("make-environments", *names), "environments", "\n".join(texts)))
-        for name, component in self.components.items():
-            layers.append(ImageLayer(("install-component", name), name, component.model_dump_json()))
+            layers.append(ImageLayer(("make-environments", *names), "environments"))
+        layers += [ImageLayer(("install-component", name), name) for name in self.components]
         return tuple(layers)
 
-    def keys(self, base: str) -> list[str]:
-        """A hash for each layer, of everything that decides its bytes and those below it.
-
-        `base` is the reference or id of the image that is built upon."""
-        keys = [base]
-        for layer in self.layers:
-            parts = [keys[-1], self.system.model_dump_json(), *layer.command, layer.decided_by, self.scripts]
-            keys.append(hashlib.sha256("\n".join(parts).encode()).hexdigest())
-        return keys[1:]
+    def key(self, base: str) -> str:
+        """A hash of everything that decides the image's bytes; `base` is the id of the image below it."""
+        parts = [base, self.system.model_dump_json(), self.debian, self.scripts, *self.environments]
+        parts += [*self.locks.values(), *map(str, self.imports.values())]
+        parts += [component.model_dump_json() for component in self.components.values()]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @cache
@@ -396,18 +390,19 @@ class Order:
         }
 
 
-def build(order: Order, engine: Engine, tag: str, *, reuse: bool = True) -> None:
-    """Build and leave the image under its tag. All layers but the last are kept for the next image."""
-    plan, parent = order.plan, order.base_id
+def build(order: Order, engine: Engine, tag: str) -> None:
+    """Build and leave the image under its tag. An image that was built before is not read."""
     order.log.parent.mkdir(parents=True, exist_ok=True)
     order.log.write_text("", encoding="utf-8")
-    *below, last = zip(plan.layers, plan.keys(parent), strict=True)
-    for number, (layer, key) in enumerate(below, 1):
-        name = f"qnn-ci/layer:{key[:32]}" if reuse else f"{tag}-{number}"
-        if not reuse or engine.image_id(name) is None:
-            _run(order, layer, parent, engine, name, {"Volumes": {CACHE: {}}})
-        parent = name
-    _run(order, last[0], parent, engine, tag, order.settings)
+    *below, last = order.plan.layers
+    parent, unfinished = order.base_id, f"{tag}-unfinished"
+    try:
+        for layer in below:
+            _run(order, layer, parent, engine, unfinished, {"Volumes": {CACHE: {}}})
+            parent = unfinished
+        _run(order, last, parent, engine, tag, order.settings)
+    finally:
+        engine.remove(unfinished)
 
 
 def _run(
@@ -438,7 +433,7 @@ def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str
     differing: list[str] = []
     try:
         for tag in tags:
-            build(order, engine, tag, reuse=False)
+            build(order, engine, tag)
         images = [engine.attributes(tag) for tag in tags]
         layers = [list(image["RootFS"]["Layers"]) for image in images]
         first, second = ({name: image["Config"].get(name) for name in COMPARED} for image in images)
@@ -450,10 +445,8 @@ def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str
                 differing.append(f"the layer of {quoted(*layer.command)}")
         return layers, differing
     finally:
-        for tag in tags:
-            names = [f"{tag}-{number}" for number in range(1, len(order.plan.layers))]
-            for name in names if differing else (tag, *names):
-                engine.remove(name)
+        for tag in () if differing else tags:
+            engine.remove(tag)
 
 
 def compared_tags(plan: ImagePlan) -> list[str]:

@@ -103,7 +103,7 @@ def check(plan: ImagePlan, engine: Engine) -> None:
         )
     labels = engine.attributes(plan.tag)["Config"]["Labels"] or {}
     base = labels.get("qnn-ci.base-id", "")
-    if labels.get("qnn-ci.manifest") != plan.keys(base)[-1]:
+    if labels.get("qnn-ci.manifest") != plan.key(base):
         sys.stderr.write(
             f"note: {plan.tag} was built from other manifests than this checkout's;"
             f" `{session('image', plan.name)}` renews it\n"

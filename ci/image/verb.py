@@ -100,7 +100,7 @@ def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
         "org.opencontainers.image.base.digest": plan.system.digest if pinned else base_id,
         "qnn-ci.base-id": base_id,
         "qnn-ci.image": plan.name,
-        "qnn-ci.manifest": plan.keys(base_id)[-1],
+        "qnn-ci.manifest": plan.key(base_id),
     }
     if plan.licences:
         names["qnn-ci.not-to-be-published"] = "; ".join(licence.title for licence in plan.licences)

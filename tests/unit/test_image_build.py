@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
@@ -57,14 +56,16 @@ def order(tmp_path: Path) -> Order:
     return Order(plan_of("wheels"), inputs, "sha256:base", {"a": "1"}, tmp_path / "logs" / "build.log")
 
 
-def test_another_image_is_built_on_the_layers_that_are_the_same(order: Order) -> None:
+def test_an_image_is_built_of_its_layers_in_order(order: Order) -> None:
     engine = Workshop()
     build(order, engine, "qnn-ci/wheels:latest")
-    build(order, engine, "qnn-ci/other:latest")
-    assert engine.scripts[4:] == ["install-component qnn-sdk"]
-    locks = {**order.plan.locks, "executorch": "other wheels"}
-    build(replace(order, plan=replace(order.plan, locks=locks)), engine, "qnn-ci/other:latest")
-    assert engine.scripts[5:] == ["make-environments executorch", "install-component qnn-sdk"]
+    assert engine.scripts == [
+        "install-packages /mnt/packages",
+        "nox tools",
+        "make-environments executorch",
+        "install-component qnn-sdk",
+    ]
+    assert list(engine.images) == ["sha256:base", "qnn-ci/wheels:latest"]
 
 
 def test_a_script_has_no_network_and_leaves_no_variable_and_no_mount_point(order: Order) -> None:
