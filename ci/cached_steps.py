@@ -97,8 +97,6 @@ class Step:
     """What the result depends on, beside what the home has and an export says."""
     reply: Any = None
     """The dataclass of a reply, new or cached; None of a step that reads none."""
-    own_packages: bool = True
-    """Whether the user's code runs in it, with the packages that its suite names."""
     keeps_files: bool = False
     """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
     cost: Callable[[Any], Job] = _cheap
@@ -260,7 +258,7 @@ class _StepRun:
         line = self._step.line(state.program, result)
         if self._work.why and state.reason:
             sys.stderr.write(f"  {name}: {state.reason}\n")
-        return Line("cached", line.note, line.look, 0.0) if result.cached and not line.look else line
+        return Line("cached", line.note, 0.0) if result.cached else line
 
     def _ended(self, state: _Progress, outcome: Outcome) -> Result:
         try:

@@ -108,14 +108,12 @@ class Line:
 
     word: str
     note: str = ""
-    look: bool = False
-    """Whether it needs attention."""
     seconds: float | None = None
     """Without time spent waiting; None: as long as the slot was taken."""
 
 
 def failed(note: str) -> Line:
-    return Line("FAILED!", note, look=True)
+    return Line("FAILED!", note)
 
 
 class JobProgress(Generic[R]):

@@ -108,9 +108,6 @@ class OwnPackages:
         return parts | {name: dict(values) for name, values in named.items() if values}
 
 
-NO_PACKAGES = OwnPackages()
-
-
 def needs_of(
     suite: Path,
     requirements: str,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.digests import Digests
 from ci.jobs import Job, Line, failed
-from ci.models.own_packages import NO_PACKAGES, Needs, OwnPackages, installed
+from ci.models.own_packages import Needs, OwnPackages, installed
 from ci.outcome import MACHINE, Failure, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
 from ci.results import digest_of
@@ -276,10 +276,9 @@ def _subject_of(program: Program) -> str:
 
 def run_cached_step(step: Step, programs: Iterable[Program]) -> dict[str, Result]:
     """The result of each program by name."""
-    chosen, results = list(programs), dict[str, Result]()
+    results = dict[str, Result]()
     step = replace(step, subject=_subject_of)
-    groups = by_packages(step.plan, chosen) if step.own_packages else [(NO_PACKAGES, chosen)]
-    for own, alike in groups:
+    for own, alike in by_packages(step.plan, list(programs)):
         results |= run_step(step, alike, own)
     return results
 

@@ -329,8 +329,7 @@ def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:
 
 def plan_of_model(model: OneModel, name: str, programs: Sequence[ExecutorchProgram]) -> ExecutorchPlan:
     programs = [passing(program, model) for program in programs]
-    plan = plan_of(programs, model.selection, model.work, name)
-    return replace(plan, errors_follow=True)
+    return plan_of(programs, model.selection, model.work, name)
 
 
 def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> Result:

@@ -33,7 +33,7 @@ from ci.lanes.executorch.orders import (
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Refused, Result, error_follows, line_of
+from ci.outcome import Refused, Result, line_of
 from ci.plain import as_json, read
 from ci.results import CachedResults, Key
 from ci.runner import Runner
@@ -90,8 +90,6 @@ class ExecutorchPlan(Plan):
     """What every program depends on of QNN: its build, and the digests of its libraries for this machine."""
     refused: dict[str, Finding]
     """Programs that this SDK cannot compile at all."""
-    errors_follow: bool = False
-    """Whether the command shows each error itself, so that progress need not."""
 
     @property
     def build_id(self) -> str:
@@ -159,11 +157,6 @@ def worker_step(
     """What the function `work` of the worker does with each program's model, which it exports first. The work
     gets what is `asked`; its result depends on that, or on what it is `known_by`."""
 
-    def line(program: ExecutorchProgram, result: Result) -> Line:
-        if result.failure and plan.errors_follow:
-            return error_follows(result.failure)
-        return line_of(result)
-
     def key(program: ExecutorchProgram, results: CachedResults) -> Key:
         """The run, without what says which inputs the model gets: the export gives them by their bytes."""
         order = program.order
@@ -183,7 +176,6 @@ def worker_step(
         export=partial(_export, plan),
         export_key=_export_key,
         cost=_cost,
-        line=line,
         **more,
     )
 
@@ -310,7 +302,6 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         request=request,
         key=key,
         reply=EmulatorRun,
-        own_packages=False,
         cost=cost,
         # Its figures are judged each time, and its metric is computed of them: whatever they are, they stay.
         keeps_files=True,
@@ -321,7 +312,7 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
 
 def _line(program: ExecutorchProgram, result: Result) -> Line:
     if result.failure:
-        return failed(f"{result.failure.kind}: {result.failure.message}")
+        return line_of(result)
     record = ran_in(result)
     if record.rule:
         return failed(f"{record.rule}: {record.message}")

@@ -156,7 +156,6 @@ def language_step(
         home=lambda own: home,
         request=request,
         key=lambda program, results: key(program, qnn),
-        own_packages=False,
         **more,
     )
 

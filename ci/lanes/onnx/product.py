@@ -17,7 +17,6 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.program import record_path
 from ci.cached_steps import Step, require_done
 from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
-from ci.jobs import Line
 from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.model_file import (
     Size,
@@ -63,7 +62,7 @@ from ci.models.inputs import GraphSignature, Sample, drawn, read_inputs, save, s
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
 from ci.one_model.product import Outcome, Product, each_product, require_fp16
-from ci.outcome import Result, error_follows, line_of
+from ci.outcome import Result
 from ci.plain import as_json, read
 from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
@@ -151,14 +150,8 @@ def command_step(
         title=title,
         reply=CommandAnswer,
         accepts=accepts,
-        line=_line,
         keeps_files=keeps_files,
     )
-
-
-def _line(program: OnnxProgram, result: Result) -> Line:
-    # The command shows the error itself.
-    return error_follows(result.failure) if result.failure else line_of(result)
 
 
 def answered(step: Step, reply: type[T]) -> Answered[T]:
@@ -221,7 +214,6 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
         options=options,
         preparing=lambda program: drawn,
         reply=ProgramFacts,
-        line=_line,
         keeps_files=True,
     )
 

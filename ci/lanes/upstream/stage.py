@@ -86,7 +86,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         word = verdict.outcome.removesuffix("_failure").replace("_", " ")
         word = word if verdict.outcome in QUIET else word.upper()
         word = "MACHINE" if surprise and verdict.fix else word
-        return Line(word + ("!" if surprise else ""), note, surprise, verdict.seconds)
+        return Line(word + ("!" if surprise else ""), note, verdict.seconds)
 
     def left(test: Job, gone: WorkerDied, folder: Path) -> dict[str, object] | None:
         """Whether a crash is expected is judged as of any other result."""
