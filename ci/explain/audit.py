@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 from ci.artifacts.compiler_log import Traffic
-from ci.operators.nodes import CpuOperator
+from ci.operators import CpuOperator
 from ci.plain import as_json
 from provisioning.base.units import aligned
 from provisioning.known_faults import fix_for

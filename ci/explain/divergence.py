@@ -17,7 +17,7 @@ from ci.explain.graph import FLOAT_MODEL, Arrays, Graph, Trial
 from ci.explain.losses import FOREVER
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
-from ci.operators.nodes import Traits
+from ci.operators import Traits
 from ci.plain import as_json, read
 from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
 from provisioning.base.files import replace_text

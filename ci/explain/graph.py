@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
-from ci.operators.nodes import Traits
+from ci.operators import Traits
 
 FLOAT_MODEL = "the float model"
 QUANTIZED_MODEL = "the quantized model on the CPU"

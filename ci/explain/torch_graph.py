@@ -31,7 +31,7 @@ from ci.explain.torch_values import (
 )
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt, source_of
-from ci.operators.nodes import Traits
+from ci.operators import Traits
 from ci.operators.partition import constants_of, is_quantizer, module_of, traits_of
 from provisioning.base.units import decibels
 

@@ -1,1 +1,70 @@
-"""What is known of operators: the measured table, recorded, looked up and rendered; and where they run."""
+"""The operators of a program; here what is known of nodes, in a delegate or on the CPU, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ci.models.model_lines import OperatorAt
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOperator(OperatorAt):
+    node: str
+    reason: str
+    kernel: bool
+    """Whether the runtime has a CPU kernel for it. Without one the program cannot run at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPart:
+    """Operators that follow each other in the lowered graph, in one delegate or on the CPU."""
+
+    where: str
+    count: int
+    operators: Mapping[str, int]
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.where == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEnds:
+    """Of a tensor of the model's own; without values it is computed."""
+
+    shape: tuple[int, ...] = ()
+    least: float | None = None
+    largest: float | None = None
+
+
+Argument: TypeAlias = TensorEnds | bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What is known of a node, by which a known fault concerns it or not."""
+
+    operator: str
+    line: str = ""
+    module: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of its tensors."""
+    kinds: tuple[str, ...] = ()
+    """The types that a cast takes."""
+    again: bool = False
+    """Whether its module was called before."""
+    of_number: bool = False
+    """Whether its first operand is one number."""
+    arguments: Mapping[str, Argument | tuple[Argument, ...]] = field(default_factory=dict)
+    """Those that are plain, or tensors of the model's own, by the names of the operator's schema."""
+    input: tuple[int, ...] | None = None
+    output: tuple[int, ...] | None = None
+    range: tuple[float, float] | None = None
+    """Of its first operand, as it is quantized."""
+    maker: str = ""
+    """The operator that computes its first operand."""
+    readers: tuple[str, ...] = ()
+    added: bool = False
+    """Whether lowering added it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from ci.operators.nodes import TensorEnds, Traits
+from ci.operators import TensorEnds, Traits
 from ci.operators.table import key_of, name_in_table
 from provisioning.base.units import EXACT_DB
 from provisioning.components import version_in

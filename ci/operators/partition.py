@@ -38,7 +38,7 @@ from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_pla
 from ci.diagnose.explain import with_names_of_data_types
 from ci.models.model_lines import source_of
 from ci.one_model.product import smallest
-from ci.operators.nodes import Argument, CpuOperator, GraphPart, TensorEnds, Traits
+from ci.operators import Argument, CpuOperator, GraphPart, TensorEnds, Traits
 
 DELEGATE = "executorch_call_delegate"
 

@@ -9,7 +9,7 @@ from typing import Any
 from ci.lanes.executorch.orders import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.models.inputs import InputsUsed
-from ci.operators.nodes import CpuOperator, GraphPart
+from ci.operators import CpuOperator, GraphPart
 
 SUITE = """\
 schema = 2

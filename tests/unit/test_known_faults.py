@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ci.operators import Traits
 from ci.operators.faults import faults_in
-from ci.operators.nodes import Traits
 from ci.plain import read
 from provisioning.known_faults import Product, faults_of, faults_of_build, load_faults, load_fixes
 

@@ -25,7 +25,7 @@ from ci.lanes.executorch.product import product_of
 from ci.lanes.executorch.steps import COMPILED, RAN, ExecutorchPlan
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import PYTORCH, OneModel
-from ci.operators.nodes import CpuOperator
+from ci.operators import CpuOperator
 from ci.outcome import Failure, Result
 from ci.suite.accepted import Recorded, load_tolerances
 from provisioning.base.errors import CheckFailed

@@ -15,7 +15,7 @@ from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import on_cpu_in_words
 from ci.lanes.executorch.suite import SHIPPED, programs_of
-from ci.operators.nodes import CpuOperator, Traits
+from ci.operators import CpuOperator, Traits
 from ci.operators.table import measured, read
 from ci.outcome import Result
 from provisioning.known_faults import NO_FIX

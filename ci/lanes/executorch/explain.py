@@ -39,8 +39,8 @@ from ci.lanes.executorch.steps import (
 )
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
+from ci.operators import Traits
 from ci.operators.faults import faults_in, versions_of
-from ci.operators.nodes import Traits
 from ci.outcome import WorkerDied
 from ci.plain import as_json
 from ci.results import CachedResults, Key

@@ -22,8 +22,8 @@ from ci.lanes.executorch.orders import (
 from ci.lanes.executorch.steps import COMPILED, LIBRARY_MISSING, RAN, ExecutorchPlan, has_all_costs
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.model_lines import OperatorAt
+from ci.operators import CpuOperator, Traits
 from ci.operators.faults import Met, faults_in, versions_of
-from ci.operators.nodes import CpuOperator, Traits
 from ci.outcome import Failure, Result
 from ci.suite.accepted import Tolerances, growth, load_tolerances
 from ci.suite.accuracy import against_nearest, missed

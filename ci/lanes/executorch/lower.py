@@ -46,13 +46,13 @@ from ci.models.factory import (
 )
 from ci.models.model_lines import OperatorAt, place_in_words, source_of
 from ci.models.user_model import BadFactory
+from ci.operators import CpuOperator, GraphPart
 from ci.operators.failing_operators import (
     SEARCHED_SECONDS,
     Search,
     Workaround,
     workaround_of,
 )
-from ci.operators.nodes import CpuOperator, GraphPart
 from ci.operators.partition import (
     DELEGATE,
     PartitionerSpy,

@@ -13,7 +13,7 @@ from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import Need, RewrittenPlace
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import OperatorAt
-from ci.operators.nodes import CpuOperator, GraphPart, Traits
+from ci.operators import CpuOperator, GraphPart, Traits
 from ci.outcome import Result
 from ci.results import ExportReply, Key
 from ci.suite.accuracy import Inferences

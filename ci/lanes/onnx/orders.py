@@ -11,7 +11,7 @@ from ci.explain.rewriting import RewrittenPlace
 from ci.lanes.onnx.model_file import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
-from ci.operators.nodes import CpuOperator
+from ci.operators import CpuOperator
 from ci.outcome import Result
 from ci.results import ExportReply, Key
 

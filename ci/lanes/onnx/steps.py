@@ -76,7 +76,7 @@ from ci.models.inputs import (
 )
 from ci.models.user_model import modules_in
 from ci.models.wheels import located
-from ci.operators.nodes import CpuOperator
+from ci.operators import CpuOperator
 from ci.plain import as_json
 from ci.suite.accuracy import (
     FLOAT_KIND,
