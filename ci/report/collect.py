@@ -248,7 +248,7 @@ def number(row: Row, key: str) -> float | None:
 UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("*_db", in_decibels),
     ("*seconds", seconds),
-    ("*_bytes", size),
+    ("*bytes", size),
     ("ddr_*", size),
     ("passed", lambda value: "pass" if value else "fail"),
     ("*", lambda value: f"{value:.6g}"),

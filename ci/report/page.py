@@ -48,7 +48,7 @@ from provisioning.base.rendering import (
     summary_of,
     verdict,
 )
-from provisioning.base.units import in_decibels, seconds, size
+from provisioning.base.units import in_decibels, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -59,7 +59,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 # Programs, in one form for all lanes
 
 LANES_OF_PAGE = {**LANES, "check": "check"}
-STAGES = {"executorch": ("test_lowering", "test_emulator"), "llm": ("", "test_llm")}
+STAGES = {"executorch": ("test_lowering", "test_emulator")}
 """By lane: the stage that compiles its programs, and the one that runs them. Others have one for both."""
 ACCURACY = {
     "metric": "metric of the task",
@@ -84,6 +84,7 @@ COSTS = {
     "pte_bytes": ".pte",
     "context_bytes": "context",
     "cpu_seconds": "CPU time of compiling",
+    "bytes": "size of the binaries",
 }
 SHOWN_OPERATORS = 6
 
@@ -148,8 +149,7 @@ def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection
         "Accuracy on the emulator": [*_accuracy(ran), *_on_text(mapping(ran.get("figures")))],
         "Each part alone: SQNR against float": [*_parts(ran)],
         f"Cost (the baseline is of QNN {other_build})" if other_build else "Cost": [
-            *_costs(compiled, {finding.rule for finding in findings}),
-            *_sizes(compiled, ran),
+            *_costs(compiled, {finding.rule for finding in findings})
         ],
     }
     return ProgramView(
@@ -159,7 +159,7 @@ def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection
         scheme,
         f"{label} ONNX" if lane == "onnx" else label,
         verdict_of(*rows.values()),
-        ", ".join(_brief(compiled, ran)),
+        ", ".join(_brief(compiled, ran, rows.values())),
         findings,
         [_part(row) for row in map(mapping, entries(compiled.get("partition")))],
         {title: shown for title, shown in figures.items() if shown},
@@ -168,7 +168,7 @@ def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection
     )
 
 
-def _brief(compiled: Row, ran: Row) -> Iterator[str]:
+def _brief(compiled: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:
     if "delegates" in compiled:
         yield plural(int(number(compiled, "delegates") or 0), "delegate")
         yield f"{int(number(compiled, 'cpu_operators') or 0)} on the CPU"
@@ -178,6 +178,8 @@ def _brief(compiled: Row, ran: Row) -> Iterator[str]:
         yield in_unit("sqnr_db", sqnr)
     if (share := number(figures, "agreement")) is not None:
         yield f"{share:.6g} equal"
+    if all(row.get("cached") for row in rows):
+        yield "cached"
 
 
 def _part(row: Row) -> ShownFigure:
@@ -236,6 +238,8 @@ def _costs(row: Row, rules: Collection[str]) -> Iterator[ShownFigure]:
     values, agreed = mapping(row.get("costs")), mapping(row.get("baseline"))
     for key, title in COSTS.items():
         value, mark = number(values, key), number(agreed, key)
+        if value is None:
+            value = number(row, key)
         if value is None or (not value and not mark):
             continue
         text = in_unit(key, value) + _beside(key, value, mark)
@@ -247,17 +251,6 @@ def _beside(key: str, value: float, agreed: float | None) -> str:
         return " (no baseline)"
     change = f"{100 * (value - agreed) / agreed:+.1f} %" if agreed else ""
     return " (as agreed)" if value == agreed else f" ({change or 'more'}, baseline {in_unit(key, agreed)})"
-
-
-def _sizes(compiled: Row, ran: Row) -> Iterator[ShownFigure]:
-    """Time and memory of the compile, marked if they are from an earlier run; and the size of the program."""
-    if (value := number(compiled, "seconds")) is not None:
-        memory = number(compiled, "peak_bytes")
-        text = seconds(value) if memory is None else f"{seconds(value)} with {size(int(memory))} of memory"
-        earlier = " (cached: measured in an earlier run)" if compiled.get("cached") else ""
-        yield ShownFigure("compiled in", text + earlier)
-    if (value := number(ran, "bytes")) is not None:
-        yield ShownFigure("size of the binaries", size(int(value)))
 
 
 # What was done of one model

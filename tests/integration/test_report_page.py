@@ -77,7 +77,7 @@ def test_a_language_model_has_its_parts_and_its_size(tmp_path: Path) -> None:
     assert (seen["console"], seen["broken"]) == ([], 0)
     assert seen["parts"] == 1
     for figure in (
-        "1.26 MB",
+        "1.26 MB (no baseline)",
         "✗ logits -2.3 dB (at least 30.0), 3.0 on the CPU",
     ):
         assert figure in seen["figures"], seen["figures"]

@@ -24,7 +24,6 @@ def _lowered(name: str, verdict: str, on_cpu: int) -> dict[str, Metric]:
         **row(name, verdict, "test_lowering"),
         "cached": False,
         "seconds": 3.5,
-        "peak_bytes": 600_000_000,
         "delegates": 1 + on_cpu,
         "cpu_operators": on_cpu,
         "partition": [htp, cpu, tail] if on_cpu else [htp],

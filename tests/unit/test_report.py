@@ -410,7 +410,6 @@ def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:
         "34.5 dB (at least 33.5 dB)",
         "2.85 MB (+42.7 %, baseline 2 MB)",
         "2.05 kB (as agreed)",
-        "3.50 s with 600 MB of memory",
         "decode htp: divergence",
         "0.0012 ± 0.00012",
         "hidden_2 40.5 dB (at least 30.0)",
