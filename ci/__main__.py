@@ -122,7 +122,7 @@ VERBS = {
     ),
     "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same"),
     "signing": Verb("ci.signing.verb", "inspect or verify the signatures of Hexagon libraries"),
-    "sign_lpai": Verb("ci.signing.lpai_verb", "sign the Hexagon libraries that LPAI needs"),
+    "sign_lpai": Verb("ci.signing.verb:SIGN_LPAI", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or check that it can be rebuilt bit for bit"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
     "github": Verb("ci.github", "run a part of a GitHub workflow: --help names them"),

@@ -37,8 +37,6 @@ class SignOptions:
     library: Sequence[Path]
     signer: str
     output: Path
-    accept_disclaimer: Sequence[str]
-    time_limit: float | None
     python: str | None
 
 
@@ -174,18 +172,12 @@ def _elfsigner(
     table = lpai_libraries.load_table()
     script = lpai_libraries.elfsigner_script(environment, files, chip)
     python = interpreter(options.python, table.python_below)
-    accepted = {
-        licence.removeprefix(f"{Consent.LICENCE}-"): licences.VARIABLE
-        for licence in licences.named((), os.environ)
-        if licence.startswith(f"{Consent.LICENCE}-")
-    }
     consent = Consent(
         store=selection.store,
         version=lpai_libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
-        accepted=accepted | dict.fromkeys(options.accept_disclaimer, "--accept-disclaimer"),
+        accepted=licences.named((), os.environ),
     )
-    seconds = table.time_limit_seconds if options.time_limit is None else options.time_limit
-    driver = Elfsigner(script, python, seconds, consent, table.elfsigner)
+    driver = Elfsigner(script, python, table.time_limit_seconds, consent, table.elfsigner)
     return Signer("elfsigner", driver.sign)
 
 

@@ -43,6 +43,7 @@ from ci.signing.headers import (
     Layout,
 )
 from ci.signing.lpai_libraries import ElfsignerTable
+from provisioning import licences
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import (
     CheckFailed,
@@ -92,35 +93,23 @@ class Consent:
     version: str
     """The Hexagon SDK's version, for the record."""
     accepted: Mapping[str, str]
-    """Hashes of texts that the user accepted beforehand, each with the means: the flag or the variable."""
+    """Ids of texts that the user accepted beforehand, each with the means."""
 
     LICENCE: ClassVar = "hexagon-elfsigner"
 
-    @staticmethod
-    def digest(text: str) -> str:
-        """The hash by which a text is accepted; line breaks and blanks do not count."""
-        return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
-
-    @staticmethod
-    def _confirmed() -> bool:
-        sys.stderr.write("Do you accept this? [y/N] ")
-        sys.stderr.flush()
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    @classmethod
+    def name(cls, text: str) -> str:
+        """The id by which a text is accepted; line breaks and blanks do not count."""
+        return f"{cls.LICENCE}-{hashlib.sha256(' '.join(text.split()).encode()).hexdigest()}"
 
     def __call__(self, text: str) -> bool:
-        from provisioning import licences
         from provisioning.manifest import Component, Licence
 
-        digest = self.digest(text)
-        name = f"{self.LICENCE}-{digest}"
+        name = self.name(text)
         if name in licences.recorded(self.store):
             return True
-        sys.stderr.write(f"elfsigner of the Hexagon SDK asks:\n\n{text.strip()}\n\nsha256 {digest}\n\n")
-        terminal = sys.stdin is not None and sys.stdin.isatty()
-        means = self.accepted.get(digest, "")
-        if not means and terminal and self._confirmed():
-            means = "asked"
-        if means:
+        sys.stderr.write(f"elfsigner of the Hexagon SDK asks:\n\n{text.strip()}\n\n")
+        if means := self.accepted.get(name, ""):
             # No manifest can name it: its text is only known now.
             licence = Licence.model_construct(
                 id=name, title="question of the Hexagon SDK's elfsigner, by its hash", url=""
@@ -222,7 +211,7 @@ def converse(
                 if time.monotonic() > deadline:
                     raise CheckFailed(
                         f"elfsigner did not end within {signer.seconds:g} s: {tail(_text(output))}",
-                        fix="run it again, with a higher --time-limit if it was still at work",
+                        fix="run it again, or by hand",
                     )
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -233,7 +222,7 @@ def _answer(stdin: IO[bytes], text: str, signer: Elfsigner) -> None:
     if not signer.consent(text):
         raise LicenceNotAccepted(
             "what elfsigner asks was not accepted",
-            fix=f"read it, then add --accept-disclaimer {Consent.digest(text)}",
+            fix=f"read it, then set {licences.VARIABLE}={Consent.name(text)}",
         )
     # If it does not wait for the answer, its exit status decides.
     with contextlib.suppress(BrokenPipeError):

@@ -1,4 +1,5 @@
-"""`signing`: inspect the signatures of Hexagon libraries, and verify them."""
+"""`signing`: inspect the signatures of Hexagon libraries, and verify them; `sign_lpai`: sign those that LPAI
+needs, into an overlay beside the SDK."""
 
 from __future__ import annotations
 
@@ -6,19 +7,19 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import answer, units
-from provisioning.base.command_line import valued
+from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError, exit_code_of
+from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import reports_path
+from provisioning.dist import SIGNED
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     from ci.signing.verification import ExpectedSignature, Verification
     from provisioning.base.stage_run import StageRun
 
@@ -43,7 +44,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     valued(action, "--sw-id", "ID", "adsp, cdsp, slpi or a number")
     valued(action, "--hw-id", "ID", "chip and OEM")
     valued(action, "--serial", "0x…", "the device that it must be bound to")
-    valued(action, "--at", "TIME", "the time at which it must be valid, in ISO [now]")
     action.add_argument(
         "--allow-unchecked",
         action="append",
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun("signing_verify", "", "", session("signing", *sys.argv[2:]))
     reports = reports_path(args.reports)
     with stage.reported(reports, "signing-stopped"):
-        expected = _expected(args.root, args.sw_id, args.hw_id, args.serial, args.at)
+        expected = _expected(args.root, args.sw_id, args.hw_id, args.serial)
         code = verify(args.files, expected, tuple(args.allow_unchecked), stage)
     stage.finish().write(reports)
     return code
@@ -99,7 +99,7 @@ def verify(
 
 
 def _expected(
-    root: Path | None, software: str | None, hardware: str | None, serial: str | None, at: str | None
+    root: Path | None, software: str | None, hardware: str | None, serial: str | None
 ) -> ExpectedSignature:
     from ci.signing.certificates import read_root
     from ci.signing.verification import ExpectedSignature
@@ -109,7 +109,6 @@ def _expected(
         software_id=SOFTWARE_IDS.get(software or "") or _number("--sw-id", software),
         hardware_id=_number("--hw-id", hardware),
         serial=_serial(serial) if serial is not None else None,
-        at=_moment(at) if at else None,
     )
 
 
@@ -137,16 +136,6 @@ def _number(flag: str, text: str | None) -> int | None:
     return value
 
 
-def _moment(text: str) -> dt.datetime:
-    import datetime as dt
-
-    try:
-        moment = dt.datetime.fromisoformat(text)
-    except ValueError as error:
-        raise UsageError(f"--at {text}: expected an ISO time", fix="--at 2026-11-20T12:00:00") from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)
-
-
 def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
     from ci.signing.verification import STATEMENT
 
@@ -159,3 +148,54 @@ def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
     if result.rehearsal:
         lines.append(f"  {STATEMENT}")
     return "\n".join(lines) + "\n"
+
+
+class SignLpai:
+    EXAMPLES = """\
+  nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850
+  python -m ci sign_lpai --profile qnn-2.48 --soc SM8850 --direct
+  python -m ci sign_lpai --soc SM8850 --signer dev --library build/libmine_skel.so
+"""
+
+    TARGET = "aarch64-linux"
+    """The target whose SDK tree holds the Hexagon libraries and needs no compiler beside it."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_selection(parser)
+        what = parser.add_argument_group("what to sign")
+        switch(what, "--direct", "all libraries that ExecuTorch on the DSP loads")
+        what.add_argument(
+            "--library",
+            type=Path,
+            action="extend",
+            nargs="+",
+            default=[],
+            metavar="FILE",
+            help="these files; with --direct, instead of those of the same name",
+        )
+        how = parser.add_argument_group("how")
+        how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
+        how.add_argument("-o", "--output", type=Path, default=SIGNED, help="the overlay [%(default)s]")
+        valued(how, "--python", "PATH", "the Python to run elfsigner with, before 3.12")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ci.signing.lpai_sign import SignOptions, sign
+        from provisioning.base.stage_run import StageRun
+
+        options = SignOptions(
+            direct=args.direct,
+            library=args.library,
+            signer=args.signer,
+            output=args.output,
+            python=args.python,
+        )
+        selection = selection_of(args)
+        if not selection.named_targets:
+            selection = replace(selection, target=self.TARGET)
+        stage = StageRun("sign_lpai", selection.profile, selection.target)
+        with stage.reported(selection.reports, "signing-stopped"):
+            sign(options, selection, stage)
+        return stage.close(selection.reports)
+
+
+SIGN_LPAI = SignLpai()

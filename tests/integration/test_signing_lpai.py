@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from ci.signing import signed_library, verification
-from ci.signing.lpai_signers import Consent
+from ci.signing import lpai_libraries, signed_library, verification
+from ci.signing.lpai_signers import Consent, Elfsigner
 from provisioning import licences
+from provisioning.base.errors import CheckFailed
 from tests.support import hexagon_sdk
 from tests.support.elfsigner_stand_in import DISCLAIMER, QUESTION
 from tests.support.scripts import script
 from tests.support.typed import typed
 
-ACCEPT = ("--accept-disclaimer", Consent.digest(QUESTION))
+ACCEPT = {licences.VARIABLE: Consent.name(QUESTION)}
 
 
 @dataclass
@@ -42,8 +43,9 @@ class World:
             "QNN_CI_STORE": str(self.root / "store"),
         }
 
-    def sign_lpai(self, *argv: object) -> subprocess.CompletedProcess[str]:
-        return typed(*self.sign, *map(str, argv), cwd=self.root, env=self.environ, timeout=120)
+    def sign_lpai(self, *argv: object, **more: str) -> subprocess.CompletedProcess[str]:
+        environ = {**self.environ, **more}
+        return typed(*self.sign, *map(str, argv), cwd=self.root, env=environ, timeout=120)
 
     @property
     def sign(self) -> tuple[str, ...]:
@@ -76,7 +78,7 @@ def python(tmp_path: Path) -> str:
 
 def test_the_skel_is_signed_into_the_overlay_and_the_sdk_is_left_alone(world: World, python: str) -> None:
     before = snapshot(world.qnn) | snapshot(world.hexagon / "tools")
-    done = world.sign_lpai(*ACCEPT, "--python", python)
+    done = world.sign_lpai("--python", python, **ACCEPT)
     assert (done.returncode, done.stderr.count(DISCLAIMER.strip())) == (0, 1)
     signed = world.overlay / "libQnnLpaiSkel.so"
     original = world.qnn / "lib" / "lpai-v6" / "unsigned" / "libQnnLpaiSkel.so"
@@ -95,10 +97,10 @@ def test_without_acceptance_of_this_very_question_nothing_is_signed(
 ) -> None:
     if question == "another":
         hexagon_sdk.behave(world.hexagon, behaviour="tls-warning")
-    accepted = ACCEPT if question == "another" else ()
-    done = world.sign_lpai(*accepted, "--python", python)
+    accepted = ACCEPT if question == "another" else {}
+    done = world.sign_lpai("--python", python, **accepted)
     assert done.returncode == 3
-    shown = "self-signed certificate" if question == "another" else " ".join(ACCEPT)
+    shown = "self-signed certificate" if question == "another" else Consent.name(QUESTION)
     assert shown in done.stderr
     assert [path for path in world.overlay.rglob("*") if path.is_file()] == []
     assert not licences.recorded(world.root / "store")
@@ -111,7 +113,6 @@ def test_without_acceptance_of_this_very_question_nothing_is_signed(
         ("partial", 1, "is not libQnnLpaiSkel.so signed"),
         ("unsigned", 1, "unsigned"),
         ("other-program", 1, "the content of segment"),
-        ("hang", 1, "did not end within"),
         ("endless", 1, "without end"),
         ("network-silent", 4, "urlopen error"),
         ("no-imp", 3, "module imp"),
@@ -121,8 +122,7 @@ def test_what_elfsigner_fails_at_never_reaches_the_overlay(
     world: World, python: str, behaviour: str, code: int, words: str
 ) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour=behaviour)
-    limit = ("--time-limit", "2") if behaviour == "hang" else ()
-    done = world.sign_lpai(*ACCEPT, "--python", python, *limit)
+    done = world.sign_lpai("--python", python, **ACCEPT)
     # A long path breaks lines elsewhere.
     printed = " ".join(f"{done.stdout} {done.stderr}".split())
     assert (done.returncode, words in printed) == (code, True)
@@ -141,18 +141,30 @@ def test_the_signer_learns_nothing_of_our_environment(
     monkeypatch.setenv("QNN_CI_SIGNING_PASSPHRASE", "hush")
     monkeypatch.setenv("GITHUB_TOKEN", "hush")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-    assert world.sign_lpai(*ACCEPT, "--python", python).returncode == 0
+    assert world.sign_lpai("--python", python, **ACCEPT).returncode == 0
     environ = hexagon_sdk.runs(world.hexagon)[0]["environ"]
     assert "hush" not in environ.values()
     assert environ["HTTPS_PROXY"] == "http://127.0.0.1:1"
 
 
+def test_a_signer_that_hangs_is_ended(world: World, python: str, tmp_path: Path) -> None:
+    hexagon_sdk.behave(world.hexagon, behaviour="hang")
+    script = world.hexagon / lpai_libraries.ELFSIGNER
+    table = lpai_libraries.load_table().elfsigner
+    signer = Elfsigner(script, Path(python), 2, lambda _: True, table)
+    (into := tmp_path / "into").mkdir()
+    with pytest.raises(CheckFailed, match="did not end within 2 s"):
+        signer.sign(world.qnn / "lib" / "lpai-v6" / "unsigned" / "libQnnLpaiSkel.so", into)
+    (run,) = (world.hexagon / "runs").glob("*.json")
+    assert not Path(f"/proc/{run.stem}").exists()
+
+
 def test_an_interrupt_ends_the_signer_and_leaves_nothing(world: World, python: str) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour="hang")
     child = subprocess.Popen(
-        [sys.executable, "-m", "ci", *world.sign, *ACCEPT, "--python", python],
+        [sys.executable, "-m", "ci", *world.sign, "--python", python],
         cwd=world.root,
-        env={**world.environ, "PYTHONPATH": str(hexagon_sdk.REPOSITORY)},
+        env={**world.environ, **ACCEPT, "PYTHONPATH": str(hexagon_sdk.REPOSITORY)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ci.signing import lpai_libraries, lpai_verb
+from ci.signing import lpai_libraries
 from ci.signing.lpai_signers import interpreter
+from ci.signing.verb import SIGN_LPAI
 from provisioning import qnn_libraries
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -32,8 +33,8 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def sign_lpai(*argv: object) -> int:
-    args = parsed(lpai_verb, *argv)
-    return guarded(lambda: lpai_verb.run(args), debug=False)
+    args = parsed(SIGN_LPAI, *argv)
+    return guarded(lambda: SIGN_LPAI.run(args), debug=False)
 
 
 def environment(**roots: Root) -> Environment:

@@ -47,9 +47,8 @@ def _is_args(node: ast.AST) -> bool:
 def _functions(tree: ast.Module, name: str, owner: str = "") -> list[ast.FunctionDef]:
     """The functions and methods of a name, or the class's of that name, that take `args`."""
     classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
-    owners: list[ast.AST] = [node for node in classes if node.name == owner] or [tree]
-    nodes = (node for found in owners for node in ast.walk(found))
-    named = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)
+    body = next((node.body for node in classes if node.name == owner), tree.body)
+    named = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
     return [node for node in named if "args" in {argument.arg for argument in _arguments(node)}]
 
 
