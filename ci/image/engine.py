@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -134,14 +135,18 @@ def connected() -> Iterator[Engine]:
     import docker
 
     where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
-    # Docker's SDK would leave a socket open.
-    if where.startswith("unix://") and not os.access(where.removeprefix("unix://"), os.W_OK):
-        if os.access(where.removeprefix("unix://"), os.F_OK):
+    if where.startswith("unix://"):
+        # First, because docker's SDK would leave a socket open.
+        try:
+            with socket.socket(socket.AF_UNIX) as tried:
+                tried.connect(where.removeprefix("unix://"))
+        except PermissionError as error:
             raise EnvironmentLacking(
                 f"the container engine runs, but you may not use it ({where}: permission denied)",
                 fix="sudo usermod -aG docker $USER, and log in again",
-            )
-        raise no_engine(where)
+            ) from error
+        except OSError as error:
+            raise no_engine(where) from error
     try:
         with closing(docker.from_env()) as client:
             yield Engine(client)
