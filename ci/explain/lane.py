@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
-from ci.explain.divergence import DivergenceResult, DivergentOperator
+from ci.explain.divergence import DivergenceResult, DivergentOperator, OperatorScript
 from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.operator_script import OperatorScript
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Outcome, Product

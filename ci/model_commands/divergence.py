@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def require_script(path: Path) -> None:
-    from ci.explain.operator_script import EXIT_CODES
+    from ci.explain.divergence import EXIT_CODES
 
     new = path.parent.is_dir() and not path.exists()
     own = path.is_file() and EXIT_CODES in path.read_text(encoding="utf-8", errors="replace")

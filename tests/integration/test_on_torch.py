@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import qnn_ci
-from ci.explain.operator_script import JUDGE
+from ci.explain.divergence import SCRIPT_JUDGE
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.measure import genie_windows
 from ci.lanes.llm.text import prefix_lengths, prefixes_of
@@ -55,7 +55,7 @@ TEXTS = [path.read_text(encoding="utf-8") for path in SCRIPTS.glob("*.py")]
 JUDGING = [text for text in TEXTS if "log10(max" in text]
 
 
-@pytest.mark.parametrize("text", [JUDGE, *JUDGING])
+@pytest.mark.parametrize("text", [SCRIPT_JUDGE, *JUDGING])
 def test_outputs_that_are_not_numbers_are_never_right(text: str) -> None:
     wanted = torch.ones(4, dtype=torch.float64)
     assert figure_of(text, wanted, wanted) > 100

@@ -231,7 +231,7 @@ def test_a_change_of_any_of_the_toolkits_modules_is_another_key_but_of_a_model_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "ROOT", tmp_path)
-    names = ("ci/work.py", "ci/lanes/onnx/steps.py", "provisioning/elf.py", "ci/models/shipped/vision.py")
+    names = ("ci/work.py", "ci/lanes/onnx/parts.py", "provisioning/elf.py", "ci/models/shipped/vision.py")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("A = 1\n")

@@ -15,10 +15,15 @@ from ci.explain.audit import (
     NoProgram,
     SuggestedOperator,
 )
-from ci.explain.divergence import DivergenceResult, DivergentOperator, partial_of
+from ci.explain.divergence import (
+    DivergenceResult,
+    DivergentOperator,
+    OperatorScript,
+    ScriptRequest,
+    partial_of,
+)
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.orders import ChipProgram, ModelRewrite, Quantized, compiled_in

@@ -20,10 +20,16 @@ from executorch.backends.qualcomm.utils import utils
 from executorch.exir import ExecutorchBackendConfig
 
 from ci.child import Answer, doing, reporting
-from ci.explain.divergence import Divergence, DivergenceResult, keep_partial
+from ci.explain.divergence import (
+    Divergence,
+    DivergenceResult,
+    OperatorScript,
+    ScriptRequest,
+    keep_partial,
+    proved_script,
+)
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
-from ci.explain.operator_script import OperatorScript, ScriptRequest, proved
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_layers import BY_NAME
 from ci.explain.torch_rewriting import RepairedModule
@@ -134,7 +140,7 @@ def suspects_of(
 def script_of(chip_model: ChipModel, request: ScriptRequest) -> OperatorScript:
     halves = chip_model.run.precision.startswith("fp16")
     script = partial(graph_of(chip_model).script, request, chip_model.soc, halves)
-    return proved(request, script)
+    return proved_script(request, script)
 
 
 def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:

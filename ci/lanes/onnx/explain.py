@@ -8,10 +8,15 @@ from importlib.metadata import version
 
 from ci.cached_steps import require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
-from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator
+from ci.explain.divergence import (
+    DivergenceLimits,
+    DivergenceResult,
+    DivergentOperator,
+    OperatorScript,
+    ScriptRequest,
+)
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
-from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.lanes.onnx.model_file import REWRITTEN, GraphProblem
 from ci.lanes.onnx.orders import (

@@ -14,12 +14,19 @@ from typing import Any
 
 import onnx
 
-from ci.explain.divergence import Divergence, DivergenceLimits, DivergenceResult, keep_partial
+from ci.explain.divergence import (
+    Divergence,
+    DivergenceLimits,
+    DivergenceResult,
+    OperatorScript,
+    ScriptRequest,
+    keep_partial,
+    proved_script,
+)
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
-from ci.explain.operator_script import OperatorScript, ScriptRequest, proved
 from ci.explain.rewriting import RewriteChoice, needs_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (
@@ -140,7 +147,7 @@ def script(order: OnnxOrder, files: ModelFiles, request: ScriptRequest) -> Opera
     """One operator of the quantized model, alone."""
     options = provider.provider_options(*target_of(order), None)
     graph = graph_of(files.model, files.samples(), order.scratch)
-    return proved(request, partial(graph.script, request, options))
+    return proved_script(request, partial(graph.script, request, options))
 
 
 def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, ge
 
 from ci import child
 from ci.child import UNFORESEEN, reporting
-from ci.explain.divergence import DivergenceLimits, partial_of
+from ci.explain.divergence import DivergenceLimits, ScriptRequest, partial_of
 from ci.explain.losses import ScoreRequest
-from ci.explain.operator_script import ScriptRequest
 from ci.explain.rewriting import RewriteChoice
-from ci.lanes.onnx import provider, searches, steps
+from ci.lanes.onnx import parts, provider, searches
 from ci.lanes.onnx.model_file import (
     NotCompilable,
     digest_without_metadata,
@@ -45,6 +44,7 @@ from ci.lanes.onnx.orders import (
     QuantizedModel,
     RunReply,
 )
+from ci.lanes.onnx.parts import Comparison
 from ci.lanes.onnx.provider import NotOnProvider
 from ci.lanes.onnx.samples import (
     CALIBRATION,
@@ -55,7 +55,6 @@ from ci.lanes.onnx.samples import (
     ModelFiles,
     arrays_in,
 )
-from ci.lanes.onnx.steps import Comparison
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.models.inputs import checked, save, saved
 from ci.models.user_model import BadFactory
@@ -131,7 +130,7 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
 
 def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, object]:
     """What a part of a task gives. The user's code, which prepares a model, is at home in its suite."""
-    os.chdir(order.working_folder if work is steps.prepare else order.user_folder)
+    os.chdir(order.working_folder if work is parts.prepare else order.user_folder)
     return as_json(work(order, *arguments, **named))
 
 
@@ -168,7 +167,7 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> chi
 
 def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
     folder, case = empty_folder(order.exports / "prepared"), order.case
-    prepared = in_part(replace(order, into=folder), steps.prepare, how)
+    prepared = in_part(replace(order, into=folder), parts.prepare, how)
     held.append((prepared, folder))
     model, samples = Path(prepared.model), (SAMPLES, CALIBRATION, EXPECTED)
     rows: Key = {
@@ -203,7 +202,7 @@ def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedMo
         if not known.exists():
             here = replace(order, into=empty_folder(files.quantized))
             try:
-                done = as_json(in_part(here, steps.quantize, files, name))
+                done = as_json(in_part(here, parts.quantize, files, name))
             except Refused as refused:
                 done = {"error": dict(refused.details)}
             known.write_text(json.dumps(done), encoding="utf-8")
@@ -217,7 +216,7 @@ def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedMo
 def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
     """A chip's context, run and compared; what is to be told of its model and samples."""
     files, model = quantized(order)
-    context = in_part(order, steps.compile_context, files, options)
+    context = in_part(order, parts.compile_context, files, options)
     return ProgramFacts(prepared=held[0][0], quantized=model, context=context)
 
 
@@ -284,11 +283,11 @@ export = _task(_export, Preparing)
 compiled = _task(_compiled, CompileOptions)
 quantized_file = _task(_quantized_file, FileName)
 rewritten = _task(_rewritten, RewriteChoice)
-mixed = _answering(steps.mixed, Nothing)
+mixed = _answering(parts.mixed, Nothing)
 losses = _answering(searches.losses, Nothing, name=QUANTIZED)
-estimated = _answering(steps.estimate, Chips)
+estimated = _answering(parts.estimate, Chips)
 searched = _answering(searches.diverge, DivergenceLimits)
 script = _answering(searches.script, ScriptRequest)
-scored = _answering(steps.scores, ScoreRequest)
+scored = _answering(parts.scores, ScoreRequest)
 ran = reporting(_ran, error_of)
 measured = reporting(_measured, error_of_metric)
