@@ -79,16 +79,13 @@ def merge(folder: Path, into: Path) -> None:
 
 
 def _merged(reports: Sequence[Report]) -> Report:
-    """Of shards of one stage. A figure that they do not share is none of all of them."""
+    """Of shards of one stage: their tables have rows of their own, and another figure is none of all of them."""
     first = reports[0]
-    metrics: dict[str, Metric] = {}
-    for name in dict.fromkeys(name for report in reports for name in report.metrics):
-        values = [report.metrics[name] for report in reports if name in report.metrics]
-        rows = [value for value in values if isinstance(value, dict)]
-        if len(rows) == len(values):
-            metrics[name] = {key: row for table in rows for key, row in table.items()}
-        elif all(value == values[0] for value in values):
-            metrics[name] = values[0]
+    tables: dict[str, dict[str, Metric]] = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            if isinstance(value, dict):
+                tables.setdefault(name, {}).update(value)
     ranks = list(Outcome)
     return replace(
         first,
@@ -97,7 +94,7 @@ def _merged(reports: Sequence[Report]) -> Report:
         seconds=sum(report.seconds for report in reports),
         findings=tuple(dict.fromkeys(finding for report in reports for finding in report.findings)),
         artifacts=tuple(artifact for report in reports for artifact in report.artifacts),
-        metrics=metrics,
+        metrics={**tables},
         command=first.command if len(reports) == 1 else session(first.stage),
         run=MERGE,
     )

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from html import escape
 from pathlib import Path
@@ -347,7 +347,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         for finding in report.findings
         if finding.severity is not Severity.ERROR or id(finding) in below
     ]
-    return _rendered(
+    return _render(
         "report.html.j2",
         page,
         style=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
@@ -369,7 +369,7 @@ def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
     icons = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "🔵"}
     worst_first = sorted(reports, key=lambda report: verdict(report) in HARMLESS)
     page = page_of_reports(reports)
-    text = _rendered("summary.md.j2", page, marks=marks, icons=icons, worst_first=worst_first)
+    text = _render("summary.md.j2", page, marks=marks, icons=icons, worst_first=worst_first)
     lines = text.splitlines()
     sizes = list(itertools.accumulate(len(line.encode()) + 1 for line in lines))
     if sizes[-1] > limit:
@@ -402,9 +402,9 @@ def code(text: str) -> str:
 # Templates
 
 
-def _rendered(template: str, page: Page, **more: object) -> str:
-    fields = {name: getattr(page, name) for name in page.__slots__}
-    return environment().get_template(template).render(**fields, **more)
+def _render(template: str, page: Page, **more: object) -> str:
+    shared = {field.name: getattr(page, field.name) for field in fields(page)}
+    return environment().get_template(template).render(**shared, **more)
 
 
 @cache

@@ -96,7 +96,7 @@ def sarif(reports: Sequence[Report]) -> str:
     used = sorted({finding.rule for report in reports for finding in report.findings})
     results: list[object] = []
     notifications: list[tuple[Report, object]] = []
-    for report, finding, fingerprint in _fingerprinted(reports):
+    for report, finding, fingerprint in _fingerprints(reports):
         text = in_words(finding) or finding.rule or report.stage or "–"
         shown = {"level": finding.severity.value, "message": {"text": text}}
         place = finding.place
@@ -157,13 +157,13 @@ def code_quality(reports: Sequence[Report]) -> str:
                 "severity": QUALITY[finding.severity],
                 "location": {"path": visible(finding.place.file), "lines": {"begin": finding.place.line}},
             }
-            for report, finding, fingerprint in _fingerprinted(reports)
+            for report, finding, fingerprint in _fingerprints(reports)
             if finding.place
         ]
     )
 
 
-def _fingerprinted(reports: Iterable[Report]) -> Iterator[tuple[Report, Finding, str]]:
+def _fingerprints(reports: Iterable[Report]) -> Iterator[tuple[Report, Finding, str]]:
     """Each finding with a digest of its own, by which it is known again after other lines have moved it."""
     seen: Counter[tuple[str, ...]] = Counter()
     for report in reports:
