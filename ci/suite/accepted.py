@@ -28,7 +28,6 @@ from ci.suite.suite_file import THRESHOLD_NAMES, Thresholds, accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load, parse
-from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
@@ -87,8 +86,6 @@ class Recorded(Costs):
     """The QNN that compiled it."""
     accuracy: dict[str, float] = Field(default_factory=dict)
     """In a file, each figure is a value of its own."""
-    reason: str = ""
-    """Why a lower top-1 agreement was accepted, or a threshold below what is required."""
     peak_mb: int | None = None
     run_seconds: float | None = None
     refused: tuple[str, ...] = ()
@@ -122,8 +119,8 @@ class Recorded(Costs):
         return {**absent, **values, **self.accuracy}
 
 
-KEPT = ("peak_mb", "run_seconds", "reason")
-"""What is kept when another build compiles the program: time estimates, and the reason."""
+KEPT = ("peak_mb", "run_seconds")
+"""What is kept when another build compiles the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,53 +159,6 @@ class Baseline:
         held = f" and thresholds of {plural(len(thresholds), 'run')}" if thresholds else ""
         sys.stderr.write(f"wrote {plural(len(values), 'program')}{held} to {self.path}\n")
         return updated
-
-    def reasons(
-        self,
-        figures: Mapping[str, Mapping[str, float]],
-        reason: str,
-        again: str,
-        low: Mapping[str, Collection[str]] = {},
-    ) -> dict[str, str]:
-        """The reason to keep of each program of which another one is to be kept than is. A lower top-1
-        agreement needs one, and so does a figure that is in `low`, because its threshold is less than what is
-        required of every program.
-
-        Raises CheckFailed if there is none; `again` is the command that updates."""
-        lost = {
-            name: lost
-            for name, values in figures.items()
-            if (lost := self._lost(name, values, low.get(name, ())))
-        }
-        if lost and not reason:
-            named = "; ".join(
-                f"{name} ({', '.join(f'{figure} {value:g}' for figure, value in values.items())})"
-                for name, values in lost.items()
-            )
-            raise CheckFailed(
-                f"{plural(len(lost), 'program')} with less than is required, or than was agreed to: {named}",
-                fix=Fix("find out why; if you intend it, {} --reason TEXT", again),
-            )
-        better = (
-            name for name, values in figures.items() if not low.get(name) and self._better_top1(name, values)
-        )
-        return dict.fromkeys(better, "") | dict.fromkeys(lost, reason)
-
-    def _lost(self, name: str, figures: Mapping[str, float], low: Collection[str]) -> dict[str, float]:
-        recorded = self.programs.get(name, Recorded())
-        lost = {}
-        for figure, value in figures.items():
-            if figure != "top1" and figure not in low:
-                continue
-            margin = load_tolerances().sqnr_margin_db if figure.endswith("_db") else 0
-            unexplained = not recorded.reason and (value == 0 or figure in low)
-            if unexplained or round(value + margin, 6) < recorded.accuracy.get(figure, value):
-                lost[figure] = value
-        return lost
-
-    def _better_top1(self, name: str, figures: Mapping[str, float]) -> bool:
-        recorded = self.programs.get(name, Recorded())
-        return at_worst("top1", figures.get("top1", 0.0)) > recorded.accuracy.get("top1", 0.0)
 
 
 def load_baseline(suite: Path, profile: str, lane: str) -> Baseline:
@@ -314,20 +264,26 @@ def derived(
     return {name: value for name, value in values.items() if name != "top1" or value}
 
 
-def below_required(thresholds: Mapping[str, float], kind: str) -> list[str]:
-    """Those that need a reason."""
-    required = required_of(kind)
-    return [name for name, least in required.items() if not thresholds.get(name, least) >= least]
-
-
 def low_figures(
-    figures: Mapping[str, float], margin_db: float, demanded: Collection[str] = (), kind: str = ""
+    figures: Mapping[str, float],
+    margin_db: float,
+    kind: str = "",
+    *,
+    demanded: Collection[str] = (),
+    accepted: Mapping[str, float] = {},
 ) -> list[str]:
-    """Those that give a threshold below what is required. Those that the suite demands give none."""
-    names = [name for name in required_of(kind) if name in figures and name not in demanded]
+    """Those that would give a threshold below what is required, and below the accepted one. Those that the
+    suite demands give none."""
+    required = required_of(kind)
+    names = [name for name in required if name in figures and name not in demanded]
     if "slice_sqnr_db" in names and "slice_sqnr_db" not in below_floor(figures, kind):
         names.remove("slice_sqnr_db")
-    return below_required(derived(names, [figures], margin_db), kind)
+    thresholds = derived(names, [figures], margin_db)
+    return [
+        name
+        for name, value in thresholds.items()
+        if not value >= min(required[name], accepted.get(name, math.inf))
+    ]
 
 
 def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:

@@ -113,9 +113,8 @@ def shown_thresholds(program: Program, figures: Mapping[str, float]) -> dict[str
     return dict(accuracy.bounds_of(program.thresholds, figures, program.run.kind))
 
 
-def accepting(program: Program, misses: Sequence[accuracy.Missed], every: Fix) -> str:
-    """What to do about misses that a better program does not cure; empty if there is none. `every` runs the
-    program's run for all its chips."""
+def accepting(program: Program, misses: Sequence[accuracy.Missed]) -> str:
+    """What to do about misses that a better program does not cure; empty if there is none."""
     if demanded := [miss.figure for miss in misses if miss.figure in program.demanded]:
         return f"or change {', '.join(demanded)} of its thresholds in {program.suite}, by hand"
     if absent := [miss.figure for miss in misses if miss.value is None]:
@@ -124,7 +123,7 @@ def accepting(program: Program, misses: Sequence[accuracy.Missed], every: Fix) -
     if accuracy.below_floor(
         {miss.figure: miss.value for miss in misses if miss.value is not None}, program.run.kind
     ):
-        return Fix("if it cannot be better, {}", every.plus("--accept", "--reason", "TEXT"))
+        return f"if it cannot be better, write its thresholds into {program.suite}, by hand"
     return ""
 
 

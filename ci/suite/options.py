@@ -31,20 +31,12 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Accept:
-    """Whether measured values become the expected ones."""
-
-    values: bool = False
-    reason: str = ""
-    """Why one is agreed to that is worse than it should be."""
-
-
-@dataclass(frozen=True, slots=True)
 class StageOptions:
     selection: Selection
     choice: Choice
     work: WorkOptions
-    accept: Accept
+    accept: bool
+    """Whether measured values become the expected ones."""
     list_only: bool
 
 
@@ -67,7 +59,7 @@ def choice_of(args: argparse.Namespace) -> Choice:
 
 def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argparse._ArgumentGroup:
     """Returns the group, so that a stage can add its own flags."""
-    parser.set_defaults(accept=False, reason="")
+    parser.set_defaults(accept=False)
     group = parser.add_argument_group("how")
     valued(group, "--shard", "I/N", "the I-th of N parts of equal length")
     switch(group, "--list", "list the chosen programs and stop")
@@ -75,13 +67,6 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
     add_work(group, "a program")
     if accepts:
         add_accept(group, "SUITE.accepted-PROFILE.json beside the suite, or manifests/accepted")
-        valued(
-            group,
-            "--reason",
-            "TEXT",
-            "why you accept a lost top-1, or less than 10 dB (fp16: 30); kept with the values",
-            default="",
-        )
     return group
 
 
@@ -91,8 +76,7 @@ def add_accept(group: argparse._ActionsContainer, kept: str) -> None:
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
-    accept = Accept(args.accept, args.reason)
-    return StageOptions(host_selection(args), choice_of(args), work_of(args), accept, args.list)
+    return StageOptions(host_selection(args), choice_of(args), work_of(args), args.accept, args.list)
 
 
 def add_work(

@@ -24,14 +24,14 @@ from ci.results import digest_of
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
 from ci.suite.accuracy import METRIC, MetricFigures, below_floor, in_words
 from ci.suite.findings import not_passed, one_a_cause, verdict
-from ci.suite.options import Accept, Choice, shard_named
+from ci.suite.options import Choice, shard_named
 from ci.suite.programs import Program, Suites, with_accepted
 from ci.suite.suite_file import accepted_path
 from ci.work import ChildTask, Home, Outcome, run
 from provisioning.accepted_file import Values
 from provisioning.base import rendering
 from provisioning.base.commands import Fix
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun, require_stage
@@ -112,42 +112,50 @@ def show_list(programs: Sequence[Program]) -> int:
     return 0
 
 
-def accepted(accept: Accept, suites: Suites, plan: L, measured: MeasuredValues, stage: StageRun) -> L:
-    """Write what was measured if it is accepted; returns the plan with what is accepted now. Runs that their
-    suites have no more are dropped.
-
-    Raises CheckFailed, and writes nothing, if what is accepted needs a reason and has none."""
-    if not accept.values:
+def accepted(is_asked: bool, suites: Suites, plan: L, measured: MeasuredValues, stage: StageRun) -> L:
+    """Write what was measured if that is asked for; returns the plan with what is accepted now. Runs that
+    their suites have no more are dropped."""
+    if not is_asked:
         return plan
 
     def again(program: Program) -> Fix:
         return suites.repeat(program, stage.stage, every_chip=True).plus("--accept")
 
     profile, margin_db = plan.selection.profile, load_tolerances().sqnr_margin_db
-    by_suite = {
-        suite: [program for program in plan.programs if program.suite == suite]
-        for suite in dict.fromkeys(program.suite for program in plan.programs)
-    }
-    baselines = {suite: load_baseline(suite, profile, suites.lane) for suite in by_suite}
-    reasons = dict[str, str]()
-    for suite, programs in by_suite.items():
-        figures = _of(programs, measured.figures)
-        low = {
-            program.name: low_figures(figures[program.name], margin_db, program.demanded, program.run.kind)
-            for program in programs
-            if program.name in figures
-        }
-        reasons |= baselines[suite].reasons(figures, accept.reason, stage.command, low)
-    for suite, programs in by_suite.items():
-        fields = {
-            name: {**values, **({"reason": reasons[name]} if name in reasons else {})}
-            for name, values in _of(programs, measured.recorded).items()
-        }
+    _require_enough(plan.programs, measured.figures, margin_db)
+    now = list[Program]()
+    for suite in dict.fromkeys(program.suite for program in plan.programs):
+        programs = [program for program in plan.programs if program.suite == suite]
         all_programs = suites.programs_of(suite, profile=profile)
         thresholds = thresholds_of(all_programs, _of(programs, measured.figures), margin_db, again)
-        baselines[suite].rewritten(fields, thresholds, {program.run_name for program in all_programs})
-    now = [program for programs in by_suite.values() for program in with_accepted(programs)]
+        runs = {program.run_name for program in all_programs}
+        baseline = load_baseline(suite, profile, suites.lane)
+        baseline.rewritten(_of(programs, measured.recorded), thresholds, runs)
+        now += with_accepted(programs)
     return replace(plan, programs=tuple(now))
+
+
+def _require_enough(
+    programs: Sequence[Program], measured: Mapping[str, Mapping[str, float]], margin_db: float
+) -> None:
+    """What is below the limits of all programs is accepted by hand alone."""
+    low = [
+        f"{program.name} ({name} {measured[program.name][name]:g})"
+        for program in programs
+        if program.name in measured
+        for name in low_figures(
+            measured[program.name],
+            margin_db,
+            program.run.kind,
+            demanded=program.demanded,
+            accepted=program.accepted.model_dump(exclude_none=True),
+        )
+    ]
+    if low:
+        raise CheckFailed(
+            f"less than is required of all programs is not accepted: {'; '.join(low)}",
+            fix="find out why; if it cannot be better, write its thresholds into the suite, by hand",
+        )
 
 
 def _of(programs: Sequence[Program], values: Mapping[str, V]) -> dict[str, V]:

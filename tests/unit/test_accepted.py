@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from multiprocessing import Process
 from pathlib import Path
-from typing import ClassVar
 
 import numpy
 import pytest
 
-from ci.lanes.executorch.suite import SHIPPED
-from ci.suite.accepted import Baseline, baseline_in, load_baseline
+from ci.suite.accepted import Baseline, baseline_in
 from ci.suite.accuracy import Among, Pair, compare, rounded
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
-from provisioning.base.errors import CheckFailed, ManifestError
+from provisioning.base.errors import ManifestError
 
 VALUES: Mapping[str, Values] = {
     "net/8a8w/SM8650": {"sqnr_db": 29.5, "top1": 1.0},
@@ -100,8 +98,6 @@ def written(baseline: Baseline, values: Mapping[str, object]) -> Baseline:
 class TestAgreeing:
     """To costs and accuracy, each program with the build that it is of."""
 
-    LOST: ClassVar = {"sqnr_db": 20.0, "top1": 0.0}
-
     def agreed(self, tmp_path: Path, **fields: object) -> Baseline:
         values = {"build_id": "v1", "ddr_read": 100, "accuracy": {"top1": 0.9}, **fields}
         return written(Baseline(tmp_path / "b.json", lane="onnx"), values)
@@ -110,14 +106,9 @@ class TestAgreeing:
         self,
         baseline: Baseline,
         figures: Mapping[str, float],
-        reason: str = "",
-        low: Collection[str] = (),
-        build_id: str = "v1",
     ) -> Baseline:
         """As --accept does it."""
-        reasons = baseline.reasons({NAME: figures}, reason, "again", {NAME: low})
-        values: dict[str, object] = {"build_id": build_id, "accuracy": rounded(figures)}
-        return written(baseline, values | ({"reason": reasons[NAME]} if NAME in reasons else {}))
+        return written(baseline, {"build_id": "v1", "accuracy": rounded(figures)})
 
     def test_every_figure_that_is_measured_is_read_again(self, tmp_path: Path) -> None:
         """An accepted argmax was refused by the next run, which did not know its figure."""
@@ -130,37 +121,6 @@ class TestAgreeing:
         figures = rounded(compare(pairs, pairs))
         agreed = self.accepted(self.agreed(tmp_path), figures)
         assert "reference_choice_agreement" in figures and agreed.programs[NAME].accuracy == figures
-
-    @pytest.mark.parametrize("top1", [0.0, 0.85])
-    def test_a_lost_top1_needs_a_reason(self, tmp_path: Path, top1: float) -> None:
-        baseline = self.agreed(tmp_path)
-        with pytest.raises(CheckFailed, match=NAME) as caught:
-            self.accepted(baseline, {"top1": top1})
-        assert caught.value.fix.endswith("again --reason TEXT")
-
-    def test_the_reason_is_kept_and_asked_for_once(self, tmp_path: Path) -> None:
-        baseline = self.accepted(self.agreed(tmp_path), self.LOST, "two scores are alike")
-        for build in ("v1", "v2"):
-            baseline = self.accepted(baseline, self.LOST, build_id=build)
-        assert baseline.programs[NAME].reason == "two scores are alike"
-        assert self.accepted(baseline, {"top1": 1.0}).programs[NAME].reason == ""
-
-    def test_the_reason_of_a_share_with_endless_digits_stays(self, tmp_path: Path) -> None:
-        baseline = self.accepted(self.agreed(tmp_path), {"top1": 1 / 3}, "two scores are alike")
-        assert self.accepted(baseline, {"top1": 1 / 3}).programs[NAME].reason == "two scores are alike"
-
-    def test_a_share_that_an_older_baseline_rounded_up_is_not_lost(self, tmp_path: Path) -> None:
-        older = self.agreed(tmp_path, accuracy={"top1": 0.666667})
-        assert older.reasons({NAME: {"top1": 2 / 3}}, "", "again") == {}
-
-    def low(self, baseline: Baseline, reason: str = "", sqnr_db: float = 7.5) -> Baseline:
-        return self.accepted(baseline, {"sqnr_db": sqnr_db, "top1": 0.95}, reason, ["sqnr_db"])
-
-    def test_a_threshold_below_what_is_required_needs_a_reason(self, tmp_path: Path) -> None:
-        baseline = self.agreed(tmp_path)
-        with pytest.raises(CheckFailed, match=NAME) as caught:
-            self.low(baseline)
-        assert caught.value.fix.endswith("again --reason TEXT")
 
     def test_what_another_build_gave_does_not_stay_beside_what_this_one_gives(self, tmp_path: Path) -> None:
         changed = written(self.agreed(tmp_path, peak_mb=7), {"build_id": "v2", "ddr_read": 5})
@@ -180,14 +140,3 @@ class TestAgreeing:
         with pytest.raises(ManifestError) as caught:
             baseline_in(load_accepted(baseline.path), "onnx")
         assert caught.value.key == f"onnx/{NAME}.ddr_raed"
-
-    @pytest.mark.parametrize("lane", ["executorch", "onnx"])
-    def test_every_lost_top1_and_low_figure_of_ours_has_its_reason(self, lane: str) -> None:
-        programs = load_baseline(SHIPPED, "wheels", lane).programs
-        lost = [
-            program
-            for program in programs.values()
-            if program.accuracy.get("top1") == 0 or program.accuracy.get("sqnr_db", 99) < 10
-        ]
-        assert lost or lane == "onnx"
-        assert all(loss.reason for loss in lost) and all(program.build_id for program in programs.values())

@@ -77,7 +77,7 @@ def test_the_command_that_is_printed_accepts_the_run_and_nothing_is_accepted_bef
     (command,) = (line for line in capsys.readouterr().out.splitlines() if "--accept" in line)
     _, _, typed = command.partition("test_emulator ")
     options = stage_options(parsed(VERBS["test_emulator"], typed.removeprefix("-- ").split()))
-    assert options.accept.values and options.choice.suites == (suite,)
+    assert options.accept and options.choice.suites == (suite,)
     assert SUITES.choose([program], words=options.choice.words) == [program]
 
 

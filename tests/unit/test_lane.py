@@ -19,7 +19,7 @@ from ci.model_commands.compile import compile_model
 from ci.one_model.model import ModelLane, OneModel
 from ci.one_model.product import History, Product, each_product
 from ci.outcome import Result
-from ci.suite.options import Accept, Choice, StageOptions
+from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import run_cached_step
 from ci.suite.suite_file import Thresholds
@@ -79,7 +79,7 @@ SUITE = "schema = 2\n" + "".join(
 
 def toys(
     folder: Path,
-    accept: Accept | None = None,
+    accept: bool = False,
     listed: bool = False,
     work: WorkOptions = WorkOptions(jobs=1),  # noqa: B008
     more: Mapping[str, Any] = MappingProxyType({}),
@@ -90,7 +90,7 @@ def toys(
         suite.write_text(SUITE)
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder / "reports")
     chosen = Choice(suites=(suite,), **choice)
-    ended = run(StageOptions(selection, chosen, work, accept or Accept(), listed), more)
+    ended = run(StageOptions(selection, chosen, work, accept, listed), more)
     rows = {} if listed else Report.read(folder / "reports/test_toy.json").metrics["programs"]
     assert isinstance(rows, dict)
     return ended, {name.partition("/")[0]: row for name, row in rows.items()}
@@ -135,8 +135,7 @@ def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
-    both = Accept(values=True)
-    assert toys(tmp_path, both, words=("net2 or net3",))[0] == 0
+    assert toys(tmp_path, True, words=("net2 or net3",))[0] == 0
     programs = SUITES.programs_of(tmp_path / "toy.toml")
     assert [program.accepted.sqnr_db for program in programs] == [19.0, 29.0, None, None]
     assert (tmp_path / "toy.toml").read_text() == SUITE

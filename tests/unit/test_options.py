@@ -24,7 +24,7 @@ from ci.one_model.model import (
     model_to_compile,
     one_model_of,
 )
-from ci.suite.options import Accept, Choice, stage_options
+from ci.suite.options import Choice, stage_options
 from ci.suite.suite_file import precision_text, read_precision
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import ManifestError, UsageError
@@ -43,7 +43,7 @@ COMMANDS: list[tuple[Any, list[str]]] = [
 def test_a_stage_without_flags_chooses_all_and_writes_nothing(verb: Any) -> None:
     options = stage_options(parsed(verb))
     assert options.choice == Choice() and options.work == WorkOptions(TIMEOUT)
-    assert options.accept == Accept() and not options.list_only
+    assert not options.accept and not options.list_only
 
 
 def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
@@ -51,11 +51,10 @@ def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
     suite.touch()
     choice = ["--suite", suite, "--tag", "pr", "-k", "8a8w", "--shard", "1/2"]
     how = ["--jobs", 3, "--timeout", 7, "--no-cache", "--why"]
-    accept = ["--accept", "--reason", "new weights"]
-    options = stage_options(parsed(EMULATION, *choice, *how, *accept, "--list"))
+    options = stage_options(parsed(EMULATION, *choice, *how, "--accept", "--list"))
     assert options.choice == Choice((suite,), ("pr",), ("8a8w",), "1/2")
     assert options.work == WorkOptions(7, 3, cache=False, why=True)
-    assert options.accept == Accept(values=True, reason="new weights") and options.list_only
+    assert options.accept and options.list_only
 
 
 @pytest.mark.parametrize("words", [["--suite", "missing.toml"], ["--target", "aarch64-android"]])

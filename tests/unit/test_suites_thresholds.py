@@ -103,7 +103,10 @@ class TestDerived:
             ({"sqnr_db": math.nan, "agreement": 1.0}, ["sqnr_db"]),
         ):
             assert low_figures(measured, 1.0) == low
-            assert low_figures(measured, 1.0, ["sqnr_db", "agreement"]) == []
+            assert low_figures(measured, 1.0, demanded=["sqnr_db", "agreement"]) == []
+            assert low_figures(measured, 1.0, accepted=dict.fromkeys(measured, 0.0)) == [
+                name for name in low if math.isnan(measured[name])
+            ]
 
 
 FRACTIONS = sorted({Fraction(k, n) for n in range(2, 76) for k in range(1, n)})

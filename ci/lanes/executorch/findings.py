@@ -354,10 +354,9 @@ def findings_of(
     if not misses:
         return []
     commands = (SUITES.repeat(program, "divergence"), SUITES.repeat(program, "quantize").plus("--where"))
-    every = SUITES.repeat(program, "test_emulator", every_chip=True)
     causes = causes_of(program, compiled, record.slices, figures, build_id)
     cure = accuracy_fix(misses, figures, *commands, causes=causes)
-    fixes = [Fix("{}; then {}", cure, again), accepting(program, misses, every)]
+    fixes = [Fix("{}; then {}", cure, again), accepting(program, misses)]
     message = accuracy_message(misses, figures, causes, record.each_db)
     return [wrong("accuracy", message, joined(fixes), causes.place)]
 

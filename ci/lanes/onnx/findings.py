@@ -109,7 +109,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         where = _command(program, "quantize", "--where")
         otherwise = "raise the precision or calibrate with more samples"
         cure = accuracy_fix(misses, near, divergence, where, otherwise, causes)
-        fixes = [cure, accepting(program, misses, every)]
+        fixes = [cure, accepting(program, misses)]
         message = accuracy_message(misses, near, causes, context.each_db)
         agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
         if not agreed and Evidence(program.run.kind, used).provisional(near):

@@ -301,7 +301,7 @@ def run(options: StageOptions) -> int:
     with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
         plan = plan_of(chosen_programs(options.choice, selection), selection, options.work)
-        results = compile_programs(plan, new_baseline=accept.values)
+        results = compile_programs(plan, new_baseline=accept)
         plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
         verdicts = {program.name: verdict_of(program, results[program.name]) for program in plan.programs}
         report(stage, SUITES, plan, verdicts, {COMPILED: results})
