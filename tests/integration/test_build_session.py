@@ -1,26 +1,20 @@
-"""The builds as they are typed: through nox, with variables of the user's own or with nothing at all."""
+"""The builds as they are typed: through nox, with nothing there."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-
-import pytest
 
 from provisioning.base.settings import OFFICIAL_PROFILE, ROOT
 from provisioning.components import COMPONENT_VARIABLES
-from tests.support.miniature_executorch import make_sdk, make_tree
 from tests.support.scripts import locked_environment
-from tests.support.stand_in_ndk import make_ndk
 
 STEERING = (*COMPONENT_VARIABLES.values(), "ANDROID_NDK", "ANDROID_NDK_HOME", "QNN_CI_PROFILE", "QNN_CI_SOC")
 
 
-def nox(folder: Path, *words: str | Path, environ: Mapping[str, Path]) -> subprocess.CompletedProcess[str]:
+def nox(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """With this Python for every session, as in our images."""
     for lock in ROOT.glob("manifests/locks/*.txt"):
         locked_environment(folder / "environments", lock.stem)
@@ -28,7 +22,6 @@ def nox(folder: Path, *words: str | Path, environ: Mapping[str, Path]) -> subpro
         "QNN_CI_ENVIRONMENTS": folder / "environments",
         "QNN_CI_STORE": folder / "store",
         "QNN_CI_REPORTS": folder / "reports",
-        **environ,
     }
     kept = {name: value for name, value in os.environ.items() if name not in STEERING}
     return subprocess.run(
@@ -42,26 +35,10 @@ def nox(folder: Path, *words: str | Path, environ: Mapping[str, Path]) -> subpro
     )
 
 
-@pytest.mark.whole
-@pytest.mark.needs("clang++", "ld.lld")
-def test_android_is_built_with_what_variables_name(tmp_path: Path) -> None:
-    """The default profile has no NDK: the user's own serves all the same."""
-    own = {
-        "EXECUTORCH_ROOT": make_tree(tmp_path),
-        "QNN_SDK_ROOT": make_sdk(tmp_path / "sdk"),
-        "ANDROID_NDK_ROOT": make_ndk(tmp_path / "ndk"),
-    }
-    places = ("--build-dir", tmp_path / "build", "--output", tmp_path / "dist")
-    done = nox(tmp_path, "build_android", "--", *places, environ=own)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "reports" / "build_android.json").read_text(encoding="utf-8"))
-    assert (report["outcome"], report["profile"]) == ("pass", "wheels")
-
-
 def test_with_nothing_there_all_that_lacks_is_reported_at_once_with_the_command_that_brings_it(
     tmp_path: Path,
 ) -> None:
-    done = nox(tmp_path, "build_android", "validate", environ={})
+    done = nox(tmp_path, "build_android", "validate")
     printed = done.stdout + done.stderr
     assert "named by QNN_SDK_ROOT, ANDROID_NDK_ROOT and EXECUTORCH_ROOT" in printed
     components = "--component qnn-sdk --component android-ndk --component executorch-source"
