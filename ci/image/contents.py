@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -223,28 +222,16 @@ def fetch_packages(names: Sequence[str], engine: Engine, base: str, folder: Path
     environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
     snapshot = re.search(r"^# snapshot: (\d{8}T\d{6}Z)$", lock, re.MULTILINE)
     environment |= {"SNAPSHOT": snapshot[1] if snapshot else ""} if lock else {"FROM_NOTHING": "yes"}
-    inputs = {"/run/fetch-packages": DOCKER / "fetch-packages"}
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
-        if lock:
-            inputs["/run/apt/pins"] = pins = Path(scratch) / "pins"
-            # For apt: this version, unless the base has a newer one.
-            pins.write_text(
-                "\n".join(
-                    f"Package: {name}\nPin: version {version}\nPin-Priority: 999\n"
-                    for name, version in re.findall(r"^([^#\s]\S*) (\S+) \w+$", lock, re.MULTILINE)
-                ),
-                encoding="utf-8",
-            )
-        job = ContainerCommand(
-            base,
-            ["sh", "/run/fetch-packages", "/packages", *names],
-            user="0:0",
-            inputs=inputs,
-            outputs={"/packages": folder},
-            environment=environment,
-            network="host",
-        )
-        done = engine.run(job)
+    job = ContainerCommand(
+        base,
+        ["sh", "/run/fetch-packages", "/packages", *names],
+        user="0:0",
+        inputs={"/run/fetch-packages": DOCKER / "fetch-packages"},
+        outputs={"/packages": folder},
+        environment=environment,
+        network="host",
+    )
+    done = engine.run(job)
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
         message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.returncode}"

@@ -79,7 +79,7 @@ def merge(folder: Path, into: Path) -> None:
 
 
 def _merged(reports: Sequence[Report]) -> Report:
-    """Of shards of one stage: their tables have rows of their own, and another figure is none of all of them."""
+    """Of shards of one stage: each has rows of its own in the tables. No other figure is one of all."""
     first = reports[0]
     tables: dict[str, dict[str, Metric]] = {}
     for report in reports:
