@@ -50,7 +50,8 @@ def placeholder(program: Program, figures: Mapping[str, float], again: str) -> I
 def factory_notes(program: Program, notes: Iterable[Sequence[str]], again: str) -> Iterator[Finding]:
     """For the author of a factory (`ModelWithInputs.notes`), each a rule and a message."""
     for rule, message in notes:
-        yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, again)
+        fix = Fix("change what the factory returns; then {}", again)
+        yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, fix)
 
 
 def not_passed(programs: Iterable[Program], results: Mapping[str, Result]) -> Iterator[Finding]:

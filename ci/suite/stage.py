@@ -217,6 +217,7 @@ def report(
     `verdicts`: what it needs has failed."""
     rows: dict[str, Metric] = {}
     failed = 0
+    stage.suite_of = {program.name: program.suite for program in plan.programs}
     for program in plan.programs:
         if own := verdicts.get(program.name):
             findings = one_a_cause([*own.findings])

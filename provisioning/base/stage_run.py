@@ -43,9 +43,11 @@ class Places:
     tops: Sequence[Path]
     """The user's repositories: of the folder where they typed, of the suites, of ExecuTorch's tree."""
     suites: Sequence[Path]
+    suite_of: Mapping[str, Path] = field(default_factory=dict)
+    """By subject: the suite that it is of. Two suites may have a case of one name."""
 
     @classmethod
-    def of(cls, command: str = "") -> Places:
+    def of(cls, command: str = "", suite_of: Mapping[str, Path] | None = None) -> Places:
         """`command` is what was typed, and names the suites, or ExecuTorch's tree."""
         folder, suites = Parser.user_folder(), [*_named("--suite", command)]
         trees = [*_named("--executorch", command)]
@@ -53,7 +55,8 @@ class Places:
         inside = (*suites, *(tree / "file" for tree in trees), folder / "file")
         tops = list(dict.fromkeys(map(repository_of, inside)))
         # A model's line is relative to its repository.
-        return cls([*tops, folder, *(suite.parent for suite in suites)], tops, suites)
+        folders = [*tops, folder, *(suite.parent for suite in suites)]
+        return cls(folders, tops, suites, suite_of or {})
 
     def located(self, finding: Finding) -> Finding:
         """The finding with a place that is in the user's repository, or without any."""
@@ -65,7 +68,8 @@ class Places:
             for folder in self.folders if place else ():
                 yield place and self._in_repository(folder / place.file, place)
         case = finding.subject.partition("/")[0]
-        for suite in self.suites:
+        own = self.suite_of.get(finding.subject)
+        for suite in [own] if own else self.suites:
             if line := line_of(("case", case), suite):
                 yield self._in_repository(suite, Place("", line))
         for suite in self.suites:
@@ -104,6 +108,8 @@ class StageRun:
     findings: list[Finding] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list)
     metrics: dict[str, Metric] = field(default_factory=dict)
+    suite_of: dict[str, Path] = field(default_factory=dict)
+    """By program: the suite that it is of."""
     started: str = field(default_factory=utc_now)
     _clock: float = field(default_factory=time.monotonic)
 
@@ -150,7 +156,7 @@ class StageRun:
         self, outcome: Outcome | None = None, *, strict: bool = False, provisional: bool = False
     ) -> Report:
         """A provisional report is written in case that none follows: it is in no answer."""
-        places = Places.of(self.command)
+        places = Places.of(self.command, self.suite_of)
         report = Report(
             stage=self.stage,
             profile=self.profile,

@@ -21,7 +21,7 @@ from ci.report.summary import command, github_annotations, worst
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
 from provisioning.base.rendering import DID_NOT_RUN, console
-from provisioning.base.stage_run import Places
+from provisioning.base.stage_run import Places, StageRun
 from tests.support.program_reports import report_of
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -271,6 +271,22 @@ def test_every_rendering_for_a_machine_has_the_place() -> None:
     result = json.loads(sarif([report]))["runs"][0]["results"][0]
     assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 15, "startColumn": 9}
     assert "file=" not in github_annotations([at("nowhere")])
+
+
+def test_of_two_suites_with_a_case_of_one_name_each_has_its_own_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, before in (("one.toml", ""), ("two.toml", "\n\n")):
+        (tmp_path / name).write_text(f"schema = 2{before}\n[case.net]\n")
+    typed = "qnn-ci test_lowering --suite one.toml --suite two.toml"
+    stage = StageRun("test_lowering", "wheels", "x86_64-linux", typed)
+    stage.suite_of = {"net/fp16/SM8650": tmp_path / "one.toml", "net/8a8w/SM8650": tmp_path / "two.toml"}
+    for name in stage.suite_of:
+        stage.add("a-rule", ERROR, name, "message")
+    places = [str(finding.place) for finding in stage.finish(provisional=True).findings]
+    assert places == ["one.toml:2", "two.toml:4"]
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["own repository", "beside the toolkit"])
