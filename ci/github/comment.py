@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -79,18 +79,8 @@ class Ended:
         return self.number, self.attempt
 
 
-class GitHubCalls(Protocol):
-    """GitHub's API for one repository."""
-
-    def __call__(
-        self, method: str, path: str, body: Mapping[str, str] | None = None, **query: str | int
-    ) -> Any: ...
-
-    def download(self, path: str) -> bytes: ...
-
-
 class Api:
-    """The same by HTTP."""
+    """GitHub's API for one repository."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         import requests
@@ -166,7 +156,7 @@ def changes(environ: Mapping[str, str]) -> int:
     return 0
 
 
-def comment(environ: Mapping[str, str], api: GitHubCalls | None = None) -> int:
+def comment(environ: Mapping[str, str], api: Api | None = None) -> int:
     """Read GITHUB_EVENT_PATH, the event `workflow_run`, and GH_TOKEN, which may write comments."""
     ended = ended_of(environ)
     if ended is None:
@@ -225,7 +215,7 @@ def ended_of(environ: Mapping[str, str]) -> Ended | None:
         raise UsageError(f"GITHUB_EVENT_PATH: no event of a run that has ended ({error!r})") from error
 
 
-def pulls_of(ended: Ended, api: GitHubCalls) -> Iterator[Any]:
+def pulls_of(ended: Ended, api: Api) -> Iterator[Any]:
     """Those that the event names; else the open ones of the fork's branch."""
     if ended.pulls:
         yield from (api("GET", f"pulls/{number}") for number in ended.pulls)
@@ -240,7 +230,7 @@ def is_of(ended: Ended, pull: Any) -> bool:
     return bool(at and pull["state"] == "open")
 
 
-def uploaded(ended: Ended, api: GitHubCalls) -> Changes | None:
+def uploaded(ended: Ended, api: Api) -> Changes | None:
     """What the run says; None if it says nothing. Raises CheckFailed for anything but our own form."""
     newest: dict[str, int] = {}
     for row in pages(f"actions/runs/{ended.run}/artifacts", api, "artifacts"):
@@ -338,7 +328,7 @@ def summary_of(changes: Changes) -> str:
     return f"{sentence} {alone}" if changes.not_compared else sentence
 
 
-def write(pull: int, ended: Ended, text: str, api: GitHubCalls, *, begin: bool) -> None:
+def write(pull: int, ended: Ended, text: str, api: Api, *, begin: bool) -> None:
     """Write the comment, unless a later run has; `begin` one where there is none. comment.yml lets one run of
     a pull request write at a time."""
     newest = max(ours(pull, api), default=None)
@@ -355,7 +345,7 @@ def write(pull: int, ended: Ended, text: str, api: GitHubCalls, *, begin: bool) 
         sys.stdout.write(f"the comment {number} of #{pull} is of a later run, {age[0]}: it stays\n")
 
 
-def ours(pull: int, api: GitHubCalls) -> Sequence[tuple[tuple[int, int], int]]:
+def ours(pull: int, api: Api) -> Sequence[tuple[tuple[int, int], int]]:
     """The age of the run that wrote it, and the comment's number."""
     found = []
     for row in pages(f"issues/{pull}/comments", api):
@@ -365,7 +355,7 @@ def ours(pull: int, api: GitHubCalls) -> Sequence[tuple[tuple[int, int], int]]:
     return found
 
 
-def pages(path: str, api: GitHubCalls, key: str = "") -> Iterator[Any]:
+def pages(path: str, api: Api, key: str = "") -> Iterator[Any]:
     """The rows of all pages of a list, which is below `key` of each answer."""
     for page in range(1, MOST_PAGES + 1):
         answer = api("GET", path, per_page=100, page=page)

@@ -34,7 +34,7 @@ REPOSITORY, FORK = 11, 22
 
 
 @dataclass
-class GitHub:
+class GitHub(comment.Api):
     """What GitHub has of one repository, for the job that comments."""
 
     pulls: dict[int, dict[str, Any]] = field(default_factory=dict)
