@@ -47,7 +47,6 @@ class AuditRow:
     delegates: int
     ddr: Traffic
     kept_on_cpu: KeptNodes | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,6 @@ def as_text(rows: AuditRows) -> Iterator[str]:
     lines += [(title, *(costs.get(scheme, {}).get(title, "") for scheme in rows)) for title in titles]
     yield from aligned(lines)
     yield from _on_cpu(compiled)
-    for scheme, compiled_row in compiled.items():
-        yield from (f"{scheme}: {warning}" for warning in compiled_row.warnings)
     errors: dict[tuple[str, str], list[str]] = {}
     for scheme, row in rows.items():
         if isinstance(row, NoProgram):

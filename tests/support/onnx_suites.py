@@ -71,7 +71,7 @@ CONTEXT = CompiledContext(
     peak=5 << 20,
 )
 USED = InputsUsed(2, 32)
-PREPARED = PreparedModel(model="model.onnx", used=USED, build_id=BUILD_ID, inputs=())
+PREPARED = PreparedModel(model="model.onnx", used=USED, inputs=())
 QUANTIZED = QuantizedModel(model="model_qdq.onnx", calibrated_by=32)
 
 

@@ -86,7 +86,6 @@ class PreparedModel:
 
     model: str
     used: InputsUsed
-    build_id: str
     inputs: tuple[str, ...]
     notes: tuple[tuple[str, str], ...] = ()
     modules: tuple[str, ...] = ()

@@ -287,7 +287,6 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
     return PreparedModel(
         model=str(model),
         used=used,
-        build_id=installed_build(),
         inputs=tuple(str(tensor) for tensor in signature.inputs),
         notes=tuple(notes),
         modules=tuple(modules_in(order.search_path)),

@@ -120,10 +120,10 @@ def accepted_file(suite: str, profile: str) -> Path:
     return DIRECTORY / suite / f"accepted-{profile}.json"
 
 
-def load_tests(suite: str, profile: str, soc: str, path: Path | None = None) -> AcceptedTests:
+def load_tests(suite: str, profile: str, soc: str) -> AcceptedTests:
     """Without a file every test is expected to pass."""
-    path = path or accepted_file(suite, profile)
-    return tests_in(load_accepted(path, "remove it; --accept writes it again"), suite, profile, soc)
+    file = load_accepted(accepted_file(suite, profile), "remove it; --accept writes it again")
+    return tests_in(file, suite, profile, soc)
 
 
 def tests_in(file: Accepted, suite: str, profile: str, soc: str) -> AcceptedTests:
