@@ -1,4 +1,4 @@
-"""shared-moving-average: The default observer clips values that are written into a tensor
+"""shared-moving-average: ExecuTorch's default observer clips values that are written into a tensor
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math
