@@ -10,7 +10,6 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Protocol
 
-import numpy
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -258,7 +257,7 @@ class OnnxGraph(Graph):
         return {self.node_of(tensor): array for tensor, array in errors.items()}
 
     def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterator[Sequence[Array]]:
-        nothing = {f"{ERROR}{tensor}": numpy.zeros_like(array) for tensor, array in self._first.items()}
+        nothing = {f"{ERROR}{tensor}": np.zeros_like(array) for tensor, array in self._first.items()}
         path = self.saved(_with_errors(self.model, self._first), "disturbed.onnx")
         inputs = (
             {**self.fed()[0], **nothing, **{f"{ERROR}{self.tensors[name]}": row[name] for name in row}}
@@ -371,7 +370,7 @@ def _source_of(model: onnx.ModelProto, inputs: Mapping[str, Array], options: Map
         # An exporter writes the user's paths there.
         node.ClearField("metadata_props")
         node.ClearField("doc_string")
-    content = numpy.frombuffer(model.SerializeToString(), "uint8")
+    content = np.frombuffer(model.SerializeToString(), "uint8")
     small = [tensor for tensor in model.graph.initializer if math.prod(tensor.dims) <= FEW]
     model.graph.ClearField("initializer")
     model.graph.initializer.extend(small)
