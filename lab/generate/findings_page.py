@@ -54,7 +54,7 @@ emulator is wrong. If outputs are wrong, QNN and the runtime print no message ab
 | **SQNR …**, **Result …**, **Measured** | the script's output: first models with the fault, then without |
 | SQNR | [how exact](accuracy.md#what-is-a-good-sqnr) outputs are: 40 dB is an error of 1 %, 20 dB of 10 % |
 | **Fix** | what to write instead; a figure in dB is the SQNR that we measured with this fix |
-| **See it** | a command that shows the fault, if your versions have it; `net.py:model` and `model.onnx` are your model |
+| **See it** | shows the fault if your versions have it; `net.py:model` and `model.onnx` are your model |
 | **Script** | a short program that shows the fault: [how to run it](#is-each-fault-still-there) |
 """
 
@@ -76,7 +76,7 @@ The last line of its output is a word and the figures:
 | --- | --- | --- |
 | `still` | your versions have the fault | 1 |
 | `gone` | your versions do not have it | 0 |
-| `changed` | neither: some of the wrong models are correct now, but not all, or a correct model is wrong now | 2 |
+| `changed` | neither: only some of the wrong models are correct now, or a correct model is wrong now | 2 |
 
 In a clone, `nox -s lab -- faults` runs all scripts. It passes if each prints `still` and the figures of this
 page. With `--accept`, it writes new figures. With `--close`, it ends the version range of a fault that is
