@@ -19,10 +19,6 @@ AS_PT2 = (
     "export it with these inputs, which takes them apart:"
     ' torch.export.save(torch.export.export(model, inputs), "net.pt2"); then compile net.pt2'
 )
-AS_PT2_WITH_KEYWORDS = (
-    "return the model and a tuple, in the order of forward's arguments; or export it:"
-    ' torch.export.save(torch.export.export(model, args, kwargs), "net.pt2"); then compile net.pt2'
-)
 AS_PT2_BY_NAME = AS_PT2.replace("(model, inputs)", "(model, (), inputs)")
 ON_CPU = "`return model.cpu(), tuple(x.cpu() for x in inputs)`"
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
@@ -76,19 +72,10 @@ def without_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
 def not_a_function(dotted: str, value: Any) -> BadFactory:
     """Of what a module has under the name of a factory."""
     _, _, name = dotted.partition(":")
-    expression, model = name, value
-    if isinstance(value, list | tuple) and value and not isinstance(value[0], type):
-        expression, model = f"{name}[0]", value[0]
-    elif isinstance(value, Mapping) and value:
-        key, model = next(iter(value.items()))
-        expression = f"{name}[{key!r}]"
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(model, nn.Module):
-        returned, hint = name, ""
-    elif isinstance(model, nn.Module):
-        names = _inputs_of(model.forward)
-        returned, hint = f"{expression}, {_tuple(names)}", f" {_tensors_like(names)}"
-    else:
-        returned, hint = "model, (x,)", " with a model and its inputs"
+    returned, hint = "model, (x,)", " with a model and its inputs"
+    if isinstance(value, nn.Module):
+        names = _inputs_of(value.forward)
+        returned, hint = f"{name}, {_tuple(names)}", f" {_tensors_like(names)}"
     kind = "nothing of that name" if value is None else f"a {type(value).__name__}"
     return BadFactory(
         f"{dotted}: expected a function that returns the model, found {kind}",
@@ -126,19 +113,11 @@ def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -
 
 def not_the_model(dotted: str, product: Any) -> BadFactory:
     """Of what a factory returned."""
-    wanted = "a pair of an nn.Module and its inputs"
-    if isinstance(product, tuple) and len(product) == 3 and isinstance(product[2], Mapping):
-        return BadFactory(f"{dotted}: expected {wanted}, found keyword arguments too", AS_PT2_WITH_KEYWORDS)
     kind = f"a {type(product).__name__}"
-    if isinstance(product, tuple) and len(product) == 2:
-        kind = f"a {type(product[0]).__name__} for the module"
-    elif isinstance(product, tuple):
-        kind = f"a tuple of {len(product)}"
-    weights = product[0] if isinstance(product, tuple) and product else product
-    line = RETURN
-    if isinstance(weights, Mapping):
-        line = "`model.load_state_dict(weights); return model, (x,)`"
-    return BadFactory(f"{dotted}: expected {wanted}, found {kind}", line)
+    if isinstance(product, tuple):
+        kind = f"({', '.join(type(part).__name__ for part in product)})"
+    wanted = "a pair of an nn.Module and its inputs"
+    return BadFactory(f"{dotted}: expected {wanted}, found {kind}", RETURN)
 
 
 def require_on_cpu(dotted: str, tensors: Mapping[str, Tensor]) -> None:
@@ -154,12 +133,8 @@ def not_tensors(inputs: Any) -> BadFactory:
     if isinstance(inputs, Mapping):
         # Their order may not be that of the model's arguments.
         return BadFactory(f"{expected}, found a dict: a program has no names", AS_PT2_BY_NAME)
-    if isinstance(inputs, Tensor):
-        return BadFactory(f"{expected}, found a tensor", RETURN)
-    if not isinstance(inputs, tuple | list):
+    if not isinstance(inputs, tuple | list) or not inputs:
         return BadFactory(f"{expected}, found {_kind(inputs)}", _as_tensor(inputs) or RETURN)
-    if not inputs:
-        return BadFactory(f"{expected}, found none", RETURN)
     number = next(number for number, value in enumerate(inputs) if not isinstance(value, Tensor))
     message = f"input {number}: expected a tensor, found {_kind(inputs[number])}"
     return BadFactory(message, _as_tensor(inputs[number]) or AS_PT2)
@@ -167,7 +142,8 @@ def not_tensors(inputs: Any) -> BadFactory:
 
 def _as_tensor(value: Any) -> str:
     """The line that makes a tensor of an array; empty if it is none."""
-    return "`return model, (torch.from_numpy(array),)`" if hasattr(value, "__array__") else ""
+    is_array = hasattr(value, "__array__") and not isinstance(value, Tensor)
+    return "`return model, (torch.from_numpy(array),)`" if is_array else ""
 
 
 def _kind(value: Any) -> str:

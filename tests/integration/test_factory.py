@@ -149,7 +149,6 @@ x, net = torch.ones(1, 2), torch.nn.Linear(2, 2).eval()
 def script():
     with warnings.catch_warnings(action="ignore"):
         return torch.jit.trace(net, x), (x,)
-def keywords(): return net, (), {"input": x}
 def bare(): return net, x
 def fields(): return Fields().eval(), (x,)
 """
@@ -159,7 +158,6 @@ def fields(): return Fields().eval(), (x,)
     ("name", "line"),
     [
         ("script", "nn.Module"),
-        ("keywords", "torch.export.export(model, args, kwargs)"),
         ("bare", "return model, (x,)"),
         ("fields", "return out.logits, out.hidden"),
     ],

@@ -47,9 +47,6 @@ FACTORIES = {
     "Wide": ("", ["Wide", "width"], "{}"),
     "wide": ("def wide(width): return Wide(width), (x,)", ["wide", "width"], "{}"),
     "module": ("module = Net()", ["module", "Net"], "{}"),
-    "listed": ("listed = [Net()]", ["listed", "list"], "{}"),
-    "named": ("named = {'small': Net()}", ["named", "dict"], "{}"),
-    "pair": ("pair = (Net(), (x,))", ["pair", "tuple"], "{}"),
     "nothing": ("def nothing(): Net()", ["nothing", "None"], "def nothing():\n    model = Net()\n    {}"),
     "state": ("def state(): return weights", ["state"], "def state():\n    model = Net()\n    {}"),
     "numpys": (
@@ -63,7 +60,7 @@ FACTORIES = {
         ["input 0", "ndarray"],
         "def drawn():\n    model = Net()\n    {}",
     ),
-    "empty": ("def empty(): return Net(), ()", ["none"], "def empty():\n    model = Net()\n    {}"),
+    "empty": ("def empty(): return Net(), ()", ["tuple"], "def empty():\n    model = Net()\n    {}"),
 }
 
 
