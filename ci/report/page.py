@@ -193,7 +193,7 @@ def _part(row: Row) -> ShownFigure:
     ]
     if more := len(operators) - len(listed):
         listed.append(f"and {plural(more, 'kind')} more")
-    return ShownFigure(f"{where.upper()} {count}", ", ".join(listed), good=where != "cpu")
+    return ShownFigure(f"{where.upper()}: {count}", ", ".join(listed), good=where != "cpu")
 
 
 def _accuracy(row: Row) -> Iterator[ShownFigure]:
