@@ -180,7 +180,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
     path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
     inferences = model.inferences
-    with disk_errors(ELSEWHERE), writing_into(output.absolute()) as (new, publish):
+    with disk_errors(ELSEWHERE), writing_into(output.absolute(), model.selection.store) as (new, publish):
         require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
         shutil.copyfile(rewritten.model, new / path.name)
         (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")

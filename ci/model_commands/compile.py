@@ -56,7 +56,7 @@ def compile_model(
         programs = lane.programs_of(model)
         addition = addition_of(model, suite) if suite else None
         output = model.output.absolute()
-        with disk_errors(ELSEWHERE), writing_into(output) as (new, publish):
+        with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
             compiled = lane.products_of(model, programs)
             products = [product for product in compiled if isinstance(product, Product)]
             if len(products) == len(compiled):

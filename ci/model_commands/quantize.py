@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     output = model.output.absolute()
 
     def work(report: ModelReport) -> int:
-        with disk_errors(ELSEWHERE), writing_into(output) as (new, publish):
+        with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
             products = lane.quantized(model)
             write_products(products, model, new, publish, report, History())
         return judged(products, report)

@@ -133,7 +133,7 @@ def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -
     precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
     name = f"{stem}{PRECISION_SUFFIX}"
     text = precision_text(model.lane.suites.lane, precision, nodes, comment)
-    with disk_errors(ELSEWHERE), writing_into(folder) as (scratch, publish):
+    with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
         require_own([folder / name], model.typed)
         (scratch / name).write_text(text, encoding="utf-8")
         files = publish([scratch / name])

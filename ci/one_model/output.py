@@ -1,9 +1,10 @@
-"""The folder that a command writes to: all files appear at once. What `run` writes there, and compares with
-the outputs of another program."""
+"""The folder that a command writes to: all files appear at once, and one process writes at a time. What `run`
+writes there, and compares with the outputs of another program."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
 
 from ci.suite.accuracy import Pair, Unusable, compare, in_words, missed
 from ci.suite.suite_file import Thresholds
@@ -30,23 +33,43 @@ Publish = Callable[[Sequence[Path]], list[Path]]
 
 
 @contextmanager
-def writing_into(folder: Path) -> Iterator[tuple[Path, Publish]]:
-    """A scratch folder below `folder`, and a function that moves finished files from it into `folder`. After
-    an error nothing is left there."""
+def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
+    """A scratch folder below `folder`, and a function that moves finished files from it into `folder`.
+
+    After an error nothing is left there. The mutex is a file in the store, so that the folder contains only
+    models."""
+    with _mutex(folder, store):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Left by a killed process.
+            for leftover in folder.glob(f"{SCRATCH}*"):
+                shutil.rmtree(leftover)
+            scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
+        except OSError as error:
+            raise UsageError(
+                f"{folder} cannot be written: {error.strerror or error}",
+                fix="name a folder that you may write with -o",
+            ) from error
+        try:
+            yield scratch, lambda files: _publish(files, folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+@contextmanager
+def _mutex(folder: Path, store: Path) -> Iterator[None]:
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+    path = store / "locks" / f"output-{name}"
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
-    except OSError as error:
+        with FileLock(path, timeout=0):
+            yield
+    except Timeout as error:
         raise UsageError(
-            f"{folder} cannot be written: {error.strerror or error}",
-            fix="name a folder that you may write with -o",
+            f"{folder}: another compile is writing there", fix="wait for it, or choose another -o"
         ) from error
-    try:
-        yield scratch, lambda files: _publish(files, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 def _publish(files: Sequence[Path], folder: Path) -> list[Path]:

@@ -54,7 +54,7 @@ CACHEDIR_TAG = (
 
 
 OUTPUT_LOCKS = "output-*"
-"""In locks/: the mutex of each folder that an earlier release compiled into."""
+"""In locks/: the mutex of each folder that somebody compiles into."""
 
 LOCK_KEPT = 24 * 3600.0
 

@@ -20,7 +20,7 @@ from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.orders import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.suite import programs_of
 from ci.models.inputs import InputsUsed
-from ci.one_model.output import keep_origins, require_own, writing_into
+from ci.one_model.output import SCRATCH, keep_origins, require_own, writing_into
 from ci.plain import as_json
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
@@ -33,13 +33,20 @@ class TestOutput:
     def test_what_was_there_before_stays_after_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine").write_text("mine")
-        with pytest.raises(KeyError), writing_into(tmp_path / "out"):
+        with pytest.raises(KeyError), writing_into(tmp_path / "out", tmp_path / "store"):
             raise KeyError
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
+    def test_what_a_killed_compile_left_is_cleared_away(self, tmp_path: Path) -> None:
+        (tmp_path / f"{SCRATCH}1" / "compiled").mkdir(parents=True)
+        (tmp_path / "mine").touch()
+        with writing_into(tmp_path, tmp_path.parent / "store"):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
     def test_what_is_in_the_way_is_said(self, tmp_path: Path) -> None:
         (tmp_path / "net.pte").mkdir()
-        with writing_into(tmp_path) as (scratch, publish):
+        with writing_into(tmp_path, tmp_path.parent / "store") as (scratch, publish):
             (scratch / "net.pte").touch()
             with pytest.raises(UsageError):
                 publish([scratch / "net.pte"])
