@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Generic, TextIO, TypeVar
 
 from provisioning.base.command_line import TIMEOUT
-from provisioning.base.progress import SILENT_FOR, Screen, display_for, new_bar, ticking
+from provisioning.base.progress import SILENT_FOR, Bar, bar_for, ticking
 
 R = TypeVar("R")
 
@@ -126,7 +126,7 @@ class JobProgress(Generic[R]):
         jobs: Sequence[Job],
         line: Callable[[str, R], Line],
         out: TextIO,
-        display: Screen | None,
+        bar: Bar | None,
         doing: Callable[[str], str] = lambda name: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -135,7 +135,7 @@ class JobProgress(Generic[R]):
         self._began: dict[str, float] = {}
         self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
         self._done, self._total = 0, len(jobs)
-        self._out, self._display, self._bar = out, display, new_bar()
+        self._out, self._bar = out, bar
 
     def __enter__(self) -> JobProgress[R]:
         self._open.enter_context(ticking(TICK, self.tick))
@@ -145,8 +145,8 @@ class JobProgress(Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
-        if self._display:
-            self._display.remove(self._bar)
+        if self._bar:
+            self._bar.remove()
 
     def started(self, job: Job) -> None:
         with self._lock:
@@ -157,7 +157,7 @@ class JobProgress(Generic[R]):
         with self._lock:
             self._draw()
             now = self._clock()
-            if not self._display and self._began and now - self._spoke >= SILENT_FOR:
+            if not self._bar and self._began and now - self._spoke >= SILENT_FOR:
                 longest = now - next(iter(self._began.values()))
                 self._print(f"{self._place()} {'running':<9}{longest:7.1f} s  {self._at_work()}")
 
@@ -182,16 +182,16 @@ class JobProgress(Generic[R]):
 
     def _print(self, text: str) -> None:
         self._spoke = self._clock()
-        if self._display:
-            self._display.print(text)
+        if self._bar:
+            self._bar.print(text)
         else:
             self._out.write(f"{text}\n")
             self._out.flush()
 
     def _draw(self) -> None:
-        if self._display:
+        if self._bar:
             note = f"{self._done}/{self._total}  {self._at_work()}"
-            self._display.bar(self._bar, self._what, self._done, self._total, note)
+            self._bar.draw(self._what, self._done, self._total, note)
 
 
 def progress(
@@ -202,4 +202,4 @@ def progress(
 ) -> JobProgress[R]:
     """`what` names the jobs on the bar; `line` gives the line for a job of this name that ended, and `doing`
     says what one that runs is at."""
-    return JobProgress(what, jobs, line, sys.stderr, display_for(sys.stderr), doing)
+    return JobProgress(what, jobs, line, sys.stderr, bar_for(sys.stderr), doing)

@@ -29,7 +29,7 @@ from provisioning.base import units
 from provisioning.base.commands import add_flags, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
-from provisioning.base.progress import display_for, new_bar
+from provisioning.base.progress import bar_for
 
 LOG = "build.log"
 RECORD = "made-by.json"
@@ -220,7 +220,7 @@ class Ticker:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._display, self._bar = display_for(sys.stderr), new_bar()
+        self._bar = bar_for(sys.stderr)
         self._tenth = -1
         self._total = 0
 
@@ -230,16 +230,16 @@ class Ticker:
         if total < self._total:
             return
         self._total = total
-        if self._display:
-            self._display.bar(self._bar, self._title, done, total, f"{done} of {total}")
+        if self._bar:
+            self._bar.draw(self._title, done, total, f"{done} of {total}")
         elif total and done * 10 // total != self._tenth:
             self._tenth = done * 10 // total
             print(f"{self._title}: {done} of {total}", file=sys.stderr, flush=True)
 
     def end(self, text: str) -> None:
-        if self._display:
-            self._display.remove(self._bar)
-            self._display.print(text)
+        if self._bar:
+            self._bar.remove()
+            self._bar.print(text)
         else:
             print(text, file=sys.stderr, flush=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -16,53 +15,49 @@ from provisioning.base.units import roughly, seconds, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
 
 
-_numbers = itertools.count(1)
-
-
-def new_bar() -> int:
-    """A number that no other bar of this process has."""
-    return next(_numbers)
-
-
-def display_for(out: TextIO) -> Screen | None:
-    """Where bars can be drawn; None where lines of text have to do."""
+def bar_for(out: TextIO) -> Bar | None:
+    """A bar where one can be drawn; None where lines of text have to do."""
     drawable = out.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-    return Screen(out) if drawable else None
+    return Bar(out) if drawable else None
 
 
-class Screen:
-    """Bars at the bottom of a terminal, and text above them."""
+class Bar:
+    """A bar at the bottom of a terminal, and text above it."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._rows: dict[int, TaskID] = {}
         self._rich: RichProgress | None = None
         self._lock = threading.RLock()
 
-    def bar(self, bar: int, name: str, done: float, total: float | None, note: str) -> None:
-        """Add a bar, or change it."""
+    def draw(self, name: str, done: float, total: float | None, note: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
         with self._lock:
             if self._rich is None:
-                self._rich = _rows(self._out)
+                self._rich = Progress(
+                    TextColumn("{task.description}", markup=False),
+                    BarColumn(),
+                    TimeElapsedColumn(),
+                    TextColumn("{task.fields[note]}", markup=False),
+                    console=Console(file=self._out),
+                    transient=True,
+                )
+                self._rich.add_task(name, total=total, note=note)
                 self._rich.start()
-            if bar not in self._rows:
-                self._rows[bar] = self._rich.add_task(name, total=total, note=note)
-            self._rich.update(self._rows[bar], completed=done, total=total, note=note)
+            self._rich.update(self._rich.task_ids[0], completed=done, total=total, note=note)
 
-    def remove(self, bar: int) -> None:
-        """The last one gives the terminal back."""
+    def remove(self) -> None:
+        """Give the terminal back."""
         with self._lock:
-            if self._rich is not None and bar in self._rows:
-                self._rich.remove_task(self._rows.pop(bar))
-                if not self._rows:
-                    self._rich.stop()
-                    self._rich = None
+            if self._rich is not None:
+                self._rich.stop()
+                self._rich = None
 
     def print(self, text: str) -> None:
-        """A line above the bars."""
+        """A line above the bar."""
         from rich.text import Text
 
         with self._lock:
@@ -72,20 +67,6 @@ class Screen:
             else:
                 self._out.write(f"{text}\n")
                 self._out.flush()
-
-
-def _rows(out: TextIO) -> RichProgress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=Console(file=out),
-        transient=True,
-    )
 
 
 QUIET_FOR = 2.0
@@ -107,16 +88,16 @@ class _Piece:
     began: float
     spoke: float
     """When its last plain line was due."""
-    bar: int | None = None
-    """The number of its bar, once it has one."""
+    drawn: bool = False
+    """Whether it has a bar."""
 
 
 class Progress:
-    """Shows long work, one piece after another: as bars with rate and time left on `display`, else as lines
-    of text in `out`. Without either it is silent."""
+    """Shows long work, one piece after another: as a bar with rate and time left, else as lines of text in
+    `out`. Without either it is silent."""
 
-    def __init__(self, out: TextIO | None = None, display: Screen | None = None) -> None:
-        self._out, self._display = out, display
+    def __init__(self, out: TextIO | None = None, bar: Bar | None = None) -> None:
+        self._out, self._bar = out, bar
         self._piece: _Piece | None = None
 
     def start(self, name: str, total: int | None, done: int = 0) -> None:
@@ -130,8 +111,8 @@ class Progress:
             self._show(piece, time.monotonic())
 
     def note(self, text: str) -> None:
-        if self._display:
-            self._display.print(text)
+        if self._bar:
+            self._bar.print(text)
         elif self._out:
             self._out.write(text + "\n")
             self._out.flush()
@@ -143,19 +124,18 @@ class Progress:
     def _ended_piece(self) -> _Piece | None:
         """The piece that was at work, without its bar."""
         piece, self._piece = self._piece, None
-        if self._display and piece and piece.bar is not None:
-            self._display.remove(piece.bar)
+        if self._bar:
+            self._bar.remove()
         return piece
 
     def _show(self, piece: _Piece, now: float) -> None:
-        if self._display is None:
+        if self._bar is None:
             if now - piece.spoke >= EVERY:
                 piece.spoke = now
                 self.note(f"{piece.name}: {_under_way(piece, now)}")
-        elif now - piece.began >= QUIET_FOR and (piece.bar is None or now - piece.spoke >= DRAWN_EVERY):
-            piece.bar = new_bar() if piece.bar is None else piece.bar
-            piece.spoke = now
-            self._display.bar(piece.bar, piece.name, piece.done, piece.total, _under_way(piece, now))
+        elif now - piece.began >= QUIET_FOR and (not piece.drawn or now - piece.spoke >= DRAWN_EVERY):
+            piece.drawn, piece.spoke = True, now
+            self._bar.draw(piece.name, piece.done, piece.total, _under_way(piece, now))
 
 
 SILENT = Progress()
@@ -182,22 +162,22 @@ def ticking(every: float, tick: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def at_work(what: str, say: Callable[[str], None] | None = None, every: float = SILENT_FOR) -> Iterator[None]:
     """Work whose progress is not known: a bar where one can be drawn, else a line now and then."""
-    display = None if say else display_for(sys.stderr)
-    out, bar, began = say or Progress(sys.stderr).note, new_bar(), time.monotonic()
-    if display:
-        display.bar(bar, what, 0, None, "")
+    bar = None if say else bar_for(sys.stderr)
+    out, began = say or Progress(sys.stderr).note, time.monotonic()
+    if bar:
+        bar.draw(what, 0, None, "")
         every = threading.TIMEOUT_MAX
     try:
         with ticking(every, lambda: out(f"{what}: {seconds(time.monotonic() - began)} so far")):
             yield
     finally:
-        if display:
-            display.remove(bar)
+        if bar:
+            bar.remove()
 
 
 def for_stream() -> Progress:
     """Bars where they can be drawn, else plain lines; on stderr, so that stdout is data."""
-    return Progress(sys.stderr, display_for(sys.stderr))
+    return Progress(sys.stderr, bar_for(sys.stderr))
 
 
 def _under_way(piece: _Piece, now: float) -> str:
