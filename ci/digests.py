@@ -177,20 +177,12 @@ def files_in(folder: str) -> Mapping[str, Stamp]:
     waiting = [""]
     while waiting:
         inside = waiting.pop()
-        with contextlib.suppress(OSError):
-            # By its number: the system looks up a name in it, and not the whole path for each file.
-            number = os.open(f"{folder}/{inside}", os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                with os.scandir(number) as entries:
-                    for entry in entries:
-                        name = entry.name
-                        if entry.is_dir():
-                            if name != "__pycache__":
-                                waiting.append(f"{inside}{name}/")
-                        else:
-                            files[inside + name] = _seen(entry)
-            finally:
-                os.close(number)
+        with contextlib.suppress(OSError), os.scandir(f"{folder}/{inside}") as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    files[inside + entry.name] = _seen(entry)
+                elif entry.name != "__pycache__":
+                    waiting.append(f"{inside}{entry.name}/")
     return files
 
 

@@ -210,7 +210,6 @@ CONDITIONS: Mapping[str, Callable[[Traits], bool]] = {
 }
 """By the name that a row gives."""
 
-
 DECIBELS = re.compile(r"(-?\d+(?:\.\d+)?)(?: to -?\d+(?:\.\d+)?)? dB")
 
 

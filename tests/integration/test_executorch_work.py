@@ -5,7 +5,6 @@ The process that lowers and the runner are stand-ins; workers, memo and files ar
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
@@ -338,13 +337,6 @@ def test_asked_to_end_it_ends_what_it_runs_and_says_so(
         signal.signal(signal.SIGTERM, before)
     (finding,) = Report.read(tmp_path / "test_emulator.json").findings
     assert (finding.rule, finding.message) == ("emulator-not-run", "interrupted")
-
-
-@pytest.mark.filterwarnings("ignore")  # Of executorch about itself.
-def test_what_a_worker_imports_ahead_is_in_the_pinned_release() -> None:
-    from ci.lanes.executorch.worker import IMPORTED_LATE
-
-    assert [name for name in IMPORTED_LATE if not importlib.util.find_spec(name)] == []
 
 
 def test_a_program_that_is_no_runner_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -48,12 +48,9 @@ from provisioning.manifest import soc_named
 LOWERING, EMULATION = "test_lowering", "test_emulator"
 """The stages."""
 
-
 PAGE = 4096
 
-
 OPERATOR = re.compile(r"\baten\.\w+\.\w+")
-
 
 FIXES = {
     "factory": "correct the factory: it returns the model, or the model and its inputs",

@@ -88,7 +88,6 @@ from provisioning.manifest import load_socs, soc_named
 
 FIELDS = ("precision", "cpu_nodes", "calibration")
 
-
 NOT_RUN = ("--verify", "none")
 
 

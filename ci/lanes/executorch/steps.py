@@ -56,26 +56,19 @@ from provisioning.manifest import load_socs, soc_named
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-
 COMPILED, RAN = "lowering", "emulator"
 """The step whose files are programs, and the one whose figures are a program's."""
 
-
 WORKER = "ci.lanes.executorch.worker"
-
 
 EXPORT = "ci.lanes.executorch.export:export"
 
-
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
-
 
 BUILD_ID = "build_id"
 
-
 LPAI_LIBRARY = "libQnnLpai.so"
 """What compiles for the LPAI on this machine."""
-
 
 LIBRARY_MISSING = "lpai-library"
 
@@ -262,7 +255,6 @@ def home_of(environment: Mapping[str, str], logs: Path, python: str = sys.execut
 
 
 RUN_WORKER = "ci.lanes.executorch.run_worker"
-
 
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import time
 from collections import Counter
@@ -164,16 +162,6 @@ def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
 
 R = TypeVar("R")
 
-IMPORTED_LATE = (
-    "executorch.backends.qualcomm._passes.backends.htp.qnn_htp_pass_manager",
-    "executorch.backends.qualcomm.quantizer.annotators.htp_rules",
-    "torch._export.serde.serialize",
-    "torch.export._trace",
-    "ci.models.exported",
-)
-"""What torch, executorch and our work import while they lower, which each fork would do again. Releases
-differ in them."""
-
 OPERATOR = "context"
 """The name of a context binary in the program that it becomes."""
 
@@ -186,9 +174,6 @@ def prepare() -> None:
     # bits than what runs after.
     if choose := getattr(utils, "disable_mkldnn_on_amd", None):
         choose()
-    for name in IMPORTED_LATE:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
 
 
 _order_of = reader(ProgramOrder)
