@@ -126,6 +126,8 @@ def read(path: Path) -> Elf:
 def read_stream(stream: BinaryIO, path: Path) -> Elf:
     """Read a file that is open, as `read` does; `path` only names the file in errors."""
     head = stream.read(256)
+    if not head:
+        raise NotElf(path, "it is empty")
     if head[:4] != MAGIC:
         raise NotElf(path, LINKER_SCRIPT if _SCRIPT.match(head) else f"it begins with {head[:20]!r}")
     try:

@@ -40,10 +40,12 @@ def places(tree: Path) -> list[str]:
 
 def test_a_file_that_cannot_be_read_is_a_library_and_says_why(tree: Path) -> None:
     (tree / "lib/libWeb.so").write_bytes(b"<html>")
+    (tree / "lib/libEmpty.so").touch()
     (tree / "lib/libGone.so").symlink_to("nowhere.so")
     (tree / "lib/libScript.so").write_bytes(b"INPUT(-lc)")
     assert {f.name: f.unreadable for f in libraries_in(tree) if f.elf is None} == {
         "libWeb.so": "it begins with b'<html>'",
+        "libEmpty.so": "it is empty",
         "libGone.so": "a link to nowhere.so, which is not there",
     }
 
