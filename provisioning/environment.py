@@ -418,7 +418,9 @@ def _library_path(sdk: Path, existing: str, notes: list[Note]) -> str:
     if not kept:
         notes.append(Note(f"{ours} is not there, so nothing of this SDK runs on the host"))
     for entry in re.split("[:;]", existing) if existing else []:
-        if why := _why_left_out(entry, ours):
+        if not entry:
+            notes.append(Note("an empty entry of LD_LIBRARY_PATH, the current directory, is left out"))
+        elif why := _why_left_out(entry, ours):
             notes.append(Note(f"{why} and is left out of LD_LIBRARY_PATH", "LD_LIBRARY_PATH"))
         elif not any(_same(entry, other) for other in kept):
             kept.append(entry)
@@ -427,8 +429,6 @@ def _library_path(sdk: Path, existing: str, notes: list[Note]) -> str:
 
 def _why_left_out(entry: str, ours: str) -> str:
     """Why an entry of LD_LIBRARY_PATH cannot stay; empty if it can."""
-    if not entry:
-        return "an empty entry means the current directory"
     if _DEVICE_LIBRARY_DIRECTORY.search(entry):
         return f"{entry} holds a device's libraries"
     of_another = _HOST_LIBRARY_DIRECTORY.search(entry) and not _same(entry, ours)

@@ -309,6 +309,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("compiler-answers", OTHER_BUILD, answered(Answer("backend", build_id=OTHER_BUILD, code=14001))),
     ("compiler-answers", "SM8650", answered(OTHER_ERROR)),
     ("compiler-answers", "SM8650", answered(Answer("device", made_device=True, build_id=OTHER_BUILD))),
+    ("user-variables", "ADSP_LIBRARY_PATH", changed(notes=(Note("split at both", "ADSP_LIBRARY_PATH"),))),
 ]
 WARNINGS: list[tuple[str, str, Arrange]] = [
     ("qnn-version", "/sdk", versioned_sdk("")),
@@ -316,7 +317,6 @@ WARNINGS: list[tuple[str, str, Arrange]] = [
     ("symbol-versions", "libX.so", host("libX.so", needed=LIBC, versions=TOO_NEW)),
     ("android-page-size", "libQnnHtp.so", android(alignment=0x1000)),
     ("absolute-rpath", "libX.so", host("libX.so", runpath="$ORIGIN:/build/out/lib")),
-    ("user-variables", "ADSP_LIBRARY_PATH", changed(notes=(Note("split at both", "ADSP_LIBRARY_PATH"),))),
     ("compiler-answers", "", answered(Answer("probe", detail="FileNotFoundError: 'flatc'"))),
 ]
 
