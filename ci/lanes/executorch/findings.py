@@ -55,7 +55,6 @@ OPERATOR = re.compile(r"\baten\.\w+\.\w+")
 FIXES = {
     "factory": "correct the factory: it returns the model, or the model and its inputs",
     "suite": "correct the case in {suite}",
-    "timeout": "give it longer with --timeout, or read {log}",
 }
 
 
@@ -69,7 +68,7 @@ def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) ->
 def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str, str]:
     """The message and the fix."""
     message, log = failure.message, failure.log
-    general = FIXES.get(failure.kind, "").format(suite=program.suite, log=log)
+    general = FIXES.get(failure.kind, "").format(suite=program.suite)
     fix = failure.fix or general or Fix("read {}, or {}", str(log), ("diagnose", str(log)))
     text = log.read_text(encoding="utf-8", errors="replace") if log and log.is_file() else ""
     if failure.blame != "machine" and failure.kind in ("crash", "timeout") and (search := _search_in(text)):

@@ -31,7 +31,7 @@ from ci.lanes.executorch.orders import (
     ran,
     ran_in,
 )
-from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.outcome import Refused, Result, line_of
 from ci.plain import as_json, read
@@ -47,7 +47,7 @@ from ci.suite.stage import (
     run_cached_step,
 )
 from ci.work import ChildTask, Home
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
@@ -133,9 +133,8 @@ def other_profile(program: ExecutorchProgram) -> str:
     from provisioning.validation.libraries import profiles_with_lpai
 
     having = profiles_with_lpai(soc_named(program.soc).lpai)
-    again = SUITES.repeat(program, "test_lowering").commands[0] if program.suite.is_file() else ()
-    others = "".join(f" or --profile {name}" for name in having[1:])
-    return Fix("{}{}; or QNN_SDK_ROOT to an official SDK", (*again, "--profile", having[0]), others)
+    profiles = " or ".join(f"--profile {name}" for name in having)
+    return f"{profiles}; or QNN_SDK_ROOT to an official SDK"
 
 
 def worker_step(
