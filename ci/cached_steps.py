@@ -114,7 +114,7 @@ class Step:
 
 
 @dataclass
-class _Progress:
+class _ProgramState:
     """What is known of a program while its step runs."""
 
     program: Any
@@ -140,7 +140,7 @@ class _StepRun:
 
     def __init__(self, step: Step, programs: Sequence[Named], own: Packages | None) -> None:
         self._step, self._work, self._logs = step, step.plan.work, step.plan.logs
-        self._programs = {program.name: _Progress(program) for program in programs}
+        self._programs = {program.name: _ProgramState(program) for program in programs}
         store = step.plan.selection.store
         self._cached = CachedResults(store, step.kind)
         self._home = step.home(own)
@@ -170,7 +170,7 @@ class _StepRun:
         self._cached.close()
         return {name: state.result for name, state in self._programs.items() if state.result}
 
-    def _export_task(self, state: _Progress) -> ChildTask | None:
+    def _export_task(self, state: _ProgramState) -> ChildTask | None:
         if not self._step.export:
             return None
         task = self._step.export(state.program)
@@ -195,7 +195,7 @@ class _StepRun:
         except Refused as refused:
             return refused
 
-    def _looked_up(self, state: _Progress, model: Key) -> ChildTask | Outcome:
+    def _looked_up(self, state: _ProgramState, model: Key) -> ChildTask | Outcome:
         """What is to be done, or the outcome of a program whose result is there."""
         state.key = {**self._key_of_all, **self._step.key(state.program, self._cached), **model}
         if self._may_reuse:
@@ -205,7 +205,7 @@ class _StepRun:
             state.reason = self._cached.difference(self._step.subject(state.program), state.key)
         return self._begun(state)
 
-    def _cached_result(self, state: _Progress, key: Key) -> Result | None:
+    def _cached_result(self, state: _ProgramState, key: Key) -> Result | None:
         cached = self._cached.find(key)
         facts = relocated(cached.facts, cached.facts.get("lines", {}), state.lines) if cached else None
         if not cached or facts is None:
@@ -213,18 +213,18 @@ class _StepRun:
         result = replace(self._result(state, facts), folder=cached.folder, cached=True)
         return result if self._step.accepts(state.program, result) else None
 
-    def _result(self, state: _Progress, facts: Facts) -> Result:
+    def _result(self, state: _ProgramState, facts: Facts) -> Result:
         record = read(self._step.reply, facts) if self._step.reply else None
         return Result(facts, record=record, asked=state.asked)
 
-    def _begun(self, state: _Progress) -> ChildTask | Outcome:
+    def _begun(self, state: _ProgramState) -> ChildTask | Outcome:
         try:
             return self._task(state)
         except OSError as error:
             state.result = self._in_trouble(state, error)
             return {}
 
-    def _task(self, state: _Progress) -> ChildTask:
+    def _task(self, state: _ProgramState) -> ChildTask:
         step, name, log = self._step, state.program.name, self._log(state)
         state.folder = self._cached.scratch() if step.keeps_files else empty_folder(self._logs / name)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ class _StepRun:
             until=self._work.until,
         )
 
-    def _log(self, state: _Progress) -> Path:
+    def _log(self, state: _ProgramState) -> Path:
         return self._logs / f"{state.program.name}.log"
 
     def _line(self, name: str, outcome: Outcome) -> Line:
@@ -260,7 +260,7 @@ class _StepRun:
             sys.stderr.write(f"  {name}: {state.reason}\n")
         return Line("cached", line.note, 0.0) if result.cached else line
 
-    def _ended(self, state: _Progress, outcome: Outcome) -> Result:
+    def _ended(self, state: _ProgramState, outcome: Outcome) -> Result:
         try:
             if isinstance(outcome, WorkerDied) and state.folder:
                 outcome = self._step.left(state.program, outcome, state.folder) or outcome
@@ -270,12 +270,12 @@ class _StepRun:
         except OSError as error:
             return self._in_trouble(state, error)
 
-    def _in_trouble(self, state: _Progress, error: OSError) -> Result:
+    def _in_trouble(self, state: _ProgramState, error: OSError) -> Result:
         if not (trouble := of_error(error)):
             raise error
         return Result(failure=Failure.of(trouble, self._log(state)))
 
-    def _failed(self, state: _Progress, outcome: WorkerDied | Refused) -> Result:
+    def _failed(self, state: _ProgramState, outcome: WorkerDied | Refused) -> Result:
         log = self._log(state)
         if not state.folder and (export := self._export_task(state)):
             # It has not begun: its model could not be exported.
@@ -287,7 +287,7 @@ class _StepRun:
             self._cached.forget(state.key)
         return Result(failure=failure, asked=state.asked)
 
-    def _finished(self, state: _Progress, reply: dict[str, Any]) -> Result:
+    def _finished(self, state: _ProgramState, reply: dict[str, Any]) -> Result:
         step, into = self._step, state.folder
         assert into is not None
         if step.export:
@@ -304,7 +304,7 @@ class _StepRun:
                 shutil.rmtree(into, ignore_errors=True)
         return self._kept(state, replace(result, folder=into if step.keeps_files else None), reply)
 
-    def _kept(self, state: _Progress, result: Result, reply: dict[str, Any]) -> Result:
+    def _kept(self, state: _ProgramState, result: Result, reply: dict[str, Any]) -> Result:
         """With the files where the cached result has them."""
         reason = state.not_cached
         if state.key:
