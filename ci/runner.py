@@ -94,14 +94,7 @@ class Runner:
         listed.write_text("".join(lines), encoding="utf-8")
         return listed
 
-    def command(
-        self,
-        program: Path,
-        inputs: Path,
-        outputs: Path,
-        *more: str,
-        figures: Path | None = None,
-    ) -> list[str]:
+    def command(self, program: Path, inputs: Path, outputs: Path, figures: Path | None = None) -> list[str]:
         """It writes outputs, and a file of figures where one is named."""
         files = dict.fromkeys(("etdump_path", "performance_output_path"), self.dialect.nowhere)
         if figures:
@@ -110,7 +103,6 @@ class Runner:
             str(self.path),
             *("--model_path", str(program), "--input_list_path", str(inputs)),
             *("--output_folder_path", str(outputs), *(f"--{name}={file}" for name, file in files.items())),
-            *more,
         ]
 
     def shapes_in(self, figures: Path) -> Sequence[Sequence[int]] | None:

@@ -89,10 +89,10 @@ class ChipModel:
     used: InputsUsed
 
     @classmethod
-    def of(cls, order: ProgramOrder, exported: ExportedCase | None = None) -> ChipModel:
-        """Of the case that is exported already, or that this process holds, if there is one."""
+    def of(cls, order: ProgramOrder) -> ChipModel:
+        """Of the case that this process holds, if there is one."""
         case, search_path = case_of(order), Path(order.search_path)
-        exported, run = exported or (held[0] if held else ExportedCase.of(case, search_path)), case.runs[0]
+        exported, run = held[0] if held else ExportedCase.of(case, search_path), case.runs[0]
         return cls(exported, case, run, order.soc, search_path, *chosen_for(exported.loaded, case, run))
 
     @property

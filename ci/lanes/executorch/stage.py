@@ -37,7 +37,7 @@ from ci.lanes.executorch.steps import (
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.outcome import Failure, Result
 from ci.plain import as_json
-from ci.runner import Runner, find_runner, ready_runner
+from ci.runner import Runner, ready_runner
 from ci.suite.accepted import Recorded, beside
 from ci.suite.accuracy import MetricFigures, rounded
 from ci.suite.findings import (
@@ -151,7 +151,7 @@ def run_emulation(options: StageOptions) -> int:
             for of in [of_program(program, results)]
         }
         report(stage, SUITES, plan, verdicts, results)
-        stage.metrics |= {"build_id": plan.build_id, "runner": find_runner(os.environ).described}
+        stage.metrics |= {"build_id": plan.build_id, "runner": runner.described}
     return finish(stage, selection)
 
 
