@@ -140,10 +140,9 @@ def resolve(
 
     `needs`: the components that the caller cannot do without, if they are not the target's own. One error
     names all that are missing."""
-    from provisioning.manifest import load_profile, soc_named
+    from provisioning.manifest import load_profile
 
     profile = load_profile(selection.profile)
-    soc_named(selection.soc)
     if trees is None:
         from provisioning.store import Store
 

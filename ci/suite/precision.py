@@ -22,7 +22,6 @@ class Precision:
     symmetric_weights: bool | None
     executorch: str
     """The lowering suite's scheme that computes the same; empty if there is none."""
-    summary: str
 
     @property
     def quantized(self) -> bool:
@@ -40,16 +39,16 @@ class Precision:
 PRECISIONS = {
     precision.name: precision
     for precision in (
-        Precision("fp16", "", "", None, "fp16", "float32 model computed in fp16"),
-        Precision("u8u8", "QUInt8", "QUInt8", None, "8a8w", "8-bit activations and weights"),
-        Precision("u8s8", "QUInt8", "QInt8", None, "8a8w", "with signed weights, for convolutional nets"),
-        Precision("s8s8", "QInt8", "QInt8", None, "8a8w", "signed activations and weights"),
-        Precision("u16u8", "QUInt16", "QUInt8", None, "16a8w", "16-bit activations, 8-bit weights"),
-        Precision("u16s8", "QUInt16", "QInt8", None, "16a8w", "with signed weights, for convolutional nets"),
-        Precision("s16s8", "QInt16", "QInt8", None, "16a8w", "signed throughout, for convolutional nets"),
-        Precision("u16u16", "QUInt16", "QUInt16", True, "16a16w", "16-bit throughout, without convolutions"),
-        Precision("u16s16", "QUInt16", "QInt16", None, "16a16w", "16-bit throughout, with signed weights"),
-        Precision("qdq", "", "", None, "qdq", "model that is already quantized, used as it is"),
+        Precision("fp16", "", "", None, "fp16"),
+        Precision("u8u8", "QUInt8", "QUInt8", None, "8a8w"),
+        Precision("u8s8", "QUInt8", "QInt8", None, "8a8w"),
+        Precision("s8s8", "QInt8", "QInt8", None, "8a8w"),
+        Precision("u16u8", "QUInt16", "QUInt8", None, "16a8w"),
+        Precision("u16s8", "QUInt16", "QInt8", None, "16a8w"),
+        Precision("s16s8", "QInt16", "QInt8", None, "16a8w"),
+        Precision("u16u16", "QUInt16", "QUInt16", True, "16a16w"),
+        Precision("u16s16", "QUInt16", "QInt16", None, "16a16w"),
+        Precision("qdq", "", "", None, "qdq"),
     )
 }
 

@@ -235,8 +235,6 @@ class Suites:
         self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
     ) -> list[Any]:
         """Every program of a suite; with `socs`, every run for these chips instead of its own."""
-        for soc in socs:
-            soc_named(soc)
         return self.programs_in(self.load(path.absolute()), socs, profile=profile)
 
     def programs_in(

@@ -84,7 +84,7 @@ from provisioning.base.stage_run import Places
 from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault
-from provisioning.manifest import load_socs, soc_named
+from provisioning.manifest import load_socs
 
 FIELDS = ("precision", "cpu_nodes", "calibration")
 
@@ -303,7 +303,6 @@ def program_of(
     file = precision_file_of(model.precision_file, "executorch")
     scheme = scheme_of(named, file.precision if file else model.precision)
     factory = factory_in(named, suite) if suite else named.factory
-    soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
     request: dict[str, object] = {"precision": scheme, "backend": model.backend, "socs": (soc,)}
     request |= {"cpu_nodes": cpu_nodes, **({"nodes": file.nodes} if file else {})}

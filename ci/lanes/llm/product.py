@@ -44,7 +44,6 @@ from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.units import seconds, size
-from provisioning.manifest import soc_named
 
 PART = 1 << 30
 """Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
@@ -63,7 +62,6 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     if len(selection.socs) > 1:
         chips = ", ".join(selection.socs)
         raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
-    soc_named(selection.soc)
     text = calibrate_of(model)
     precision = _precision(model.precision or "fp16", through)
     shape = read_architecture(folder)
