@@ -12,7 +12,7 @@ VERBS = {
     ),
     "report": Verb(
         "ci.report.verb",
-        "render reports/ as a table, JUnit, SARIF, a job summary or a page",
+        "show reports/, or render them as JUnit, SARIF, a job summary or a page",
     ),
     "build_runner": Verb(
         "ci.builds.verb:RUNNER", "build qnn_executor_runner against the executorch wheel", "executorch"
