@@ -126,7 +126,7 @@ def setup(environ: Mapping[str, str]) -> int:
         store=Path(environ["QNN_CI_STORE"]),
         reports=reports_path(None, environ),
     )
-    outputs = dict.fromkeys(("sdk-root", "ndk-root", "version", "build-id"), "")
+    outputs = dict.fromkeys(("sdk-root", "ndk-root", "version"), "")
     if not wanted.components or QNN_SDK in wanted.components:
         outputs |= _environment_outputs(selection, environ)
     else:
@@ -140,7 +140,7 @@ def setup(environ: Mapping[str, str]) -> int:
 
 
 def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
-    from provisioning.environment import HOST_LIBRARIES, resolve
+    from provisioning.environment import resolve
 
     environment = resolve(selection, environ).with_runner(environ, dist_path())
     environment.explain()
@@ -149,19 +149,11 @@ def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> di
     append("GITHUB_PATH", "".join(f"{entry}\n" for entry in reversed(environment.path_entries)), environ)
     outputs = {}
     if (sdk := environment.roots.get(QNN_SDK)) is not None:
-        library = sdk.path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
         version = sdk.version or identity_of(QNN_SDK, sdk.path).version
-        outputs = {"sdk-root": str(sdk.path), "version": version, "build-id": _build_id(library)}
+        outputs = {"sdk-root": str(sdk.path), "version": version}
     if (ndk := environment.roots.get(ANDROID_NDK)) is not None:
         outputs["ndk-root"] = str(ndk.path)
     return outputs
-
-
-def _build_id(library: Path) -> str:
-    from provisioning.components import build_ids
-
-    ids = build_ids(library) if library.is_file() else ()
-    return ids[0] if len(ids) == 1 else ""
 
 
 def _component_outputs(component: str, selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
