@@ -12,7 +12,7 @@ from typing import Any
 from ci.explain.lane import explainer, measured
 from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
-from ci.one_model.output import keep_origins, require_own, writing_into
+from ci.one_model.output import file_line, keep_origins, require_own, writing_into
 from ci.one_model.product import ELSEWHERE, Outcome, cells_of, smallest
 from ci.one_model.report import ModelReport
 from ci.suite.precision import MORE_EXACT, written_name
@@ -193,7 +193,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     files = [path for path in written if path.is_file()]
     report.wrote(files)
     for file in files:
-        print(f"{file.stat().st_size:>12,}  {output / file.name}")
+        print(file_line(file))
     next_model = replace(model, typed=str(path), calibrate=samples, inferences=inferences, dimensions=())
     _next(repair, next_model)
     return files

@@ -116,7 +116,7 @@ def goal_of(least: Floor | None, metric: str | None) -> Goal:
 def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
     from ci.explain.tune import as_text, document, settings_of, wrong
-    from ci.one_model.output import keep_origins, require_own, writing_into
+    from ci.one_model.output import file_line, keep_origins, require_own, writing_into
     from ci.one_model.product import ELSEWHERE
     from ci.suite.suite_file import PRECISION_SUFFIX, precision_text
     from provisioning.base.files import disk_errors
@@ -139,7 +139,7 @@ def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -
         files = publish([scratch / name])
         keep_origins(files, model.typed)
     report.wrote(files)
-    print("\n".join(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files))
+    print("\n".join(map(file_line, files)))
     chosen = replace(model, precision_file=output / name)
     command = chosen.command("compile", model.selection.soc, "-o", "out")
     print(f"compile it: {command}")

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 def _wrap(context: Path, output: Path, selection: Selection, timeout: float) -> int:
     from ci.artifacts.program import ContextStrings, read
     from ci.lanes.executorch.product import wrap
-    from ci.one_model.output import keep_origins, require_own
+    from ci.one_model.output import file_line, keep_origins, require_own
 
     contents = read(context)
     if not isinstance(contents, ContextStrings):
@@ -40,5 +40,5 @@ def _wrap(context: Path, output: Path, selection: Selection, timeout: float) -> 
     require_own([output], str(context))
     soc = wrap(context, contents, selection, output, timeout)
     keep_origins([output], str(context))
-    print(f"{output.stat().st_size:>12,}  {output}, for {soc}")
+    print(f"{file_line(output)}, for {soc}")
     return 0

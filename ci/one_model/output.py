@@ -229,3 +229,11 @@ def compared(ours: Sample, other: Sample, whose: str) -> Compared:
     if strange:
         lines.append(f"{', '.join(strange)}: too different from {whose} at the same inputs")
     return Compared(all_figures, lines, bool(strange))
+
+
+def file_line(path: Path) -> str:
+    """The size of a file that was written, and its path as the user would type it."""
+    folder, shown = Parser.user_folder().absolute(), path.absolute()
+    if shown.is_relative_to(folder):
+        shown = shown.relative_to(folder)
+    return f"{path.stat().st_size:>12,}  {shown}"

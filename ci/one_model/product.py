@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ci.one_model.model import OneModel
-from ci.one_model.output import Publish, document_of, origin_of, require_own
+from ci.one_model.output import Publish, document_of, file_line, origin_of, require_own
 from ci.one_model.report import ModelReport
 from ci.outcome import Result, first_line, words_of
 from ci.suite.accuracy import against_nearest, in_words
@@ -284,7 +284,7 @@ def write_products(
         files = [path for path in written if path.name in product.files]
         lines = [
             *(f"{mark}{line}" for line in product.words[:1]),
-            *(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files),
+            *map(file_line, files),
             *product.words[1:],
         ]
         sys.stdout.write(readable("".join(f"{line}\n" for line in lines), sys.__stdout__ or sys.stdout))

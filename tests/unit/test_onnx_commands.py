@@ -20,7 +20,7 @@ from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.orders import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.suite import programs_of
 from ci.models.inputs import InputsUsed
-from ci.one_model.output import SCRATCH, keep_origins, require_own, writing_into
+from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, writing_into
 from ci.plain import as_json
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
@@ -221,3 +221,13 @@ class TestAudit:
         stand_in.replies["prepare"] = {"error": REFUSAL}
         code, rows = self.audited(tmp_path)
         assert code == 1 and rows["8a8w"] == {"error": "x is float64", "fix": "export in float32"}
+
+
+def test_a_written_file_is_named_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "out" / "net.pte"
+    file.parent.mkdir()
+    file.write_bytes(b"x" * 1234)
+    assert file_line(Path("out/net.pte")) == file_line(file) == "       1,234  out/net.pte"
+    monkeypatch.chdir(file.parent)
+    assert file_line(file) == "       1,234  net.pte"
