@@ -16,14 +16,20 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipInfo
 
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import ArchiveError, EnvironmentLacking
-from provisioning.base.files import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error, disk_errors, write_all
+from provisioning.base.files import (
+    ANOTHER_STORE,
+    FULL,
+    IN_THE_WAY,
+    TreeFile,
+    disk_error,
+    disk_errors,
+    write_all,
+)
 from provisioning.base.progress import SILENT, Progress
 
 MOST_BYTES = 64 << 30
@@ -38,18 +44,6 @@ DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, Ov
 """What zipfile raises for an archive that contradicts itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One thing that was written. `path` is relative to the tree; links have a `link` text and no hash."""
-
-    path: str
-    kind: Literal["file", "link"]
-    size: int
-    sha256: str
-    mode: int
-    link: str = ""
-
-
 def extract(
     archive: Path,
     into: Path,
@@ -60,7 +54,7 @@ def extract(
     name: str = "",
     most_bytes: int = MOST_BYTES,
     most_members: int = MOST_MEMBERS,
-) -> list[Entry]:
+) -> list[TreeFile]:
     """Unpack the members that `place` gives a destination below `into`; returns what was written.
 
     `place` is called with each member's name, directories with a slash at their end; None leaves a member
@@ -237,7 +231,7 @@ def _default_workers() -> int:
 
 def _write_files(
     source: _Source, into: Path, files: Sequence[tuple[ZipInfo, str]], workers: int, progress: Progress
-) -> list[Entry]:
+) -> list[TreeFile]:
     # The largest first, so that no core is left alone with a large one at the end.
     largest_first = sorted(files, key=lambda file: file[0].file_size, reverse=True)
     with ThreadPoolExecutor(workers, "unpack") as pool:
@@ -252,7 +246,7 @@ def _write_files(
     return [written.result() for written in writing]
 
 
-def _write_file(source: _Source, into: Path, member: ZipInfo, to: str) -> Entry:
+def _write_file(source: _Source, into: Path, member: ZipInfo, to: str) -> TreeFile:
     mode, digest = 0o755 if _mode(member) & 0o111 else 0o644, hashlib.sha256()
     with _writing(source, into, to):
         out = os.open(into / to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -263,14 +257,14 @@ def _write_file(source: _Source, into: Path, member: ZipInfo, to: str) -> Entry:
             os.fchmod(out, mode)
         finally:
             os.close(out)
-    return Entry(to, "file", member.file_size, digest.hexdigest(), mode)
+    return TreeFile(to, "file", member.file_size, digest.hexdigest(), mode)
 
 
-def _make_link(source: _Source, into: Path, member: ZipInfo, to: str) -> Entry:
+def _make_link(source: _Source, into: Path, member: ZipInfo, to: str) -> TreeFile:
     raw = b"".join(source.blocks(member)) if member.file_size <= LONGEST_TARGET else b""
     target = raw.decode("utf-8", errors="replace")
     if not target.isprintable() or not target or target.startswith("/") or "\\" in target:
         raise source.error(member.filename, "a relative link target", repr(raw))
     with _writing(source, into, to):
         (into / to).symlink_to(target)
-    return Entry(to, "link", len(raw), "", 0o777, target)
+    return TreeFile(to, "link", len(raw), "", 0o777, target)

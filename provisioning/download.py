@@ -114,7 +114,7 @@ class Transfer:
     def part(self) -> Path:
         return self.into.with_name(self.into.name + ".part")
 
-    def reuse(self, *, tidy: bool = True) -> Fetched | None:
+    def reuse(self) -> Fetched | None:
         """The finished file, if it is there and the manifest's own. A damaged one is removed."""
         if not self.into.is_file():
             return None
@@ -124,9 +124,8 @@ class Transfer:
                 digest = hash_file(self.into)
                 if self.sha256 in (None, digest):
                     return Fetched(self.into, digest, size)
-            if tidy:
-                self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
-                self.into.unlink()
+            self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
+            self.into.unlink()
         return None
 
     def run(self, url: str) -> Fetched:

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, StringConstraints
@@ -32,7 +32,7 @@ from provisioning.base.errors import (
     ToolkitError,
     UpstreamError,
 )
-from provisioning.base.files import hash_file
+from provisioning.base.files import TreeFile, hash_file
 from provisioning.base.progress import SILENT, Progress
 from provisioning.base.settings import MANIFESTS
 from provisioning.download import (
@@ -45,9 +45,6 @@ from provisioning.download import (
     redact,
     redact_text,
 )
-
-if TYPE_CHECKING:
-    from provisioning.archive import Entry
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]
@@ -96,7 +93,7 @@ class FileSource(Model):
                 unpinned.replace(pinned)
         return pinned
 
-    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
+    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[TreeFile]:
         """Put the files that `place` gives a destination below `into`."""
         from provisioning.archive import extract
 
@@ -159,7 +156,7 @@ class Wheel(FileSource):
     def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
         into, sha256, size = self.landing_place(downloads), self.sha256, self.size
         # A finished copy needs no index, so a filled store works offline.
-        if present := Transfer(into, sha256, size, progress, self.filename).reuse(tidy=False):
+        if present := Transfer(into, sha256, size, progress, self.filename).reuse():
             return present
         url = pip_settings.with_credentials(_address(self), os.environ)
         try:
@@ -316,9 +313,7 @@ class Git(Model):
         into = self.landing_place(downloads)
         return Fetched(into, checkout(self, into, progress), 0)
 
-    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
-        from provisioning.archive import Entry
-
+    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[TreeFile]:
         entries = []
         for path in files_of(fetched, self):
             if (destination := place(path)) is None:
@@ -329,10 +324,10 @@ class Git(Model):
             size = target.lstat().st_size
             if target.is_symlink():
                 link = os.readlink(target)  # noqa: PTH115  a Path would normalise the text
-                entries.append(Entry(destination, "link", size, "", 0o777, link))
+                entries.append(TreeFile(destination, "link", size, "", 0o777, link))
             else:
                 mode = 0o755 if target.stat().st_mode & 0o111 else 0o644
-                entries.append(Entry(destination, "file", size, hash_file(target), mode))
+                entries.append(TreeFile(destination, "file", size, hash_file(target), mode))
         return entries
 
 

@@ -9,8 +9,9 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
     import hashlib
 
     from provisioning.base.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFile:
+    """A file or symbolic link below a folder. A link has a `link` text and no hash."""
+
+    path: str
+    kind: Literal["file", "link"]
+    size: int
+    sha256: str
+    mode: int
+    link: str = ""
+    part: str = ""
+    """The part of a component that it came from, once it is of a tree."""
 
 
 @contextmanager

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
+from provisioning.base.files import TreeFile
 from provisioning.components import QNN_SDK, identity_of
 from provisioning.manifest import Component, Part
 from provisioning.store.inventory import (
     READ_ONLY,
     READ_ONLY_EXECUTABLE,
     Inventory,
-    Item,
     Origin,
     Placing,
     composed,
@@ -39,7 +39,7 @@ class PartFiles:
     """The items of one part, which lie in its folder of staging."""
 
     origin: Origin
-    items: tuple[Item, ...]
+    items: tuple[TreeFile, ...]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Assembly:
             if entry.kind == "file":
                 mode = READ_ONLY_EXECUTABLE if entry.mode & 0o111 else READ_ONLY
                 (folder / entry.path).chmod(mode)
-            items.append(Item(entry.path, entry.kind, entry.size, entry.sha256, mode, entry.link, part.name))
+            items.append(replace(entry, mode=mode, part=part.name))
         origin = Origin(part.name, source.name, fetched.sha256, fetched.size, source.pin is not None)
         return PartFiles(origin, tuple(items))
 
@@ -122,7 +122,7 @@ class Assembly:
 
     # The whole
 
-    def _compose(self, parts: Sequence[PartFiles]) -> list[Item]:
+    def _compose(self, parts: Sequence[PartFiles]) -> list[TreeFile]:
         items = composed([part.items for part in parts])
         root = self.staging / "tree"
         if len(parts) == 1:

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from provisioning.base.documents import Model
 from provisioning.base.errors import IntegrityError
-from provisioning.base.files import hash_file
+from provisioning.base.files import TreeFile, hash_file
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, Part, Placement
@@ -39,19 +39,6 @@ EVERYTHING = frozenset[str]()
 """The targets of who names none: all."""
 
 LISTS = MANIFESTS / "wheels.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One file or symbolic link of a tree. `part` says where it came from."""
-
-    path: str
-    kind: Literal["file", "link"]
-    size: int
-    sha256: str
-    mode: int
-    link: str
-    part: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +64,7 @@ class Inventory:
     targets: tuple[str, ...]
     """Those that the component has files for, and this tree has."""
     origins: tuple[Origin, ...]
-    items: tuple[Item, ...]
+    items: tuple[TreeFile, ...]
     schema: int = SCHEMA
 
     @property
@@ -99,7 +86,7 @@ class Inventory:
                     **data,
                     "targets": tuple(data["targets"]),
                     "origins": tuple(Origin(**origin) for origin in data["origins"]),
-                    "items": tuple(Item(**item) for item in data["items"]),
+                    "items": tuple(TreeFile(**item) for item in data["items"]),
                 }
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -119,7 +106,7 @@ class Difference:
         return f"{self.path}: {self.kind}: expected {self.expected}, found {self.found}"
 
 
-def differences(root: Path, items: Sequence[Item]) -> list[Difference]:
+def differences(root: Path, items: Sequence[TreeFile]) -> list[Difference]:
     """Every difference, by reading every byte again; sorted by path."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -135,7 +122,7 @@ def differences(root: Path, items: Sequence[Item]) -> list[Difference]:
     return sorted(different, key=lambda mismatch: mismatch.path)
 
 
-def difference(root: Path, item: Item, *, content: bool = True) -> Difference | None:
+def difference(root: Path, item: TreeFile, *, content: bool = True) -> Difference | None:
     """How one item differs; without `content` only by what its directory entry says."""
     path = root / item.path
     try:
@@ -261,9 +248,9 @@ class Placing:
         return rule.to.format(**match.groupdict(default="")) if rule.to else path
 
 
-def composed(parts: Iterable[Sequence[Item]]) -> list[Item]:
+def composed(parts: Iterable[Sequence[TreeFile]]) -> list[TreeFile]:
     """The files of all parts as one tree; two parts may place the same path only if it is the same file."""
-    items_by_path: dict[str, Item] = {}
+    items_by_path: dict[str, TreeFile] = {}
     for items in parts:
         for item in items:
             other = items_by_path.setdefault(item.path, item)
@@ -277,7 +264,7 @@ def composed(parts: Iterable[Sequence[Item]]) -> list[Item]:
     return list(items_by_path.values())
 
 
-def sdk_yaml(name: str, component: Component, origins: Sequence[Origin], items: Iterable[Item]) -> str:
+def sdk_yaml(name: str, component: Component, origins: Sequence[Origin], items: Iterable[TreeFile]) -> str:
     """The sdk.yaml of an SDK that is composed of several files, in the style of the official one; empty where
     one of the files has it, and for other components."""
     if name != QNN_SDK or any(item.path == "sdk.yaml" for item in items):
@@ -291,12 +278,12 @@ def sdk_yaml(name: str, component: Component, origins: Sequence[Origin], items: 
 
 
 def inventory_of(
-    name: str, component: Component, targets: Set[str], origins: Sequence[Origin], items: Sequence[Item]
+    name: str, component: Component, targets: Set[str], origins: Sequence[Origin], items: Sequence[TreeFile]
 ) -> Inventory:
     """Of the tree that these files make; with the sdk.yaml, if it has one of ours."""
     if text := sdk_yaml(name, component, origins, items).encode():
         digest = hashlib.sha256(text).hexdigest()
-        items = [*items, Item("sdk.yaml", "file", len(text), digest, READ_ONLY, "", GENERATED)]
+        items = [*items, TreeFile("sdk.yaml", "file", len(text), digest, READ_ONLY, "", GENERATED)]
     definition = definition_of(name, component)
     return Inventory(
         component=name,
@@ -339,12 +326,12 @@ def pinned_inventory(name: str, component: Component, targets: Set[str]) -> Inve
     return inventory_of(name, component, targets, origins, composed(parts)) if parts else None
 
 
-def _items(part: Part, files: Mapping[str, Listed], targets: Set[str]) -> list[Item]:
+def _items(part: Part, files: Mapping[str, Listed], targets: Set[str]) -> list[TreeFile]:
     placing, items = Placing(part, targets), []
     for member, file in files.items():
         if (path := placing(member)) is not None:
             mode = READ_ONLY_EXECUTABLE if file.executable else READ_ONLY
-            items.append(Item(path, "file", file.size, file.sha256, mode, "", part.name))
+            items.append(TreeFile(path, "file", file.size, file.sha256, mode, "", part.name))
     return items
 
 
@@ -353,5 +340,5 @@ def _digest(value: object) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _described(item: Item) -> str:
+def _described(item: TreeFile) -> str:
     return f"sha256 {item.sha256[:12]}…" if item.kind == "file" else f"a link to {item.link}"
