@@ -117,24 +117,11 @@ class Soc(Model):
     """Whether it computes floats of 16 bits."""
 
 
-class Refused(Model):
-    """Operators that a Hexagon earlier than `below_arch` does not compile at these precisions; None: that no
-    Hexagon compiles."""
-
-    below_arch: Annotated[int, Field(ge=65, le=99)] | None = None
-    precisions: tuple[str, ...] = Field(min_length=1)
-    operators: tuple[str, ...] = Field(min_length=1)
-
-    def __str__(self) -> str:
-        return f"{', '.join(self.operators)} at {', '.join(self.precisions)} (V{self.below_arch} takes them)"
-
-
 class SocTable(Model):
     schema_: Literal[1] = Field(alias="schema")
     socs: dict[SocName, Soc]
     devices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The chips of well-known devices, which may be another maker's where a model has several."""
-    refused: tuple[Refused, ...] = ()
 
 
 @cache
@@ -160,10 +147,6 @@ def _soc_table() -> SocTable:
 
 def load_socs() -> dict[str, Soc]:
     return _soc_table().socs
-
-
-def load_refused() -> tuple[Refused, ...]:
-    return _soc_table().refused
 
 
 def soc_named(name: str) -> Soc:

@@ -24,6 +24,7 @@ EXAMPLES = """\
 SCHEMAS = {
     "profile": ("provisioning.manifest:Profile", "A profile: one consistent set of pins"),
     "socs": ("provisioning.manifest:SocTable", "The chips: id, Hexagon arch, VTCM, LPAI version"),
+    "refused": ("lab.generate.chips_page:RefusedTable", "Operators that a Hexagon does not compile"),
     "variables": ("ci.child:Variables", "The variables of a process that does a user's work"),
     "environments": (
         "lab.lock.environments:Environments",

@@ -1,14 +1,33 @@
-"""docs/chips.md: the chips by Hexagon and what each does not compile, from manifests/socs.toml."""
+"""docs/chips.md: the chips by Hexagon and what each does not compile, from manifests/socs.toml and
+manifests/refused.toml."""
 
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from lab.generate.shared_tables import with_table
-from provisioning.base.settings import ROOT
-from provisioning.manifest import Soc, load_refused, load_socs
+from provisioning.base.documents import Model, load
+from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.manifest import Soc, load_socs
 
 PAGE = ROOT / "docs" / "chips.md"
+
+
+class RefusedOperators(Model):
+    """Operators that a Hexagon earlier than `below_arch` does not compile at these precisions; None: that no
+    Hexagon compiles."""
+
+    below_arch: Annotated[int, Field(ge=65, le=99)] | None = None
+    precisions: tuple[str, ...] = Field(min_length=1)
+    operators: tuple[str, ...] = Field(min_length=1)
+
+
+class RefusedTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    refused: tuple[RefusedOperators, ...]
 
 
 def page() -> str:
@@ -31,7 +50,7 @@ def _chip(name: str, soc: Soc) -> str:
 
 def _operators() -> str:
     lines = ["| precision | operators | V68 | V69 | V73, V75, V81 |", "| --- | --- | --- | --- | --- |"]
-    for row in load_refused():
+    for row in load(MANIFESTS / "refused.toml", RefusedTable).refused:
         takes = ["yes" if row.below_arch and arch >= row.below_arch else "no" for arch in (68, 69, 73)]
         cells = [", ".join(row.precisions), ", ".join(row.operators), *takes]
         lines.append(f"| {' | '.join(cells)} |")
