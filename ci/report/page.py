@@ -61,21 +61,6 @@ TEMPLATES = Path(__file__).with_name("templates")
 LANES_OF_PAGE = {**LANES, "check": "check"}
 STAGES = {"executorch": ("test_lowering", "test_emulator")}
 """By lane: the stage that compiles its programs, and the one that runs them. Others have one for both."""
-ACCURACY = {
-    "metric": "metric of the task",
-    "float_metric": "the same of the float model",
-    "reference_metric": "the same of the quantized model",
-    "max_metric_loss": "loss against the float model",
-    "sqnr_db": "SQNR against float",
-    "slice_sqnr_db": "SQNR of the worst slice",
-    "reference_sqnr_db": "SQNR against quantized",
-    "cosine": "cosine with float",
-    "variation_sqnr_db": "SQNR of what depends on the input",
-    "agreement": "equal integers",
-    "reference_agreement": "integers equal to quantized",
-    "top1": "top-1 agreement",
-    "max_rel": "largest relative error",
-}
 COSTS = {
     "ddr_read": "DDR read",
     "ddr_written": "DDR written",
@@ -197,14 +182,16 @@ def _part(row: Row) -> ShownFigure:
 
 
 def _accuracy(row: Row) -> Iterator[ShownFigure]:
-    figures, wanted = mapping(row.get("figures")), mapping(row.get("thresholds"))
-    for key, name in ACCURACY.items():
-        value, mark = number(figures, key), number(wanted, key)
+    from ci.suite.accuracy import FIGURES, LESS_IS_BETTER
+
+    figures, thresholds = mapping(row.get("figures")), mapping(row.get("thresholds"))
+    for key, name in FIGURES.items():
+        value, mark = number(figures, key), number(thresholds, key)
         if value is None:
             continue
         if mark is None:
             yield ShownFigure(name, in_unit(key, value))
-        elif key.startswith("max_"):
+        elif key in LESS_IS_BETTER:
             yield ShownFigure(name, f"{in_unit(key, value)} (at most {in_unit(key, mark)})", value <= mark)
         else:
             yield ShownFigure(name, f"{in_unit(key, value)} (at least {in_unit(key, mark)})", value >= mark)
