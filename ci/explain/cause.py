@@ -49,7 +49,6 @@ class Cause:
     """The operator's, or its group's; none where no operator is the cause."""
     place: Place | None = None
     """The line of the model that wrote it, if it is known."""
-    of_chip: bool = False
     suspected: Sequence[SuspectedFault] = ()
     """The known faults that the operator can have: what they are is not proved here."""
     goes_on: str = ""
@@ -97,7 +96,7 @@ def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
     first, words = result.first, verdict_of(result)
     if not result.between:
         goes_on = ""
-    found = Cause(f"{words}; {goes_on} continues" if goes_on else words, of_chip=True, goes_on=goes_on)
+    found = Cause(f"{words}; {goes_on} continues" if goes_on else words, goes_on=goes_on)
     if first is None or not first.stands_out:
         return found
     if first.rounds:

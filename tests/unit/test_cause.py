@@ -217,14 +217,14 @@ def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at
     tmp_path: Path,
 ) -> None:
     fault, place = SuspectedFault("it is too small", "", "harms"), Place("net.py", 8)
-    cause = Cause("the cause is rsqrt", ["rsqrt"], place, of_chip=True, suspected=[fault])
+    cause = Cause("the cause is rsqrt", ["rsqrt"], place, suspected=[fault])
     _, lane = proved(tmp_path, lambda model: RED, cause=cause)
     assert lane.asked == [None, ("harms",)]
 
 
 def test_without_a_place_the_rewrites_of_what_is_suspected_are_tried_alone(tmp_path: Path) -> None:
     fault = SuspectedFault("it is too small", "", "harms")
-    cause = Cause("the time is up", of_chip=True, suspected=[fault], goes_on="divergence")
+    cause = Cause("the time is up", suspected=[fault], goes_on="divergence")
     _, lane = proved(tmp_path, lambda model: RED, cause=cause)
     assert lane.asked == [None, ("harms",)]
 

@@ -284,7 +284,7 @@ def test_a_known_failure_has_the_cause_that_was_accepted_and_a_new_one_its_own(t
 )
 def test_only_a_users_tree_is_of_another_release(version: str, another: bool) -> None:
     """A wheel of another release is what a profile was updated to: there the record is out of date."""
-    on = SuiteKeyContext(Path(), Runner(Path()), "SM8650", {}, {"executorch": version}, (), {}, Path())
+    on = SuiteKeyContext(Runner(Path()), "SM8650", {}, {"executorch": version}, (), {}, Path())
     assert on.is_of_another_release("executorch 1.5.1, QNN v2.49") is another
     assert not on.is_of_another_release("")
 

@@ -109,7 +109,6 @@ def upstream_suites() -> Mapping[str, UpstreamSuite]:
 class SuiteKeyContext:
     """What tests run on."""
 
-    sdk: Path
     runner: Runner
     soc: str
     environment: Mapping[str, str]
@@ -170,15 +169,13 @@ def machinery(
     from ci.suite.stage import host_libraries
     from provisioning.components import QNN_SDK
 
-    sdk = qnn_environment.root(QNN_SDK).path
     return SuiteKeyContext(
-        sdk=sdk,
         runner=runner,
         soc=qnn_environment.soc,
         environment=environment,
         versions={name: _version(name) for name in PACKAGES} | {"python": sys.version.split()[0]},
         absent=tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None),
-        qnn=host_libraries(sdk, store),
+        qnn=host_libraries(qnn_environment.root(QNN_SDK).path, store),
         tests=suite.place(),
     )
 
