@@ -25,11 +25,11 @@ EXAMPLES = """\
   python -m ci shell --image wheels -- python export.py
 """
 
-PASSED_ON = ("QNN_CI_SOC", "QNN_CI_REPORTS", "QNN_CI_REQUIREMENTS", "CI", "TERM", "NO_COLOR", "FORCE_COLOR")
-INDEX = {
-    f"PIP_{name}": name.lower().replace("_", "-") for name in ("INDEX_URL", "EXTRA_INDEX_URL", "NO_INDEX")
-}
-"""The package index, for packages that a suite brings: variables, and their names in pip's own settings."""
+PASSED_ON = (
+    *("QNN_CI_SOC", "QNN_CI_REPORTS", "QNN_CI_REQUIREMENTS", "CI", "TERM", "NO_COLOR", "FORCE_COLOR"),
+    *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"),
+)
+"""Variables of the user that an image has too; those of pip are for packages that a suite brings."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,19 +53,12 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     where = Path(Parser.started_in or Path.cwd())
-    environ = with_index(os.environ)
-    argv = docker_run(plan, command or ["bash"], owner=owner, terminal=terminal, environ=environ, where=where)
+    argv = docker_run(
+        plan, command or ["bash"], owner=owner, terminal=terminal, environ=os.environ, where=where
+    )
     sys.stdout.flush()
     sys.stderr.flush()
-    return become(argv, environ)
-
-
-def with_index(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables, and those of the package index that the user's pip is set to."""
-    from provisioning import pip_settings
-
-    pip = pip_settings.read(environ)
-    return {**environ, **{name: pip[key] for name, key in INDEX.items() if pip.get(key)}}
+    return become(argv, dict(os.environ))
 
 
 def docker_run(
@@ -87,9 +80,7 @@ def docker_run(
     # One volume for each user, because users may not write each other's files.
     argv += ["--mount", f"type=volume,source=qnn-ci-{uid},target={CACHE}"]
     # By name alone: an index's address may have a password.
-    for name in (*PASSED_ON, *INDEX):
-        if name in environ:
-            argv += ["--env", name]
+    argv += [word for name in PASSED_ON if name in environ for word in ("--env", name)]
     return [*argv, "--workdir", str(where), plan.tag, *command]
 
 

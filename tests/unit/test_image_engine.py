@@ -8,7 +8,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.image.contents import plan_of
-from ci.image.shell import docker_run, with_index
+from ci.image.shell import docker_run
 from provisioning.base.command_line import main
 
 
@@ -50,8 +50,5 @@ def test_a_command_runs_as_the_caller_in_the_checkout_and_writes_nothing_to_the_
 def test_packages_of_a_suite_come_from_the_users_index_whose_password_no_process_list_shows(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://ann:secret@index.example/simple\n")
-    environ = with_index({"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")})
-    words = argv(tmp_path, "1000:1000", None, **environ)
+    words = argv(tmp_path, PIP_INDEX_URL="https://ann:secret@index.example/simple")
     assert words[words.index("PIP_INDEX_URL") - 1] == "--env" and "secret" not in " ".join(words)
-    assert environ["PIP_INDEX_URL"] == "https://ann:secret@index.example/simple"
