@@ -63,11 +63,11 @@ class GroupedAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, width: int, heads: int, groups: int, hidden: int) -> None:
+    def __init__(self, width: int, heads: int, groups: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = RmsNorm(width), RmsNorm(width)
         self.attention = GroupedAttention(width, heads, groups)
-        hidden = hidden or width * 8 // 3 // 32 * 32
+        hidden = width * 8 // 3 // 32 * 32
         self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
@@ -81,12 +81,10 @@ class DecoderLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(
-        self, words: int, width: int, layers: int, heads: int, groups: int, context: int, hidden: int = 0
-    ) -> None:
+    def __init__(self, words: int, width: int, layers: int, heads: int, groups: int, context: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        self.layers = nn.ModuleList(DecoderLayer(width, heads, groups, hidden) for _ in range(layers))
+        self.layers = nn.ModuleList(DecoderLayer(width, heads, groups) for _ in range(layers))
         self.norm = RmsNorm(width)
         self.output = nn.Linear(width, words, bias=False)
         cos, sin = rotation(context, width // heads)
@@ -132,9 +130,7 @@ def llama_decode(
     heads: int = 8,
     groups: int = 2,
     context: int = 64,
-    hidden: int = 0,
 ) -> tuple[nn.Module, Inputs]:
-    """`hidden` is the feed-forward network's width [8/3 of `width`]."""
     size = width // heads
 
     def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -150,18 +146,4 @@ def llama_decode(
         token = torch.randint(0, words, (1, 1), generator=generator, dtype=torch.int32)
         return token, torch.tensor([filled], dtype=torch.int32), mask, *cache
 
-    return Decode(words, width, layers, heads, groups, context, hidden).eval(), inputs
-
-
-def llama_embedding(words: int, width: int) -> tuple[nn.Module, Inputs]:
-    def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
-        return (torch.randint(0, words, (1, 1), generator=generator, dtype=torch.int32),)
-
-    return nn.Embedding(words, width).eval(), inputs
-
-
-def llama_head(words: int, width: int) -> tuple[nn.Module, Inputs]:
-    def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
-        return (torch.randn(1, 1, width, generator=generator),)
-
-    return nn.Sequential(RmsNorm(width), nn.Linear(width, words, bias=False)).eval(), inputs
+    return Decode(words, width, layers, heads, groups, context).eval(), inputs
