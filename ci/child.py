@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import hashlib
 import logging
 import os
@@ -270,14 +269,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def forget_torch() -> None:
-    """Give back what tracing left in torch."""
-    import torch
-
-    torch._dynamo.reset()
-    gc.collect()
-    # An export leaves some 10,000 objects for good. If each collection walked them, it would soon take over a
-    # second.
-    gc.freeze()

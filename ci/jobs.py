@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from types import TracebackType
 from typing import Generic, TextIO, TypeVar
 
 from provisioning.base.command_line import TIMEOUT
-from provisioning.base.progress import SILENT_FOR, Bar, bar_for, ticking
+from provisioning.base.progress import SILENT_FOR, Bar, ticking
 
 R = TypeVar("R")
 
@@ -130,7 +129,8 @@ class JobProgress(Generic[R]):
         doing: Callable[[str], str] = lambda name: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`doing` says what a job of this name is at."""
+        """`what` names the jobs on the bar; of a job of this name, `line` is its line when it has ended, and
+        `doing` what it is at."""
         self._what, self._line, self._doing, self._clock = what, line, doing, clock
         self._began: dict[str, float] = {}
         self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
@@ -192,14 +192,3 @@ class JobProgress(Generic[R]):
         if self._bar:
             note = f"{self._done}/{self._total}  {self._at_work()}"
             self._bar.draw(self._what, self._done, self._total, note)
-
-
-def progress(
-    what: str,
-    jobs: Sequence[Job],
-    line: Callable[[str, R], Line],
-    doing: Callable[[str], str] = lambda name: "",
-) -> JobProgress[R]:
-    """`what` names the jobs on the bar; `line` gives the line for a job of this name that ended, and `doing`
-    says what one that runs is at."""
-    return JobProgress(what, jobs, line, sys.stderr, bar_for(sys.stderr), doing)

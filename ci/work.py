@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from ci import child
-from ci.jobs import Job, Line, core_shares, default_slots, longest_first, memory_budget, progress
+from ci.jobs import Job, JobProgress, Line, core_shares, default_slots, longest_first, memory_budget
 from ci.outcome import (
     Refused,
     Trouble,
@@ -49,6 +49,7 @@ from ci.outcome import (
 )
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.progress import bar_for
 from provisioning.base.settings import ROOT
 
 GRACE_SECONDS = 30.0
@@ -146,7 +147,8 @@ def run(
         raise ValueError("two tasks have the same name")
     with template_of(home) as template:
         schedule = _Schedule(tasks, template, exports, jobs, memory or memory_budget())
-        with progress(title, list(schedule.waiting), line, schedule.doing) as shown:
+        bar = bar_for(sys.stderr)
+        with JobProgress(title, schedule.waiting, line, sys.stderr, bar, schedule.doing) as shown:
             schedule.run(shown)
         return schedule.outcomes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ci.child import forget_torch, output_to
+from ci.child import output_to
 from ci.lanes.executorch.orders import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
 
@@ -18,6 +18,8 @@ def programs_of(suite: Path | None) -> list[ExecutorchProgram]:
 
 
 def run_in_turn(work: Path, suite: Path | None) -> None:
+    import torch
+
     from ci.lanes.executorch.export import ChipModel
     from ci.lanes.executorch.lower import lower
     from ci.lanes.executorch.orders import CompileRequest
@@ -28,7 +30,7 @@ def run_in_turn(work: Path, suite: Path | None) -> None:
             compiled = lower(ChipModel.of(program.order), CompileRequest(folder, log))
             if isinstance(compiled, ChipProgram):
                 _run(folder, compiled)
-        forget_torch()
+        torch._dynamo.reset()
 
 
 def _run(folder: Path, compiled: ChipProgram) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.child import Meter, forget_torch
+from ci.child import Meter
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import (
     Part,
@@ -288,7 +288,8 @@ def collect(suite: UpstreamSuite, logs: str) -> None:
     if suite.warm_up in tests:
         tests.run(suite.warm_up, scratch / "warm-up")
         os.chdir(folder)
-        forget_torch()
+        # What tracing left in it. The process of a home collects its garbage itself.
+        torch._dynamo.reset()
     tempfile.tempdir = None
     shutil.rmtree(scratch)
     gc.set_threshold(COLLECT_AFTER, 50, 100)
