@@ -201,14 +201,14 @@ def _described(store: Store, tree: Tree) -> dict[str, Any]:
 
 
 def _in_words(row: dict[str, Any]) -> dict[str, str]:
+    """Targets and path are one column, the last, which goes on below the others where a line has no room."""
     return {
         "component": row["component"],
         "version": row["version"],
-        "targets": ",".join(row["targets"]) or "any",
         "size": size(row["size"]),
         "last used": row["last_used"],
         "integrity": row["integrity"],
-        "path": row["path"],
+        "targets and path": f"{', '.join(row['targets']) or 'any'}: {row['path']}",
     }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,6 +202,15 @@ class TestStoreVerb:
         assert user.types("store", "gc") == 0
         assert "no manifest names it" in user.out and user.types("store", "list") == 0
         assert user.out.startswith("no trees")
+
+    def test_the_list_of_trees_fits_a_terminal(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+        user.types("provision")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "100")
+        assert user.types("store", "list") == 0
+        *table, path = user.out.splitlines()
+        assert path.strip() in map(str, user.store.glob("trees/*"))
+        assert max(map(len, table)) <= 100
 
     OF_FORECASTS = toml.loads((MANIFESTS / "forecast.toml").read_text())["wheel"]["sha256"]
     MEASURED = toml.loads((MANIFESTS / "compat.toml").read_text())["builds"][0]["sha256"]
