@@ -71,8 +71,6 @@ class Ended:
     """The repository that the commit is in, which may be a fork."""
     owner: str
     branch: str
-    pulls: tuple[int, ...]
-    """Of a fork GitHub names none."""
 
     @property
     def age(self) -> tuple[int, int]:
@@ -163,7 +161,9 @@ def comment(environ: Mapping[str, str], api: Api | None = None) -> int:
         sys.stdout.write("the run was not of a pull request: there is nothing to comment on\n")
         return 0
     api = api or Api(environ)
-    pulls = [pull for pull in pulls_of(ended, api) if is_of(ended, pull)]
+    # Not those that the event names: of a fork it names none.
+    of_branch = api("GET", "pulls", state="open", head=f"{ended.owner}:{ended.branch}", per_page=100)
+    pulls = [pull for pull in of_branch if is_of(ended, pull)]
     if len(pulls) != 1:
         sys.stdout.write(
             f"{len(pulls)} open pull requests have {ended.commit[:12]} as their head: nothing is written\n"
@@ -204,23 +204,9 @@ def ended_of(environ: Mapping[str, str]) -> Ended | None:
             int(run["head_repository"]["id"]),
             str(run["head_repository"]["owner"]["login"]),
             str(run["head_branch"]),
-            # Of a repository that is a fork itself, GitHub also names those of the one above it.
-            tuple(
-                int(pull["number"])
-                for pull in run["pull_requests"]
-                if pull["base"]["repo"]["id"] == event["repository"]["id"]
-            ),
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise UsageError(f"GITHUB_EVENT_PATH: no event of a run that has ended ({error!r})") from error
-
-
-def pulls_of(ended: Ended, api: Api) -> Iterator[Any]:
-    """Those that the event names; else the open ones of the fork's branch."""
-    if ended.pulls:
-        yield from (api("GET", f"pulls/{number}") for number in ended.pulls)
-    else:
-        yield from api("GET", "pulls", state="open", head=f"{ended.owner}:{ended.branch}", per_page=100)
 
 
 def is_of(ended: Ended, pull: Any) -> bool:
