@@ -10,15 +10,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.github.stage import annotate, append, export, set_outputs
-from ci.report.summary import command
+from ci.report.summary import github_annotations
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
-from provisioning.base.foreign import visible
-from provisioning.base.rendering import plural
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_SOC,
@@ -114,11 +112,9 @@ def setup(environ: Mapping[str, str]) -> int:
         with suppress(OSError, ValueError):  # there may be no report
             annotate(Report.read(report_file), environ)
         return code
-    damage = [finding for finding in Report.read(report_file).findings if finding.rule == "store-damage"]
-    if damage:
-        more = f" (and {plural(len(damage) - 1, 'more file')})" if damage[1:] else ""
-        text = f"{damage[0].subject}{more}: {damage[0].message}"
-        sys.stdout.write(command("warning", visible(text), title="provision: store-damage") + "\n")
+    report = Report.read(report_file)
+    damage = tuple(finding for finding in report.findings if finding.rule == "store-damage")
+    sys.stdout.write(github_annotations([replace(report, findings=damage)]))
     selection = Selection(
         profile=wanted.profile,
         target=wanted.targets[0] if wanted.targets else DEFAULT_TARGET,
