@@ -5,15 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import linecache
-import re
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ci.diagnose.explain import Explanation, of_model
 from ci.models import model_lines
 from ci.models.inputs import (
     Input,
@@ -49,35 +44,16 @@ from ci.models.mistakes import (
     require_on_cpu,
     without_inputs,
 )
+from ci.models.model_lines import described, explained, known_of, users_line
 from ci.models.user_model import EXPORTED, SAMPLE_FILES, BadFactory, search_first, where_paths_begin
 from provisioning.base.command_line import OWN_PACKAGES
-from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import repository_of
-from provisioning.base.settings import ROOT
-from provisioning.known_faults import NO_FIX
 
 CALIBRATION_SEED = 1000
 """Samples from this number on are for calibration. Those that are compared are numbered from 0."""
 
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
-
-INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-
-OURS, MODELS = f"{ROOT}/ci/", f"{ROOT}/ci/models/shipped/"
-
-FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
-MOST_OF_MESSAGE = 600
-NODE_AND_SCHEMA = re.compile(r"^Node \S+ with op .* -> .*(?=was not )")
-"""How ExecuTorch begins a message about a node, which ours names already."""
-ONE_WEIGHT = Fix(
-    "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
-    ' self.register_buffer("kernel", kernel, persistent=False); {} writes the model so',
-    session("repair", "MODEL", "-o", "DIR"),
-)
-"""Of a layer quantized per channel: what is computed in the graph has one scale for the whole."""
-PASS = re.compile(r"An error occurred when running the '\w+' pass")
-EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
 def require_like(
@@ -312,7 +288,7 @@ def _fix_of_call(error: Exception) -> str:
             ' torch.export.save(torch.export.export(model.eval(), inputs), "net.pt2"), and compile net.pt2;'
             ' in a suite: requirements = "requirements.txt"'
         )
-    place = _users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
+    place = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
     return where_paths_begin(error) or f"correct {place or 'your own code, which raises it'}"
 
 
@@ -638,96 +614,10 @@ class _Changes(TorchFunctionMode):
         before = self._version()
         result = func(*args, **(kwargs or {}))
         if not self.line and self._version() != before:
-            self.line = _users_line(traceback.extract_stack())
+            self.line = users_line(traceback.extract_stack())
         return result
 
 
 def is_quantized(model: nn.Module) -> bool:
     graph = getattr(model, "graph", None) or getattr(getattr(model, "model", None), "graph", None)
     return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
-
-
-def described(error: BaseException) -> str:
-    """The exception and the line of the user's code that raised it."""
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return f"{text[:MOST_OF_MESSAGE]}{_users_line(traceback.extract_tb(error.__traceback__))}"
-
-
-def explained(error: BaseException) -> tuple[str, str]:
-    """The cause, with the user's line, and a fix if known. The full text belongs in the log."""
-    errors = _causes(error)
-    text = "\n".join(str(error).strip() for error in errors)
-    places = [
-        f" ({model_lines.relative_path(file)}:{line})"
-        for file, line in FRAME.findall(text)
-        if _is_users(file) or model_lines.is_of_library(file)
-    ]
-    frames = [*traceback.walk_tb(errors[-1].__traceback__)][::-1]
-    of_lines = (_node_of_line(*frame) for frame in frames)
-    node = None if places else next(filter(None, of_lines), None) or _node_at_hand(frames)
-    place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
-    if node:
-        place = f" ({model_lines.place_in_words(node)})"
-    if known := known_of(error):
-        return f"{known.with_text}{place}", known.fix
-    if node:
-        operator = getattr(node.target, "__name__", node.target)
-        words, fix = f"{operator} ({model_lines.place_in_words(node)})", model_lines.fix_inside(node)
-        computed = errors[-1].args == ("scale",)
-        why = NODE_AND_SCHEMA.sub("it ", next(iter(str(errors[-1]).splitlines()), ""))[:MOST_OF_MESSAGE]
-        message = f"the compiler fails at {words}: {type(errors[-1]).__name__}: {why}"
-        return message, fix or (ONE_WEIGHT if computed else NO_FIX)
-    if PASS.match(text):
-        # The list of the passes before it says nothing, and the error itself does.
-        error, text = errors[-1], str(errors[-1])
-    cause = text.splitlines()[0].strip()[:MOST_OF_MESSAGE] if text else ""
-    if explanation := EXPLANATION.search(text):
-        cause += f": {explanation[1].strip()}"
-    return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error, and those that it was raised from."""
-    errors = [error]
-    while errors[-1].__cause__ is not None:
-        errors.append(errors[-1].__cause__)
-    return errors
-
-
-def known_of(error: BaseException) -> Explanation | None:
-    """What the rules know of an error of torch or ExecuTorch, and of those that it was raised from."""
-    return of_model("".join("".join(traceback.format_exception_only(cause)) for cause in _causes(error)))
-
-
-def _node_at_hand(frames: Iterable[tuple[FrameType, int]]) -> torch.fx.Node | None:
-    """The operator with a line of the model's that a pass of the compiler had at hand when it failed."""
-    for frame, _ in frames:
-        for node in frame.f_locals.values():
-            if isinstance(node, torch.fx.Node) and model_lines.source_of(node)[0]:
-                return node
-    return None
-
-
-def _node_of_line(frame: FrameType, line: int) -> torch.fx.Node | None:
-    """Of the code that torch writes for a graph: the operator there, if it has a line of the model's."""
-    module = frame.f_locals.get("self")
-    if not isinstance(module, torch.fx.GraphModule):
-        return None
-    name = linecache.getline(frame.f_code.co_filename, line).partition(" = ")[0].strip()
-    return next(
-        (node for node in module.graph.nodes if node.name == name and model_lines.source_of(node)[0]), None
-    )
-
-
-def _is_users(file: str) -> bool:
-    """Whether a file is neither a library's nor ours. The shipped models count as a user's."""
-    ours = file.startswith(OURS) and not file.startswith(MODELS)
-    return model_lines.is_model(file) and not file.startswith(INSTALLED) and not ours
-
-
-def _users_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """` (file:line)` of the innermost frame of the user's code; empty without one."""
-    for frame in reversed(frames):
-        if _is_users(frame.filename):
-            return f" ({model_lines.relative_path(frame.filename)}:{frame.lineno})"
-    return ""

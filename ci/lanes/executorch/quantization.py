@@ -32,15 +32,8 @@ from ci.lanes.executorch.orders import (
     QuantizeRequest,
 )
 from ci.lanes.executorch.suite import OBSERVED_SCHEMES, ExecutorchRun
-from ci.models.factory import (
-    copied,
-    explained,
-    find,
-    is_quantized,
-    refuse_halves,
-    require_float32,
-    run_copied,
-)
+from ci.models.factory import copied, find, is_quantized, refuse_halves, require_float32, run_copied
+from ci.models.model_lines import explained
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
 from ci.suite.accuracy import Inferences, TensorFile

@@ -419,7 +419,8 @@ def export(
     input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""
     import torch
 
-    from ci.models.factory import call, explained, factory_of, infer_all, model_of, require_float32
+    from ci.models.factory import call, factory_of, infer_all, model_of, require_float32
+    from ci.models.model_lines import explained
     from ci.models.user_model import BadFactory
 
     path = into / "model.onnx"
