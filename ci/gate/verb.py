@@ -128,34 +128,21 @@ def run_gate(
 ) -> int:
     """`flags`, `suites` and `tags` are as typed: the stages read them, and have their suites.
     With `whole`, what the stages print is shown too: otherwise it is in their logs."""
-    with _one_run():
-        gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
-        choice = tuple(tags or ([] if suites else ["--tag", TAG]))
-        stages = [
-            stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
-            for stage in stages
-        ]
-        results = run_stages(stages, chosen, flags, selection, whole=whole)
-        reports = [result.report for result in results]
-        for report in reports:
-            answer.add_report(report)
-        summarised(gate, results).write(selection.reports)
-        conclude(reports, selection.reports, os.environ)
-        return exit_code(results)
-
-
-@contextmanager
-def _one_run() -> Iterator[None]:
-    """The stages are of the run that this gate is a part of, or of one of its own."""
-    before = os.environ.get(RUN)
-    os.environ[RUN] = before or os.urandom(16).hex()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[RUN]
-        else:
-            os.environ[RUN] = before
+    # The stages are of the run that this gate is a part of, or of one of its own.
+    os.environ[RUN] = os.environ.get(RUN) or os.urandom(16).hex()
+    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
+    choice = tuple(tags or ([] if suites else ["--tag", TAG]))
+    stages = [
+        stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
+        for stage in stages
+    ]
+    results = run_stages(stages, chosen, flags, selection, whole=whole)
+    reports = [result.report for result in results]
+    for report in reports:
+        answer.add_report(report)
+    summarised(gate, results).write(selection.reports)
+    conclude(reports, selection.reports, os.environ)
+    return exit_code(results)
 
 
 def run_stages(
