@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.jobs import Job, Line, WorkOptions
-from ci.outcome import Failure, Refused, Result, WorkerDied, failure_of, line_of, of_error
+from ci.outcome import Failure, Outcome, Refused, Result, WorkerDied, failure_of, line_of, of_error
 from ci.plain import Facts, read
 from ci.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
-from ci.work import TEMPORARY, ChildTask, Exports, Home, Outcome, run
+from ci.template import TEMPORARY
+from ci.work import ChildTask, Exports, Home, run
 from provisioning.base.errors import ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric

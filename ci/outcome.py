@@ -4,11 +4,12 @@ place that says when the machine is to blame."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
@@ -241,6 +242,24 @@ class Refused(ToolkitError):
         super().__init__(str(error["message"]), fix=fix, exit_code=int(error["exit_code"]))
         self.kind = str(error["kind"])
         self.details = error
+
+
+Outcome = dict[str, object] | WorkerDied | Refused
+"""A task's reply, or why there is none."""
+
+
+def outcome_of(code: int, reply: Path, places: Sequence[Path]) -> Outcome:
+    """Of work whose process ended so, and that wrote to these places."""
+    document: dict[str, Any] = {"died": code}
+    if not code and reply.is_file():
+        document = json.loads(reply.read_text(encoding="utf-8"))
+    found = Trouble(**document["trouble"]) if "trouble" in document else None
+    if "died" in document:
+        died = document["died"]
+        return WorkerDied("crash", how_it_ended(died), code=died, trouble=found or of_places(places))
+    if found:
+        return WorkerDied("crash", found.message, trouble=found)
+    return Refused(document["error"]) if "error" in document else document
 
 
 def opened_log(log: Path) -> BinaryIO:

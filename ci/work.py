@@ -8,15 +8,9 @@ order, its reply and what it says that it does."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
-import gc
-import importlib
-import io
 import json
 import math
 import os
-import resource
 import select
 import shutil
 import signal
@@ -26,28 +20,27 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ci import child
 from ci.jobs import Job, JobProgress, Line, core_shares, default_slots, longest_first, memory_budget
 from ci.outcome import (
+    Outcome,
     Refused,
-    Trouble,
     WorkerDied,
+    failure_of,
     how_it_ended,
     of_error,
-    of_places,
     of_text,
     of_time,
     opened_log,
+    outcome_of,
     tail,
 )
-from provisioning.base.commands import session
+from ci.template import ORDER, READY, REPLY
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.progress import bar_for
 from provisioning.base.settings import ROOT
@@ -55,23 +48,8 @@ from provisioning.base.settings import ROOT
 GRACE_SECONDS = 30.0
 """A task whose time is up is ended. If nothing says that it has, it is given up this much later."""
 
-START_SECONDS = 300
-"""For importing torch and executorch on a busy machine."""
-
 OVERALL = "the end of the time for all of it"
 """In place of a flag, where `until` ended a task."""
-
-UMASK = 0o022
-UNFORESEEN = 70
-TEMPORARY = ("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that name a task's own folder for temporary files."""
-
-ORDER, REPLY = "order.json", "reply.json"
-READY = b"ready"
-"""From a process that has made its imports."""
-
-_PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +88,6 @@ class ChildTask:
         """With the time that it has if it begins now."""
         left = self.until - time.monotonic()
         return self if left >= self.timeout else replace(self, timeout=max(0.0, round(left, 1)), flag=OVERALL)
-
-
-Outcome = dict[str, object] | WorkerDied | Refused
-"""A task's reply, or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -205,10 +179,9 @@ def _asked(
     if isinstance(outcome, Refused):
         raise outcome
     if isinstance(outcome, WorkerDied):
-        if trouble := outcome.trouble(log):
-            raise EnvironmentLacking(trouble.message, fix=trouble.fix) from outcome
-        late = "give it longer with --timeout" if outcome.kind == "timeout" else ""
-        raise CheckFailed(outcome.sentence(log), fix=late or session("diagnose", log)) from outcome
+        failure = failure_of(outcome, log)
+        error = EnvironmentLacking if failure.blame == "machine" else CheckFailed
+        raise error(failure.message, fix=failure.fix) from outcome
     log.unlink(missing_ok=True)
     return outcome
 
@@ -412,7 +385,7 @@ class Template:
         try:
             with theirs, log:
                 self._process = subprocess.Popen(
-                    [home.python, "-m", "ci.work", str(theirs.fileno()), home.prepare, *home.arguments],
+                    [home.python, "-m", "ci.template", str(theirs.fileno()), home.prepare, *home.arguments],
                     cwd=ROOT,
                     env=dict(home.environment),
                     stdin=subprocess.DEVNULL,
@@ -514,218 +487,10 @@ class Running:
         else:
             # Now: a disk may be full only until the temporary files are removed.
             places = [*child.folders_of(self.task.request), self.folder]
-            outcome = _outcome(code, self.folder / REPLY, places)
+            outcome = outcome_of(code, self.folder / REPLY, places)
         if self.orders and isinstance(outcome, dict):
             self.reply = outcome
         else:
             self.close()
             self.remove()
         return outcome
-
-
-def _outcome(code: int, reply: Path, places: Sequence[Path]) -> Outcome:
-    """Of work whose process ended so, and that wrote to these places."""
-    document: dict[str, Any] = {"died": code}
-    if not code and reply.is_file():
-        document = json.loads(reply.read_text(encoding="utf-8"))
-    found = Trouble(**document["trouble"]) if "trouble" in document else None
-    if "died" in document:
-        died = document["died"]
-        return WorkerDied("crash", how_it_ended(died), code=died, trouble=found or of_places(places))
-    if found:
-        return WorkerDied("crash", found.message, trouble=found)
-    return Refused(document["error"]) if "error" in document else document
-
-
-def main() -> None:
-    """The template's whole life."""
-    control, (prepare, *arguments) = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
-    del sys.argv[1:]
-    # Imports that hang end also where nobody waits for them any more.
-    signal.alarm(START_SECONDS)
-    faulthandler.enable()
-    # A crash loses what Python still holds back: the log must have what a model printed before it.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
-    gc.set_threshold(child.GC_THRESHOLD, *gc.get_threshold()[1:])
-    with child.one_thread_for_libraries():
-        _function(prepare)(*arguments)
-    # Imported objects are never garbage: keep later collections from walking them.
-    gc.collect()
-    gc.freeze()
-    signal.alarm(0)
-    with contextlib.suppress(OSError):
-        control.send(READY)
-    _serve(control)
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    # As an import statement does it: where the user has a package of our name, that finds ours.
-    found: Callable[..., Any] = getattr(__import__(module, globals(), fromlist=[function]), function)
-    return found
-
-
-@dataclass
-class _Fork:
-    """A process that does a task, as its parent sees it."""
-
-    process: int
-    channel: socket.socket
-    ended: int
-    """A descriptor that can be read when it has ended."""
-    alive: bool = True
-
-    def kill(self) -> None:
-        self.alive = False
-        # It is no other process's number yet, as only its parent waits for it.
-        os.kill(self.process, signal.SIGKILL)
-
-    def close(self) -> None:
-        self.alive = False
-        self.channel.close()
-        os.close(self.ended)
-
-
-def _serve(control: socket.socket) -> None:
-    """Fork a process for each order, until whoever gives them has gone and the last one has ended."""
-    # What a task leaves behind becomes a child of this process.
-    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
-    forks: list[_Fork] = []
-    open_to_orders = True
-    while open_to_orders or forks:
-        waits: dict[Any, _Fork | None] = {fork.ended: fork for fork in forks}
-        waits |= {fork.channel: fork for fork in forks if fork.alive}
-        waits |= {control: None} if open_to_orders else {}
-        for ready in select.select([*waits], [], [])[0]:
-            fork = waits[ready]
-            if fork is None:
-                folder, files, _, _ = socket.recv_fds(control, 1 << 12, 2, socket.MSG_CMSG_CLOEXEC)
-                open_to_orders = bool(folder)
-                if folder:
-                    forks.append(_fork_for(Path(os.fsdecode(folder)), files, [control, *forks]))
-                else:
-                    for other in forks:
-                        other.kill()
-            elif ready is fork.channel:
-                # Its time is up, or nobody waits for it; unless it has ended just now.
-                if fork.alive:
-                    fork.kill()
-            else:
-                forks.remove(fork)
-                _report_end(fork, {other.process for other in forks})
-
-
-def _fork_for(folder: Path, files: Sequence[int], open_files: Sequence[socket.socket | _Fork]) -> _Fork:
-    channel, *orders = (socket.socket(fileno=number) for number in files)
-    process = _forked(partial(_work, folder, channel, orders, open_files))
-    for control in orders:
-        control.close()
-    return _Fork(process, channel, os.pidfd_open(process))
-
-
-def _status(code: int, used: float) -> bytes:
-    """Of a process, with the seconds of the processor that it used."""
-    return json.dumps([code, used]).encode()
-
-
-def _report_end(fork: _Fork, others: Collection[int]) -> None:
-    """Say how a process ended, after all that it started."""
-    _, status, usage = os.wait4(fork.process, 0)
-    used = usage.ru_utime + usage.ru_stime + _end_orphans(others)
-    with contextlib.suppress(OSError):
-        fork.channel.sendall(_status(os.waitstatus_to_exitcode(status), used))
-    fork.close()
-
-
-def _forked(work: Callable[[], object]) -> int:
-    """A process that does this and nothing else, and ends with its parent."""
-    child.flush_output()
-    process = os.fork()
-    if process:
-        return process
-    try:
-        _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        work()
-        child.flush_output()
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        child.flush_output()
-    finally:
-        # A full disk takes no traceback either: this process must never go on as its parent.
-        os._exit(UNFORESEEN)
-
-
-def _work(
-    folder: Path,
-    channel: socket.socket,
-    orders: Sequence[socket.socket],
-    open_files: Sequence[socket.socket | _Fork],
-) -> None:
-    """What the process of a task does. With `orders` it stays to be forked."""
-    os.setsid()
-    for file in open_files:
-        file.close()
-    order: child.Order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-    os.sched_setaffinity(0, order["cores"])
-    os.environ |= dict.fromkeys(TEMPORARY, str(folder))
-    tempfile.tempdir = str(folder)
-    child.own_folder = folder
-    os.umask(UMASK)
-    # Python takes bytecode for that of a source of the same size and second.
-    sys.dont_write_bytecode = True
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Python's own generator has seen to that itself, and torch's begins alike in every process.
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed()
-    reply = _reply_of(_function(order["function"]), order["request"], folder / REPLY)
-    if orders and not {"error", "trouble"} & reply.keys():
-        gc.collect()
-        gc.freeze()
-        channel.sendall(_status(0, 0.0))
-        channel.close()
-        _serve(orders[0])
-
-
-def _reply_of(work: child.Answer, request: Mapping[str, object], file: Path) -> dict[str, object]:
-    reply = child.logged(work, dict(request))
-    file.write_text(json.dumps(reply), encoding="utf-8")
-    child.flush_output()
-    return reply
-
-
-def in_fork(part: child.Answer, request: Mapping[str, object]) -> Outcome:
-    """Do a part of a task in a fork of its process: if it crashes, the task goes on."""
-    with tempfile.TemporaryDirectory(prefix="part-") as folder:
-        reply = Path(folder, REPLY)
-        process = _forked(partial(_reply_of, part, request, reply))
-        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        return _outcome(code, reply, child.places_of(request))
-
-
-def _end_orphans(others: Collection[int]) -> float:
-    """End all that a process has left, which is now a child of this one, and with it what that started; not
-    `others` and what is in their sessions. Gives the seconds of the processor that it had used."""
-    used = 0.0
-    while orphans := [process for process in _children() if not {process, os.getsid(process)} & {*others}]:
-        for process in orphans:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        for process in orphans:
-            with contextlib.suppress(ChildProcessError):
-                usage = os.wait4(process, 0)[2]
-                used += usage.ru_utime + usage.ru_stime
-    return used
-
-
-def _children() -> Iterator[int]:
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            yield from map(int, (task / "children").read_text(encoding="ascii").split())
-
-
-if __name__ == "__main__":
-    # Tasks import this module by its name: they must find what this process knows.
-    importlib.import_module("ci.work").main()

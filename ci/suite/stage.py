@@ -18,7 +18,7 @@ from ci.cached_steps import Step, WorkPlan, run_step
 from ci.digests import Digests
 from ci.jobs import Job, Line, failed
 from ci.models.own_packages import Needs, OwnPackages, installed
-from ci.outcome import MACHINE, Failure, Refused, Result, WorkerDied, failure_of
+from ci.outcome import MACHINE, Failure, Outcome, Refused, Result, WorkerDied, failure_of
 from ci.plain import read
 from ci.results import digest_of
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
@@ -27,7 +27,7 @@ from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.options import Choice, shard_named
 from ci.suite.programs import Program, Suites, with_accepted
 from ci.suite.suite_file import accepted_path
-from ci.work import ChildTask, Home, Outcome, run
+from ci.work import ChildTask, Home, run
 from provisioning.accepted_file import Values
 from provisioning.base import rendering
 from provisioning.base.commands import Fix

@@ -108,7 +108,7 @@ def part(request: dict[str, Any]) -> dict[str, Any]:
 
 def in_parts(request: dict[str, Any]) -> dict[str, Any]:
     """The outcomes of parts in forks, and whether they left anything here."""
-    from ci.work import in_fork
+    from ci.template import in_fork
 
     outcomes = [in_fork(part, {"how": how}) for how in request["parts"]]
     shown = [outcome if isinstance(outcome, dict) else str(outcome) for outcome in outcomes]

@@ -21,6 +21,7 @@ FLOORS = (
     {"jobs", "digests", "plain"},
     {"outcome"},
     {"child"},
+    {"template"},
     {"work", "runner", "forecast"},
     {"results"},
     {"cached_steps"},

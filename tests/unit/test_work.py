@@ -19,8 +19,8 @@ import pytest
 from ci import child, outcome
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.jobs import Job, Line, WorkOptions
-from ci.outcome import Result, WorkerDied
-from ci.work import ChildTask, Exports, Home, Outcome, run
+from ci.outcome import Outcome, Result, WorkerDied
+from ci.work import ChildTask, Exports, Home, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT, Selection
 

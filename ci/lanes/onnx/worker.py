@@ -64,7 +64,7 @@ from ci.plain import as_json, read
 from ci.results import Key, digest_of
 from ci.suite import qnn_provider
 from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_metric
-from ci.work import in_fork
+from ci.template import in_fork
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder, hash_file

@@ -1,0 +1,239 @@
+"""The process that has made the imports of a home, and stays as these left it: it forks itself for each task.
+
+When a task ends, when its time is up, or when whoever gives the orders has gone, every process that the task
+started ends too."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import io
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ci import child
+from ci.outcome import Outcome, outcome_of
+
+START_SECONDS = 300
+"""For importing torch and executorch on a busy machine."""
+
+UMASK = 0o022
+UNFORESEEN = 70
+TEMPORARY = ("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that name a task's own folder for temporary files."""
+
+ORDER, REPLY = "order.json", "reply.json"
+READY = b"ready"
+"""From a process that has made its imports."""
+
+_PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """The template's whole life."""
+    control, (prepare, *arguments) = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
+    del sys.argv[1:]
+    # Imports that hang end also where nobody waits for them any more.
+    signal.alarm(START_SECONDS)
+    faulthandler.enable()
+    # A crash loses what Python still holds back: the log must have what a model printed before it.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    gc.set_threshold(child.GC_THRESHOLD, *gc.get_threshold()[1:])
+    with child.one_thread_for_libraries():
+        _function(prepare)(*arguments)
+    # Imported objects are never garbage: keep later collections from walking them.
+    gc.collect()
+    gc.freeze()
+    signal.alarm(0)
+    with contextlib.suppress(OSError):
+        control.send(READY)
+    _serve(control)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    # As an import statement does it: where the user has a package of our name, that finds ours.
+    found: Callable[..., Any] = getattr(__import__(module, globals(), fromlist=[function]), function)
+    return found
+
+
+@dataclass
+class _Fork:
+    """A process that does a task, as its parent sees it."""
+
+    process: int
+    channel: socket.socket
+    ended: int
+    """A descriptor that can be read when it has ended."""
+    alive: bool = True
+
+    def kill(self) -> None:
+        self.alive = False
+        # It is no other process's number yet, as only its parent waits for it.
+        os.kill(self.process, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.alive = False
+        self.channel.close()
+        os.close(self.ended)
+
+
+def _serve(control: socket.socket) -> None:
+    """Fork a process for each order, until whoever gives them has gone and the last one has ended."""
+    # What a task leaves behind becomes a child of this process.
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    forks: list[_Fork] = []
+    open_to_orders = True
+    while open_to_orders or forks:
+        waits: dict[Any, _Fork | None] = {fork.ended: fork for fork in forks}
+        waits |= {fork.channel: fork for fork in forks if fork.alive}
+        waits |= {control: None} if open_to_orders else {}
+        for ready in select.select([*waits], [], [])[0]:
+            fork = waits[ready]
+            if fork is None:
+                folder, files, _, _ = socket.recv_fds(control, 1 << 12, 2, socket.MSG_CMSG_CLOEXEC)
+                open_to_orders = bool(folder)
+                if folder:
+                    forks.append(_fork_for(Path(os.fsdecode(folder)), files, [control, *forks]))
+                else:
+                    for other in forks:
+                        other.kill()
+            elif ready is fork.channel:
+                # Its time is up, or nobody waits for it; unless it has ended just now.
+                if fork.alive:
+                    fork.kill()
+            else:
+                forks.remove(fork)
+                _report_end(fork, {other.process for other in forks})
+
+
+def _fork_for(folder: Path, files: Sequence[int], open_files: Sequence[socket.socket | _Fork]) -> _Fork:
+    channel, *orders = (socket.socket(fileno=number) for number in files)
+    process = _forked(partial(_work, folder, channel, orders, open_files))
+    for control in orders:
+        control.close()
+    return _Fork(process, channel, os.pidfd_open(process))
+
+
+def status_of(code: int, used: float) -> bytes:
+    """Of a process, with the seconds of the processor that it used."""
+    return json.dumps([code, used]).encode()
+
+
+def _report_end(fork: _Fork, others: Collection[int]) -> None:
+    """Say how a process ended, after all that it started."""
+    _, status, usage = os.wait4(fork.process, 0)
+    used = usage.ru_utime + usage.ru_stime + _end_orphans(others)
+    with contextlib.suppress(OSError):
+        fork.channel.sendall(status_of(os.waitstatus_to_exitcode(status), used))
+    fork.close()
+
+
+def _forked(work: Callable[[], object]) -> int:
+    """A process that does this and nothing else, and ends with its parent."""
+    child.flush_output()
+    process = os.fork()
+    if process:
+        return process
+    try:
+        _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        work()
+        child.flush_output()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        child.flush_output()
+    finally:
+        # A full disk takes no traceback either: this process must never go on as its parent.
+        os._exit(UNFORESEEN)
+
+
+def _work(
+    folder: Path,
+    channel: socket.socket,
+    orders: Sequence[socket.socket],
+    open_files: Sequence[socket.socket | _Fork],
+) -> None:
+    """What the process of a task does. With `orders` it stays to be forked."""
+    os.setsid()
+    for file in open_files:
+        file.close()
+    order: child.Order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+    os.sched_setaffinity(0, order["cores"])
+    os.environ |= dict.fromkeys(TEMPORARY, str(folder))
+    tempfile.tempdir = str(folder)
+    child.own_folder = folder
+    os.umask(UMASK)
+    # Python takes bytecode for that of a source of the same size and second.
+    sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Python's own generator has seen to that itself, and torch's begins alike in every process.
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    reply = _reply_of(_function(order["function"]), order["request"], folder / REPLY)
+    if orders and not {"error", "trouble"} & reply.keys():
+        gc.collect()
+        gc.freeze()
+        channel.sendall(status_of(0, 0.0))
+        channel.close()
+        _serve(orders[0])
+
+
+def _reply_of(work: child.Answer, request: Mapping[str, object], file: Path) -> dict[str, object]:
+    reply = child.logged(work, dict(request))
+    file.write_text(json.dumps(reply), encoding="utf-8")
+    child.flush_output()
+    return reply
+
+
+def in_fork(part: child.Answer, request: Mapping[str, object]) -> Outcome:
+    """Do a part of a task in a fork of its process: if it crashes, the task goes on."""
+    with tempfile.TemporaryDirectory(prefix="part-") as folder:
+        reply = Path(folder, REPLY)
+        process = _forked(partial(_reply_of, part, request, reply))
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        return outcome_of(code, reply, child.places_of(request))
+
+
+def _end_orphans(others: Collection[int]) -> float:
+    """End all that a process has left, which is now a child of this one, and with it what that started; not
+    `others` and what is in their sessions. Gives the seconds of the processor that it had used."""
+    used = 0.0
+    while orphans := [process for process in _children() if not {process, os.getsid(process)} & {*others}]:
+        for process in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        for process in orphans:
+            with contextlib.suppress(ChildProcessError):
+                usage = os.wait4(process, 0)[2]
+                used += usage.ru_utime + usage.ru_stime
+    return used
+
+
+def _children() -> Iterator[int]:
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield from map(int, (task / "children").read_text(encoding="ascii").split())
+
+
+if __name__ == "__main__":
+    # Tasks import this module by its name: they must find what this process knows.
+    importlib.import_module("ci.template").main()
