@@ -135,7 +135,7 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
             parts.append(Text(f"  … and {len(group) - SHOWN:,} more in {report.stage}.json", style="dim"))
         parts.append(Text())
     if artifacts := notable_artifacts(report):
-        parts += [artifact_rows(artifacts), Text()]
+        parts += [artifact_rows(artifacts, width), Text()]
     if metrics := scalar_metrics(report):
         parts += [_metrics(metrics, width), Text()]
     return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
@@ -224,12 +224,12 @@ def _verdict(report: Report) -> Text:
     )
 
 
-def artifact_rows(artifacts: Sequence[Artifact]) -> RenderableType:
+def artifact_rows(artifacts: Sequence[Artifact], width: int) -> RenderableType:
     from rich.text import Text
 
     rows = [(one_line(a.kind), size(a.size), a.sha256[:12], one_line(a.path)) for a in artifacts]
-    lines = aligned([("artifact", "size", "sha256", "path"), *rows])
-    # A path that is longer than the line stays one word, to be pasted.
+    lines = aligned([("artifact", "size", "sha256", "path"), *rows], width)
+    # A path that is longer than a line stays one word, to be pasted.
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ci.report.page import cell, markdown
 from ci.report.renderings import code_quality, junit, sarif
 from ci.report.summary import command, github_annotations, worst
-from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
+from provisioning.base.findings import Artifact, Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
 from provisioning.base.rendering import DID_NOT_RUN, console
 from provisioning.base.stage_run import Places, StageRun
@@ -351,3 +351,11 @@ def test_junit_shows_errors_as_failures_and_warnings_as_skipped() -> None:
         "validate.paths.order": ["skipped"],
     }
     assert suite.findtext("system-out") == "versions.cmake: cmake: 4.1.2"
+
+
+def test_the_table_of_files_fits_its_width() -> None:
+    path = "/home/somebody/.cache/qnn-ci/installed/ec6987115a41/dist/x86_64-linux/wheel/lib/libexecutorch.so"
+    report = report_of("build_runner", artifacts=(Artifact("library", path, "ab" * 32, 437_000),))
+    lines = console(report, colour=False, width=100).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert [line.strip() for line in lines if "libexecutorch" in line] == [path]
