@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from ci.lanes.executorch.export import export, held
 from ci.models.exported import NoDigest, digest_of
 from provisioning.base.settings import ROOT
 
@@ -174,3 +175,45 @@ class CallsForeignInABranch(nn.Module):
 def test_a_model_with_an_operator_of_somebody_elses_has_no_digest(model: type[nn.Module]) -> None:
     with pytest.raises(NoDigest):
         digest_of(torch.export.export(model(), (torch.rand(2, 4),), strict=True))
+
+
+UNCACHED = """\
+import torch
+from torch import nn
+class Decides(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+class Foreign(nn.Module):
+    def forward(self, x):
+        return torch.ops.qnn_ci_test.times(x)
+def decides():
+    return Decides().eval(), (torch.rand(2, 4),)
+def foreign():
+    return Foreign().eval(), (torch.rand(2, 4),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason"), [("decides", "it cannot be exported: "), ("foreign", "qnn_ci_test")]
+)
+def test_a_model_without_a_digest_is_not_cached_and_says_why(
+    factory: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uncached_net.py").write_text(UNCACHED, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    run = {"precision": "8a8w", "calibration": 2}
+    order = {
+        "case": {"factory": f"uncached_net:{factory}"},
+        "run": run,
+        "soc": "SM8650",
+        "search_path": str(tmp_path),
+        "working_folder": str(tmp_path),
+        "log": str(tmp_path / "export.log"),
+        "runs": {"8a8w": run},
+    }
+    try:
+        reply: Any = export(order)
+    finally:
+        held.clear()
+    exported = reply["runs"]["8a8w"]
+    assert reason in exported["not_cached"] and not exported["error"] and not exported["rows"]

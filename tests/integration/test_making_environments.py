@@ -47,6 +47,22 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonEnvir
     return PythonEnvironments(tmp_path / "environments", print, tmp_path / "torch", tmp_path / "locks")
 
 
+def test_it_is_made_once_and_again_for_another_lock(
+    environments: PythonEnvironments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    python = tmp_path / "environments" / "small" / "bin" / "python"
+    assert environments.made("small") == ""
+    assert environments.interpreter("small") == environments.made("small") == str(python)
+    begun = (python.parent.parent / STAMP).stat().st_mtime_ns
+    assert environments.interpreter("small") == str(python)
+    assert (python.parent.parent / STAMP).stat().st_mtime_ns == begun
+    lock = tmp_path / "locks" / "small.txt"
+    lock.write_text(f"# another\n{lock.read_text()}")
+    assert environments.made("small") == ""
+
+
 @pytest.mark.parametrize("line", ['required-version = ">=99"', 'exclude-newer = "2001-01-01T00:00:00Z"'])
 def test_the_users_project_does_not_steer_it(
     environments: PythonEnvironments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str

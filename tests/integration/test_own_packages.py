@@ -179,4 +179,13 @@ def test_what_a_build_reads_is_seen_and_an_error_does_not_outlive_its_cause(
     assert versions == [["einops"], []]
     # An unchanged project is not installed again.
     first, again = (installed(Needs(project=project), store).folder for _ in range(2))
-    assert first == again and len(list((store / "cache" / "packages").glob("*/resolved.txt"))) == 2
+    assert first == again
+    # What is in use stays when another project's packages are installed, however old it is.
+    packages = store / "cache" / "packages"
+    for stamp in (*packages.glob("*/resolved.txt"), *packages.glob("*.json")):
+        os.utime(stamp, (0, 0))
+    installed(Needs(project=project), store)
+    shutil.copytree(project, tmp_path / "other")
+    installed(Needs(project=tmp_path / "other"), store)
+    assert installed(Needs(project=project), store).folder == first
+    assert len(list(packages.glob("*/resolved.txt"))) == 2

@@ -12,6 +12,7 @@ import pytest
 
 from provisioning.base import toml
 from provisioning.base.settings import ROOT
+from qnn_ci import api
 from tests.integration.test_installed import package
 from tests.support.journey_files import FILES
 from tests.support.journeys import Stage, journeys
@@ -98,6 +99,35 @@ def test_it_imports_the_standard_library_and_pytest_alone(site: Path, tmp_path: 
     )
     assert done.stdout.split("\n")[0] == "['qnn_ci'] True False"
     assert (site / "qnn_ci" / "py.typed").is_file()
+
+
+ANSWERS = """\
+import json, pathlib, sys
+words = sys.argv[1:]
+record = {"files": [words[words.index("--json") + 2]], "words": words}
+pathlib.Path(words[words.index("--json") + 1]).write_text(json.dumps({"findings": [], "programs": [record]}))
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_module_lies_in_the_folder_that_the_user_names_for_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    import torch
+
+    (tmp_path / "command.py").write_text(ANSWERS)
+    monkeypatch.setattr(api, "COMMAND", tmp_path / "command.py")
+    folder = tmp_path / "out" if named else None
+    samples = [torch.rand(1, 4), torch.rand(1, 4)]
+    done = api.compile(torch.nn.Linear(4, 4), torch.rand(1, 4), calibrate=samples, output=folder)
+    words = done.record["words"]
+    model, data = Path(done.record["files"][0]), Path(words[words.index("--calibrate") + 1])
+    assert model.name == "linear.pt2" and data.name.startswith("samples-")
+    assert model.is_file() is data.is_dir() is named
+    if named:
+        assert model.is_relative_to(tmp_path / "out") and len([*data.iterdir()]) == 2
+        again = api.compile(torch.nn.Linear(4, 4), torch.rand(1, 4), output=tmp_path / "out")
+        assert again.record["files"] == [str(model)]
 
 
 def pytest_in(folder: Path, site: Path, variables: dict[str, str], *words: str) -> str:

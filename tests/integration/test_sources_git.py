@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Mapping
@@ -76,6 +77,26 @@ def test_the_pinned_commit_is_checked_out_with_its_submodules(upstream: Path, tm
     assert (into / "file.txt").read_text() == "one"
     assert (into / "third-party" / "library" / "library.txt").read_text() == "library"
     assert run(into, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_what_is_fetched_is_unpacked_file_by_file(upstream: Path, tmp_path: Path) -> None:
+    program = upstream / "tool" / "program"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh")
+    program.chmod(0o700)
+    (upstream / "link").symlink_to("tool/program")
+    source = pinned(upstream, commit(upstream, "a program and a link"), "v2")
+    run(upstream, "tag", "v2")
+    fetched = source.fetch(tmp_path / "downloads")
+    assert run(fetched.path, "rev-parse", "HEAD") == source.commit == fetched.sha256
+    places = {"file.txt": "file", "tool/program": "bin/program", "link": "link"}
+    entries = source.unpack(fetched.path, tmp_path / "into", places.get)
+    listed = {row.path: (row.kind, row.mode) for row in entries}
+    assert listed == {"file": ("file", 0o644), "bin/program": ("file", 0o755), "link": ("link", 0o777)}
+    assert (tmp_path / "into" / "file").read_text() == "two"
+    assert (tmp_path / "into" / "link").readlink() == Path("tool/program")
+    two = hashlib.sha256(b"two").hexdigest()
+    assert next(row.sha256 for row in entries if row.path == "file") == two
 
 
 def test_a_server_that_gives_only_named_commits_serves_by_the_tag(

@@ -34,6 +34,7 @@ def surroundings(request: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "stdin": sys.stdin.read(),
+        "arguments": sys.argv[1:],
         "variables": dict(os.environ),
         "temporary": tempfile.gettempdir(),
         "drawn": [numpy.random.random(), random.random()],

@@ -73,6 +73,21 @@ def test_an_audit_tells_what_stays_on_the_cpu_although_a_precision_gives_no_prog
     assert "net.onnx --soc SM8750" in typed
 
 
+def test_what_was_compiled_is_given_by_its_record(answers: Callable[..., Words]) -> None:
+    softmax = {"operator": "aten.erf.default", "line": "net.py:3", "reason": "no float"}
+    record = {"files": ["/out/net.json", "/out/net.pte"], "delegates": 2, "on_cpu": [softmax]}
+    words = answers(programs=[{**record, "accuracy": {"sqnr_db": 31.5, "cosine": 0.99}}])
+    done = qnn_ci.compile("net.py:make", precision="8a8w", calibrate="data", options=["--optrace"])
+    assert done.program == Path("/out/net.pte") and (done.sqnr_db, done.delegates) == (31.5, 2)
+    assert done.on_cpu == [softmax] and done.accuracy["cosine"] == 0.99
+    typed = " ".join(words())
+    assert typed.startswith("compile ") and "net.py:make --calibrate data --precision 8a8w" in typed
+    assert typed.endswith("--no-search --optrace")
+    answers(programs=[{"files": ["/out/net.json", "/out/net_ctx.onnx"], "delegates": 0}])
+    onnx = qnn_ci.compile("net.onnx")
+    assert onnx.program == Path("/out/net_ctx.onnx") and (onnx.on_cpu, onnx.accuracy) == ([], {})
+
+
 def test_a_run_takes_arrays_and_files_and_gives_the_outputs_files(
     answers: Callable[..., Words], tmp_path: Path
 ) -> None:

@@ -14,8 +14,9 @@ import pytest
 from ci.__main__ import VERBS as CI
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.command_line import Verb, count, duration, main
+from provisioning.base.command_line import Verb, count, duration, guarded, main
 from provisioning.base.commands import captured
+from provisioning.base.commands import session as session_of
 from provisioning.base.settings import ROOT
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
@@ -174,6 +175,20 @@ def test_a_verb_whose_packages_are_missing_names_the_session_that_installs_them(
     assert ran.returncode == 3
     assert "has no package pydantic" in ran.stderr and "Traceback" not in ran.stderr
     assert "  try: nox -s matrix -- --shards 4" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "code"), [("their_package.part", 3), ("ci.no_such_module", 70), ("provisioning.gone", 70)]
+)
+def test_a_missing_module_of_ours_is_a_crash_and_no_missing_package(
+    missing: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> int:
+        raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
+
+    assert guarded(work, debug=False, session=session_of("matrix")) == code
+    shown = capsys.readouterr().err
+    assert missing in shown and ("Traceback" in shown) is (code == 70)
 
 
 def test_a_captured_program_reads_what_it_is_given_and_nothing_of_ours() -> None:

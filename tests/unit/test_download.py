@@ -51,7 +51,7 @@ def patience() -> Patience:
 
 @pytest.fixture
 def into(tmp_path: Path) -> Path:
-    return tmp_path / "downloads" / "file.bin"
+    return tmp_path / "a new store" / "downloads" / "file.bin"
 
 
 def files(into: Path) -> list[str]:
@@ -175,7 +175,7 @@ def test_a_resumed_part_that_proves_wrong_is_fetched_anew(into: Path, patience: 
 
 def test_a_damaged_finished_file_is_fetched_again(into: Path) -> None:
     progress = Kept()
-    into.parent.mkdir()
+    into.parent.mkdir(parents=True)
     into.write_bytes(BODY[:-1] + b"?")
     with FileServer(BODY) as server:
         fetched = fetch(server.url(), into, sha256=SHA, size=len(BODY), progress=progress)
@@ -185,7 +185,7 @@ def test_a_damaged_finished_file_is_fetched_again(into: Path) -> None:
 
 @pytest.mark.parametrize("kept", [BODY, BODY + b"?", BODY[:-1] + b"?", b""])
 def test_a_part_of_any_length_ends_as_the_file(kept: bytes, into: Path) -> None:
-    into.parent.mkdir()
+    into.parent.mkdir(parents=True)
     into.with_name("file.bin.part").write_bytes(kept)
     with FileServer(BODY) as server:
         fetched = fetch(server.url(), into, sha256=SHA, size=None)

@@ -30,6 +30,19 @@ class TestReading:
         assert node.file == ("" if embed else "model_ctx_qnn.bin")
         assert node.context is not None and node.context.build_ids == (BUILD_ID,)
 
+    @pytest.mark.parametrize("absent", ["embed_mode", "main_context"])
+    def test_attributes_that_are_absent_are_1_as_onnxruntime_defines(
+        self, tmp_path: Path, absent: str
+    ) -> None:
+        path = context_model(tmp_path, embed=True)
+        model = onnx.load(str(path))
+        attributes = [row for row in model.graph.node[0].attribute if row.name != absent]
+        del model.graph.node[0].attribute[:]
+        model.graph.node[0].attribute.extend(attributes)
+        onnx.save(model, str(path))
+        (node,) = read_model(path).nodes
+        assert node.file == "" and node.context is not None and node.context.build_ids == (BUILD_ID,)
+
     def test_inputs_outputs_and_what_is_on_the_cpu_are_those_that_onnx_reads(self, tmp_path: Path) -> None:
         path = context_model(tmp_path)
         model = onnx.load(str(path), load_external_data=False)

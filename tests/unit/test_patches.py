@@ -23,6 +23,7 @@ REASONS = {
     "integration/test_image_wheels.py": "PyTorch's own index is out of reach",
     "integration/test_llm.py": PLANTED,
     "integration/test_noxfile.py": "uv is taken away where it is installed",
+    "integration/test_pytest_plugin.py": PROCESS,
     "integration/test_rewrites.py": PLANTED,
     "support/own_manifests.py": SHIPPED,
     "support/own_table.py": SHIPPED,

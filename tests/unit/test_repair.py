@@ -103,9 +103,10 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert (
-        repair_one(StandInLane(tmp_path, gives=lambda model: figures[Path(model.typed).stem]).model) == code
-    )
+    lane = StandInLane(tmp_path, gives=lambda model: figures[Path(model.typed).stem])
+    report = report_of(lane.model)
+    assert repair.repair_model(lane.model, RewriteChoice(), report) == code
+    assert len(report.stage.findings) == code
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
     refused = {"helps", "harms"}.difference(kept)

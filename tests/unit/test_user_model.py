@@ -217,6 +217,29 @@ def test_too_many_files_and_too_few_are_refused(
         read_inputs([text.format(**files) for text in given], SIGNATURE)
 
 
+@pytest.mark.parametrize(
+    ("count", "inferences", "calibration", "judging", "ranging"),
+    [
+        # A lone sample does both.
+        (1, None, None, 1, 1),
+        (2, None, None, 1, 1),
+        (3, None, None, 1, 2),
+        (4, None, None, 2, 2),
+        # A quarter judges, at most 16, and at most 200 calibrate.
+        (40, None, None, 10, 30),
+        (1000, None, None, 16, 200),
+        (40, 3, 5, 3, 5),
+    ],
+)
+def test_a_sample_of_the_users_judges_or_calibrates_and_the_suite_limits_both(
+    count: int, inferences: int | None, calibration: int | None, judging: int, ranging: int
+) -> None:
+    compared, calibrating = shares_of(count, inferences, calibration)
+    assert (len(compared), len(calibrating)) == (judging, ranging)
+    assert len({*compared, *calibrating}) == (1 if count == 1 else judging + ranging)
+    assert {*compared, *calibrating} <= {*range(count)}
+
+
 @pytest.mark.parametrize(("compared", "calibrating"), [(8, 32), (2, 32), (8, 24), (1, 0)])
 def test_samples_that_are_written_for_a_rewritten_model_judge_it_as_they_judged_the_first(
     compared: int, calibrating: int

@@ -99,6 +99,8 @@ def test_a_task_finds_an_empty_input_its_own_temporary_folder_and_the_variables_
     home = home_in(tmp_path, MINE="yes")
     first, second = map(reply, done(tmp_path, "surroundings", {}, {}, home=home))
     assert first["stdin"] == "" and first["variables"]["MINE"] == "yes"
+    # A model's own argparse sees none of ours.
+    assert first["arguments"] == []
     assert first["temporary"] != second["temporary"] and not Path(first["temporary"]).exists()
     assert first["drawn"][0] != second["drawn"][0] and first["drawn"][1] != second["drawn"][1]
 
