@@ -28,7 +28,7 @@ from ci.device.bundle_contents import (
     Model,
     run_script,
 )
-from provisioning import elf, pe, qnn_libraries
+from provisioning import elf, qnn_libraries
 from provisioning.base.commands import Fix, captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Report, Severity
@@ -289,7 +289,7 @@ def _machines(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
     for item in items:
         if item.kind in ("model", "context", "file"):
             continue
-        if item.path.suffix == pe.SUFFIX:
+        if item.path.suffix == qnn_libraries.DLL:
             yield from _windows_machine(item)
             continue
         demands = Demands(elf.HEXAGON, bits=32) if item.kind in (DSP, "signed") else Demands(elf.AARCH64)
@@ -312,11 +312,11 @@ def _machines(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
 
 def _windows_machine(item: BundleItem) -> Iterator[Finding]:
     try:
-        library = pe.read(item.path)
-    except pe.BrokenPe as error:
+        library = qnn_libraries.read_pe(item.path)
+    except qnn_libraries.BrokenPe as error:
         yield _finding("elf", item.path, error.reason, "provision it again")
         return
-    if library.machine != pe.ARM64:
+    if library.machine != qnn_libraries.ARM64:
         yield _finding("machine", item.path, f"expected Arm64, found {library.machine_name}", RESTORE)
     else:
         yield from _own_name(item, library.own_name)

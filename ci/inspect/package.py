@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from provisioning import elf, pe, qnn_libraries
+from provisioning import elf, qnn_libraries
 from provisioning.archive import extract
 from provisioning.base import answer
 from provisioning.base.commands import session
@@ -39,8 +39,8 @@ def facts(path: Path, kind: str) -> dict[str, object]:
     size = path.stat().st_size
     if kind == "dll":
         try:
-            library = pe.read(path)
-        except pe.BrokenPe as error:
+            library = qnn_libraries.read_pe(path)
+        except qnn_libraries.BrokenPe as error:
             message = f"{path}: expected a Windows library, found a damaged one: {error.reason}"
             raise CheckFailed(message, fix="restore the file") from error
         return {

@@ -15,8 +15,7 @@ from provisioning.base.settings import WINDOWS, profile_names
 from provisioning.components import QNN_SDK
 from provisioning.elf import HEXAGON, LOADER, Demands, Elf, Loading, Wrong, complaints, version_key
 from provisioning.manifest import Profile, Soc, load_profile, load_socs
-from provisioning.pe import ARM64
-from provisioning.qnn_libraries import Library, System, TargetLibraries
+from provisioning.qnn_libraries import ARM64, Library, System, TargetLibraries
 from provisioning.validation import Check, CouldNotRun, NotApplicable, Problem, rule, validation_table
 from provisioning.validation.context import ComponentTree, Context
 from provisioning.validation.versions import build_of, holders_of_build_ids, of_another_build, tree_of

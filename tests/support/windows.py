@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from provisioning.pe import ARM64
+from provisioning.qnn_libraries import ARM64
 
 
 def dll(machine: int = ARM64, content: bytes = b"", name: str = "") -> bytes:

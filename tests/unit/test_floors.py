@@ -43,7 +43,7 @@ FLOORS = (
 
 OF_PROVISIONING = (
     {"base"},
-    {"accepted_file", "archive", "components", "dist", "download", "elf", "pe", "pip_settings"},
+    {"accepted_file", "archive", "components", "dist", "download", "elf", "pip_settings"},
     {"known_faults", "python_environments", "sources"},
     {"manifest"},
     {"licences", "qnn_libraries"},
