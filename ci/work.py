@@ -156,7 +156,7 @@ def template_of(home: Home) -> Iterator[Template]:
     if _shared:
         yield _shared[0].setdefault(template.identity, template)
         return
-    with template:
+    with contextlib.closing(template):
         yield template
 
 
@@ -350,19 +350,13 @@ class Orders:
 
 
 class Template:
-    """The process that has made the imports of a home, which starts when it is first needed. A context
-    manager: when the block ends, no process that it or a task started is left."""
+    """The process that has made the imports of a home, which starts when it is first needed. Once it is
+    closed, no process that it or a task started is left."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
         self._orders: Orders | None = None
         self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Template:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def identity(self) -> tuple[object, ...]:
