@@ -230,7 +230,7 @@ def _source_of_executorch(context: Context) -> BuiltFrom | None:
 @rule("cxx-compiler")
 def cxx_compiler(context: Context) -> Iterator[Problem]:
     if not context.host.compiler:
-        yield Problem("compiler", "neither g++ nor clang++ is on PATH, and CXX names no other")
+        yield Problem("compiler", "neither g++ nor clang++ is on PATH, or CXX names what is not there")
 
 
 @rule("glibc-version")
