@@ -14,6 +14,7 @@ from pathlib import Path
 from ci.artifacts.program import as_model, torch_kind_of
 from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
+from provisioning.base.files import fix_of_content
 from provisioning.base.settings import ROOT
 
 MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
@@ -130,7 +131,7 @@ def _is_quantized(path: Path) -> bool:
         raise CheckFailed(
             f"{path}: expected what torch.export.save writes, found {path.stat().st_size} bytes that are not"
             f" one or only a part of one ({error})",
-            fix="save or copy it again",
+            fix=fix_of_content(path, "save or copy it again"),
         ) from error
     if not programs:
         kind = torch_kind_of(path)

@@ -119,6 +119,16 @@ def digest_of(path: Path) -> hashlib._Hash:
     return digest
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def fix_of_content(path: Path, fix: str) -> str:
+    """The fix for a file that holds something else; a pointer of Git LFS has its own."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_POINTER)) == _POINTER
+    return "fetch what Git LFS has of it: git lfs pull; in gate.yml: `lfs: true`" if is_pointer else fix
+
+
 def hash_file(path: Path) -> str:
     return digest_of(path).hexdigest()
 

@@ -127,6 +127,18 @@ def test_a_node_that_a_single_model_has_not_is_a_slip_of_the_command_and_of_no_s
     assert "--keep-on-cpu" in caught.value.fix and str(program.suite) not in caught.value.fix
 
 
+@pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
+def test_a_pointer_of_git_lfs_is_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+    )
+    typed = ["compile", str(tmp_path / name), "-o", str(tmp_path / "out")]
+    assert main("python -m ci", "", {"compile": VERBS["compile"]}, typed) == CheckFailed.exit_code
+    assert "git lfs pull" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "members", "line"),
     [

@@ -26,7 +26,7 @@ from ci.plain import as_json, read
 from ci.suite.precision import precision_named
 from provisioning.base.commands import add_flags, joined
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import hash_file
+from provisioning.base.files import fix_of_content, hash_file
 from provisioning.manifest import load_socs
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
         found = f"one without {'an operator set' if model.graph.node else 'nodes'}"
     if found:
         message = f"{path}: expected an ONNX model, found {found}"
-        raise CheckFailed(message, fix="export or copy it again")
+        raise CheckFailed(message, fix=fix_of_content(path, "export or copy it again"))
     return model
 
 
