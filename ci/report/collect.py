@@ -52,7 +52,7 @@ def collect(directory: Path) -> list[Report]:
     rows = [
         page.get(stage)
         or did_not_run(
-            stage, left_out.get(stage, f"there is no report of {stage}"), asked_for=stage not in expected
+            stage, left_out.get(stage, f"there is no report of {stage}"), expected=stage in expected
         )
         for stage in dict.fromkeys([*expected, *models, *page, *left_out])
         if stage != GATE
@@ -100,9 +100,9 @@ def _merged(reports: Sequence[Report]) -> Report:
     )
 
 
-def did_not_run(stage: str, reason: str, command: str = "", *, asked_for: bool = False) -> Report:
-    """Stands in for the report of a stage that did not run; `asked_for` if it was not to."""
-    severity = Severity.NOTE if asked_for else Severity.ERROR
+def did_not_run(stage: str, reason: str, command: str = "", *, expected: bool = True) -> Report:
+    """Stands in for the report of a stage that did not run; an error if it was `expected` to."""
+    severity = Severity.ERROR if expected else Severity.NOTE
     command = command or session(stage)
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
 
