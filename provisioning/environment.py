@@ -324,7 +324,10 @@ def _users_root(
         if needed:
             error.fix = consenting(error.fix, selection)
             raise
-        notes.append(Note(f"{error.message}, so {component} is left out", variable))
+        # Of what this target never takes it is no mistake.
+        serves_target = selection.target in KINDS[component].needed_by
+        text = f"{error.message}, so {component} is left out"
+        notes.append(Note(text, variable if serves_target else ""))
         return None
     # Not resolved: users may tell versions apart by the names of links.
     return Root(user_path(value, variable).absolute(), "directory", variable)

@@ -128,6 +128,15 @@ def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_
         )
 
 
+@pytest.mark.parametrize(("target", "is_mistake"), [("aarch64-android", True), ("x86_64-linux", False)])
+def test_a_wrong_variable_is_a_mistake_where_the_target_takes_its_component(
+    sdk: Path, target: str, is_mistake: bool
+) -> None:
+    environment = _resolved(sdk, {"ANDROID_NDK_ROOT": "/nowhere"}, target=target)
+    (note,) = environment.notes
+    assert "/nowhere" in note.text and (note.variable == "ANDROID_NDK_ROOT") is is_mistake
+
+
 def test_the_provision_that_a_message_prints_has_the_consents_without_which_it_refuses(store: Path) -> None:
     with pytest.raises(EnvironmentLacking) as lacking:
         resolve(_selection(store, profile="qnn-2.37"), {}, trees=Trees({}))
