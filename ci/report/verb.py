@@ -36,11 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="print only this one [the terminal's, with index.html and junit.xml written beside the reports]",
     )
     parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the file to write [stdout; html: index.html in --reports]",
+        "-o", "--output", type=Path, metavar="FILE", help="the file to write [standard output]"
     )
     parser.add_argument("--reports", type=Path, help="where reports are [QNN_CI_REPORTS, reports/]")
     valued(
@@ -78,16 +74,15 @@ def run(args: argparse.Namespace) -> int:
         return worse_than(args.against, directory)
     reports = collect(directory)
     answer.add(reports=[asdict(report) for report in reports])
-    output = args.output or (directory / "index.html" if args.format == "html" else None)
     if args.format is None:
         text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
-    elif args.format == "html":
-        text = html(reports, output.parent if output else None)
+    elif args.format == "html" and args.output:
+        text = html(reports, args.output.parent)
     else:
         text = RENDERINGS[args.format](reports)
-    if output is not None:
-        write_named(output, text, fix=FIX)
-        sys.stdout.write(f"wrote {output}\n")
+    if args.output:
+        write_named(args.output, text, fix=FIX)
+        sys.stdout.write(f"wrote {args.output}\n")
     else:
         write(text, sys.stdout)
     if args.format is None:
