@@ -370,8 +370,8 @@ def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
     """A model with one sample; where others are needed, they are drawn to resemble it."""
     fixed = _tensors(inputs)
     note = (
-        "the model comes with one sample, which calibrates and judges: give others (--calibrate DIR), or a"
-        " function of a torch.Generator that draws them"
+        "the model comes with one sample, which calibrates and judges: give a folder (--calibrate DIR;"
+        ' in a suite, samples = "DIR"), or a function of a torch.Generator that draws them'
     )
 
     def alike(generator: torch.Generator) -> tuple[Tensor, ...]:
