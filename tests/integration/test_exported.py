@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ci.models.factory import find, infer_all, make
+from ci.models.factory import find, infer_all, make, samples_of
 from ci.models.user_model import BadFactory
 
 
@@ -107,3 +107,18 @@ def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFactory):
         for number in range(1, 5):
             loaded.sample(number)
+
+
+@pytest.mark.parametrize(("calibration", "calibrating"), [(None, 46), (20, 20), (0, 0)])
+def test_the_example_of_a_pt2_calibrates_beside_the_users_samples(
+    tmp_path: Path, calibration: int | None, calibrating: int
+) -> None:
+    """A quarter of 60 files is compared, and the others calibrate: not at most 32, as where they are drawn."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    torch.export.save(torch.export.export(net, (X,)), tmp_path / "net.pt2")
+    (tmp_path / "data").mkdir()
+    for number in range(60):
+        torch.save(torch.full((2, 4), float(number)), tmp_path / "data" / f"{number:02}.pt")
+    chosen = make("net.pt2", {}, tmp_path, samples_of(tmp_path / "data")).chosen(None, calibration)
+    assert len(chosen.compared) == 15 and len(chosen.calibrating) == calibrating
+    assert not calibrating or torch.equal(chosen.calibrating[0][0], X)

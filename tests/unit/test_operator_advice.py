@@ -16,7 +16,7 @@ from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import on_cpu_in_words
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators import CpuOperator, Traits
-from ci.operators.table import measured, read
+from ci.operators.table import key_of, measured, read, rows_by_key
 from ci.outcome import Result
 from provisioning.known_faults import NO_FIX
 from tests.support.lowering import compiled_as
@@ -27,6 +27,20 @@ LOW = {"across [0.5, 2.5]": {"result": "wrong", "db": -6}}
 RANK_6 = {"shape 1x2x1x3x7x5": {"result": "dies"}}
 
 Cells = Mapping[str, Mapping[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("operator", "row"),
+    [
+        # Its own name counts before a row that has it among its names.
+        ("aten.conv2d.default", "conv2d"),
+        ("aten.concat.default", "cat"),
+        # Two rows have it, and neither is its own.
+        ("aten.convolution.default", None),
+    ],
+)
+def test_an_operator_has_the_row_of_its_name_else_the_only_one(operator: str, row: str | None) -> None:
+    assert rows_by_key(["conv2d", "conv2d_1x1", "cat"]).get(key_of(operator)) == row
 
 
 @pytest.fixture
