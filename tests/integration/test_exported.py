@@ -113,7 +113,7 @@ def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:
 def test_the_example_of_a_pt2_calibrates_beside_the_users_samples(
     tmp_path: Path, calibration: int | None, calibrating: int
 ) -> None:
-    """A quarter of 60 files is compared, and the others calibrate: not at most 32, as where they are drawn."""
+    """A quarter of 60 files is compared, and all others calibrate: the limit of 32 is of drawn ones."""
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     torch.export.save(torch.export.export(net, (X,)), tmp_path / "net.pt2")
     (tmp_path / "data").mkdir()
