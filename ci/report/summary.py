@@ -34,6 +34,9 @@ VERDICT_COLUMNS = 15
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
+MOST = 10
+"""Of a job: GitHub shows so many of a level for one step, and drops the rest without a word."""
+
 
 def worst(reports: Iterable[Report]) -> Outcome:
     """The worst outcome of all stages that were to run; without any, no pass.
@@ -130,15 +133,19 @@ def conclusion(
 
 
 def github_annotations(reports: Iterable[Report]) -> str:
-    """A command a line, for each finding once. The worst come first, as GitHub shows ten of a level for one
-    step: the job's summary has all."""
+    """A command a line: the worst ten findings, each once. The last says how many more there are."""
+    ranks = list(Severity)
     found: dict[Hashable, tuple[Report, Finding]] = {}
     for report in reports:
         for finding in report.findings:
             found.setdefault(identity(report, finding), (report, finding))
-    ranks = list(Severity)
     worst_first = sorted(found.values(), key=lambda pair: ranks.index(pair[1].severity))
-    return "".join(f"{_annotation(report, finding)}\n" for report, finding in worst_first)
+    shown = worst_first if len(worst_first) <= MOST else worst_first[: MOST - 1]
+    lines = [_annotation(LEVELS[finding.severity], report, finding) for report, finding in shown]
+    if left := worst_first[len(shown) :]:
+        level = LEVELS[left[0][1].severity]
+        lines.append(command(level, f"{plural(len(left), 'more finding')} in the job's summary"))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def command(name: str, message: str = "", **properties: str) -> str:
@@ -147,13 +154,12 @@ def command(name: str, message: str = "", **properties: str) -> str:
     return f"::{name}{' ' if property_list else ''}{property_list}::{_data(message)}"
 
 
-def _annotation(report: Report, finding: Finding) -> str:
+def _annotation(level: str, report: Report, finding: Finding) -> str:
     text = "\n".join(filter(None, (in_words(finding), page_of(finding.rule))))
     title = one_line(f"{report.stage}: {finding.rule}")
-    where: dict[str, str] = {}
-    if place := finding.place:
-        where = {"file": visible(place.file), "line": str(place.line), "col": str(place.column or "")}
-    return command(LEVELS[finding.severity], text, **where, title=title)
+    place = finding.place
+    where = {"file": place.file, "line": str(place.line), "col": str(place.column or "")} if place else {}
+    return command(level, text, **{name: visible(text) for name, text in where.items()}, title=title)
 
 
 def in_words(finding: Finding) -> str:

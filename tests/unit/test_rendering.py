@@ -213,11 +213,12 @@ def at(subject: str, message: str = "message") -> Report:
     return _report(Finding("parity-missing-in-buck", ERROR, subject, message, "fix", place))
 
 
-def test_each_finding_is_one_annotation_and_the_worst_come_first() -> None:
+def test_a_job_has_its_ten_worst_findings_as_annotations_and_says_how_many_more_there_are() -> None:
     notes = tuple(Finding("a-note", NOTE, f"{number}", "fine", "") for number in range(20))
     errors = tuple(Finding("an-error", ERROR, f"{number}", "bad", "") for number in range(3))
     lines = github_annotations([_report(*notes, *errors), _report(*errors)]).splitlines()
-    assert [line.replace("::", " ").split()[0] for line in lines] == ["error"] * 3 + ["notice"] * 20
+    assert [line.replace("::", " ").split()[0] for line in lines] == ["error"] * 3 + ["notice"] * 7
+    assert "14 more" in lines[-1]
 
 
 def test_a_job_s_summary_begins_with_the_models_and_their_figures() -> None:
