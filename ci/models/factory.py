@@ -530,7 +530,7 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[l
         outputs += [infer(model, sample) for sample in samples[1:]]
     except (IndexError, RuntimeError, ValueError) as error:
         raise BadFactory(
-            f"the model runs with the first sample but fails with another: {type(error).__name__}: {error}",
+            f"the model runs with the first sample but fails with another: {described(error)}",
             "give samples that it runs with (--calibrate DIR), or a function of a torch.Generator that draws"
             " them",
         ) from error

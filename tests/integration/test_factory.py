@@ -179,6 +179,16 @@ def test_the_line_that_changes_an_input_is_found(folder: Path) -> None:
     assert where_input_changes(make("qnn_ci_net:good", {}, folder).model, (torch.zeros(4),)) is None
 
 
+def test_a_model_that_raises_while_it_runs_is_told_with_its_line(folder: Path) -> None:
+    from ci.lanes.executorch.export import error_of
+
+    loaded = make("qnn_ci_net:good", {}, folder)
+    with pytest.raises(RuntimeError) as raised:
+        infer_all(loaded.model, [(torch.ones(3),)])
+    reply = error_of(raised.value, {})
+    assert "(qnn_ci_net.py:13)" in str(reply["message"]) and reply["fix"]
+
+
 def test_a_model_that_keeps_state_is_refused_with_the_line(folder: Path) -> None:
     with pytest.raises(BadFactory, match=r"qnn_ci_net\.py:22"):
         infer(make("qnn_ci_net:keeps", {}, folder).model, (torch.ones(4),))

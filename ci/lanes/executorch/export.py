@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -19,7 +20,7 @@ from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, ch
 from ci.models.exported import NoDigest, digest_of
 from ci.models.factory import ModelWithInputs, copied, find, infer_all, inputs_named, make
 from ci.models.inputs import InputsUsed
-from ci.models.model_lines import source_of
+from ci.models.model_lines import explained, source_of, users_line
 from ci.models.user_model import BadFactory, modules_in
 from ci.plain import as_json, reader
 from ci.suite.accuracy import Pair, Unusable, compared
@@ -208,7 +209,9 @@ def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]
         return {"kind": "factory", "message": str(error), "fix": error.fix}
     if isinstance(error, Failed):
         return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source}
-    return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
+    message, fix = explained(error)
+    line = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
+    return {"kind": "compile", "message": message[:2000], "fix": fix or (f"correct {line}" if line else "")}
 
 
 _request_of = reader(ExportRequest)
