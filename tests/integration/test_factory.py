@@ -152,25 +152,29 @@ def script():
         return torch.jit.trace(net, x), (x,)
 def bare(): return net, x
 def fields(): return Fields().eval(), (x,)
+def number(): return net, (x, 0.5)
+def numbers(): return net, (x, [1.5])
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    ("name", "words"),
     [
+        ("number", "input 1: expected a tensor, found float 0.5"),
+        ("numbers", "input 1: expected a tensor, found a list"),
         ("script", "nn.Module"),
         ("bare", "return model, (x,)"),
         ("fields", "return out.logits, out.hidden"),
     ],
 )
 def test_what_factories_typically_give_is_refused_with_the_line_to_write(
-    folder: Path, name: str, line: str
+    folder: Path, name: str, words: str
 ) -> None:
     (folder / "qnn_ci_typical.py").write_text(TYPICAL)
     with pytest.raises(BadFactory) as refused:
         loaded = make(f"qnn_ci_typical:{name}", {}, folder)
         infer(loaded.model, loaded.sample(0))
-    assert line in refused.value.fix
+    assert words in f"{refused.value}: {refused.value.fix}"
 
 
 def test_the_line_that_changes_an_input_is_found(folder: Path) -> None:
