@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.jobs import Job, Line, WorkOptions
-from ci.outcome import Failure, Outcome, Refused, Result, WorkerDied, failure_of, line_of, of_error
+from ci.outcome import Failure, Refused, Result, TaskOutcome, WorkerDied, failure_of, line_of, of_error
 from ci.plain import Facts, read
 from ci.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
 from ci.template import TEMPORARY
@@ -182,7 +182,7 @@ class _StepRun:
         """For files that all programs of an export use."""
         return self._scratch / hashlib.sha256(name.encode()).hexdigest()[:16]
 
-    def _settled(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | Outcome:
+    def _settled(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | TaskOutcome:
         """What is to be done with a program whose model has been exported."""
         state, exported = self._programs[task.name], read(ExportReply, reply)
         passed = {*self._home.environment, *TEMPORARY}
@@ -196,7 +196,7 @@ class _StepRun:
         except Refused as refused:
             return refused
 
-    def _looked_up(self, state: _ProgramState, model: Key) -> ChildTask | Outcome:
+    def _looked_up(self, state: _ProgramState, model: Key) -> ChildTask | TaskOutcome:
         """What is to be done, or the outcome of a program whose result is there."""
         state.key = {**self._key_of_all, **self._step.key(state.program, self._cached), **model}
         if self._may_reuse:
@@ -218,7 +218,7 @@ class _StepRun:
         record = read(self._step.reply, facts) if self._step.reply else None
         return Result(facts, record=record, asked=state.asked)
 
-    def _begun(self, state: _ProgramState) -> ChildTask | Outcome:
+    def _begun(self, state: _ProgramState) -> ChildTask | TaskOutcome:
         try:
             return self._task(state)
         except OSError as error:
@@ -253,7 +253,7 @@ class _StepRun:
     def _log(self, state: _ProgramState) -> Path:
         return self._logs / f"{state.program.name}.log"
 
-    def _line(self, name: str, outcome: Outcome) -> Line:
+    def _line(self, name: str, outcome: TaskOutcome) -> Line:
         state = self._programs[name]
         result = state.result = state.result or self._ended(state, outcome)
         line = self._step.line(state.program, result)
@@ -261,7 +261,7 @@ class _StepRun:
             sys.stderr.write(f"  {name}: {state.reason}\n")
         return Line("cached", line.note, 0.0) if result.cached else line
 
-    def _ended(self, state: _ProgramState, outcome: Outcome) -> Result:
+    def _ended(self, state: _ProgramState, outcome: TaskOutcome) -> Result:
         try:
             if isinstance(outcome, WorkerDied) and state.folder:
                 outcome = self._step.left(state.program, outcome, state.folder) or outcome

@@ -244,11 +244,11 @@ class Refused(ToolkitError):
         self.details = error
 
 
-Outcome = dict[str, object] | WorkerDied | Refused
+TaskOutcome = dict[str, object] | WorkerDied | Refused
 """A task's reply, or why there is none."""
 
 
-def outcome_of(code: int, reply: Path, places: Sequence[Path]) -> Outcome:
+def task_outcome(code: int, reply: Path, places: Sequence[Path]) -> TaskOutcome:
     """Of work whose process ended so, and that wrote to these places."""
     document: dict[str, Any] = {"died": code}
     if not code and reply.is_file():

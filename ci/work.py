@@ -28,8 +28,8 @@ from typing import Any
 from ci import child
 from ci.jobs import Job, JobProgress, Line, core_shares, default_slots, longest_first, memory_budget
 from ci.outcome import (
-    Outcome,
     Refused,
+    TaskOutcome,
     WorkerDied,
     failure_of,
     how_it_ended,
@@ -37,8 +37,8 @@ from ci.outcome import (
     of_text,
     of_time,
     opened_log,
-    outcome_of,
     tail,
+    task_outcome,
 )
 from ci.template import ORDER, READY, REPLY
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -95,7 +95,7 @@ class Exports:
     """Tasks that others need: each is done once, and stays so that the others are forks of it."""
 
     tasks: Mapping[str, ChildTask]
-    settle: Callable[[ChildTask, Mapping[str, object]], ChildTask | Outcome]
+    settle: Callable[[ChildTask, Mapping[str, object]], ChildTask | TaskOutcome]
     """A task that needs an export, and that export's reply, as what is to be done, or as an outcome that is
     known without any work."""
 
@@ -107,12 +107,12 @@ def run(
     tasks: Sequence[ChildTask],
     home: Home,
     title: str,
-    line: Callable[[str, Outcome], Line],
+    line: Callable[[str, TaskOutcome], Line],
     jobs: int | None = None,
     *,
     memory: int | None = None,
     exports: Exports = NO_EXPORTS,
-) -> dict[str, Outcome]:
+) -> dict[str, TaskOutcome]:
     """The outcome of each task by name, in the order in which they ended. `memory` is the bytes that they may
     use together, unless it is most of what is free."""
     if not tasks:
@@ -217,8 +217,8 @@ class _Schedule:
         self._free_cores = [next(shares) for _ in range(self.slots)]
         self._active: dict[str, _Active] = {}
         self._exported: dict[str, Running] = {}
-        self._failed: dict[str, Outcome] = {}
-        self.outcomes: dict[str, Outcome] = {}
+        self._failed: dict[str, TaskOutcome] = {}
+        self.outcomes: dict[str, TaskOutcome] = {}
 
     def doing(self, name: str) -> str:
         """What a task is at, or the export that it needs."""
@@ -240,7 +240,7 @@ class _Schedule:
                 entry.close()
                 entry.remove()
 
-    def _go_on(self, active: _Active, outcome: Outcome, shown: Any) -> None:
+    def _go_on(self, active: _Active, outcome: TaskOutcome, shown: Any) -> None:
         if not active.export:
             self._free_cores.append(active.cores)
             self._end(active.job, outcome, active.entry.seconds, shown)
@@ -271,7 +271,7 @@ class _Schedule:
         task = self._tasks[job.name]
         export, done = task.export, self._exported.get(task.export)
         first = bool(export) and not done
-        ready: ChildTask | Outcome = task
+        ready: ChildTask | TaskOutcome = task
         if export in self._failed:
             ready = self._failed[export]
         elif done:
@@ -292,7 +292,7 @@ class _Schedule:
         self._free_cores.append(cores)
         self._end(job, ready, 0.0, shown)
 
-    def _end(self, job: Job, outcome: Outcome, seconds: float, shown: Any) -> None:
+    def _end(self, job: Job, outcome: TaskOutcome, seconds: float, shown: Any) -> None:
         self.outcomes[job.name] = outcome
         shown.ended(job, outcome, seconds)
         export = self._tasks[job.name].export
@@ -459,7 +459,7 @@ class Running:
         for entry in self.orders.started if self.orders else ():
             entry.remove()
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> TaskOutcome | None:
         """None while it runs. A task whose time is up is ended, and then has one too."""
         if select.select([self.channel], [], [], 0)[0]:
             return self._ended(self.channel.recv(1 << 12))
@@ -471,17 +471,19 @@ class Running:
         self.channel.shutdown(socket.SHUT_WR)
         return None
 
-    def _ended(self, text: bytes) -> Outcome:
+    def _ended(self, text: bytes) -> TaskOutcome:
         self.seconds = time.monotonic() - self._began
         code, used = json.loads(text) if text else (-signal.SIGKILL, 0.0)
         if self._late and code:
             limit, flag = self.task.timeout, self.task.flag
             trouble = of_time(limit, used, flag)
-            outcome: Outcome = WorkerDied("timeout", f"no result after {limit:g} s ({flag})", trouble=trouble)
+            outcome: TaskOutcome = WorkerDied(
+                "timeout", f"no result after {limit:g} s ({flag})", trouble=trouble
+            )
         else:
             # Now: a disk may be full only until the temporary files are removed.
             places = [*child.folders_of(self.task.request), self.folder]
-            outcome = outcome_of(code, self.folder / REPLY, places)
+            outcome = task_outcome(code, self.folder / REPLY, places)
         if self.orders and isinstance(outcome, dict):
             self.reply = outcome
         else:

@@ -18,7 +18,7 @@ from ci.cached_steps import Step, WorkPlan, run_step
 from ci.digests import Digests
 from ci.jobs import Job, Line, failed
 from ci.models.own_packages import Needs, OwnPackages, installed
-from ci.outcome import MACHINE, Failure, Outcome, Refused, Result, WorkerDied, failure_of
+from ci.outcome import MACHINE, Failure, Refused, Result, TaskOutcome, WorkerDied, failure_of
 from ci.plain import read
 from ci.results import digest_of
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
@@ -337,7 +337,7 @@ def _log(plan: Plan, name: str) -> Path:
     return plan.logs.absolute() / METRIC / f"{name}.log"
 
 
-def _line(name: str, outcome: Outcome) -> Line:
+def _line(name: str, outcome: TaskOutcome) -> Line:
     if isinstance(outcome, Refused):
         return failed(f"{outcome.kind}: {outcome.message}")
     if isinstance(outcome, WorkerDied):
@@ -345,7 +345,7 @@ def _line(name: str, outcome: Outcome) -> Line:
     return Line("measured", in_words(read(MetricFigures, outcome).figures))
 
 
-def _result(outcome: Outcome, log: Path) -> MetricFigures | Failure:
+def _result(outcome: TaskOutcome, log: Path) -> MetricFigures | Failure:
     if isinstance(outcome, Refused | WorkerDied):
         return failure_of(outcome, log)
     log.unlink(missing_ok=True)

@@ -16,8 +16,8 @@ from ci.lanes.executorch.findings import (
     cost,
     delegation,
     failure_in_words,
-    faults_of,
     findings_of,
+    mismatches_of,
     of_compiled,
 )
 from ci.lanes.executorch.orders import EmulatorRun
@@ -170,7 +170,7 @@ class TestArtifact:
         assert {finding.rule.removeprefix("artifact-") for finding in findings} == rules
 
     def test_a_segment_off_its_page_is_an_error(self, delegate: Delegate) -> None:
-        ((rule, message),) = faults_of(replace(delegate, offset=128), "SM8650", BUILD_ID)
+        ((rule, message),) = mismatches_of(replace(delegate, offset=128), "SM8650", BUILD_ID)
         assert rule == "segment" and "128" in message
 
     def test_a_program_that_cannot_be_read_is_an_error(self, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from ci import child, outcome
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.jobs import Job, Line, WorkOptions
-from ci.outcome import Outcome, Result, WorkerDied
+from ci.outcome import Result, TaskOutcome, WorkerDied
 from ci.work import ChildTask, Exports, Home, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT, Selection
@@ -39,7 +39,7 @@ def done(
     timeout: float = 30,
     home: Home | None = None,
     jobs: int | None = None,
-) -> list[Outcome]:
+) -> list[TaskOutcome]:
     """The outcomes in the order of the requests."""
     tasks = [
         ChildTask(
@@ -54,12 +54,12 @@ def done(
     return [outcomes[task.name] for task in tasks]
 
 
-def reply(outcome: Outcome) -> dict[str, Any]:
+def reply(outcome: TaskOutcome) -> dict[str, Any]:
     assert isinstance(outcome, dict), outcome
     return outcome
 
 
-def death(outcome: Outcome) -> WorkerDied:
+def death(outcome: TaskOutcome) -> WorkerDied:
     assert isinstance(outcome, WorkerDied), outcome
     return outcome
 
@@ -207,7 +207,7 @@ def test_longest_first_and_one_at_a_time_where_memory_allows_no_more(tmp_path: P
     assert begun[0] == "long" and set(begun[1:]) == {"middle", "short"}
 
 
-def exported(folder: Path, *values: str, jobs: int = 2, **known: Outcome) -> dict[str, Outcome]:
+def exported(folder: Path, *values: str, jobs: int = 2, **known: TaskOutcome) -> dict[str, TaskOutcome]:
     """Two tasks of each value's export."""
     log, file = str(folder / "log"), str(folder / "exports")
     tasks = [
@@ -226,7 +226,7 @@ def exported(folder: Path, *values: str, jobs: int = 2, **known: Outcome) -> dic
         for value in values
     }
 
-    def settle(task: ChildTask, reply: Mapping[str, Any]) -> ChildTask | Outcome:
+    def settle(task: ChildTask, reply: Mapping[str, Any]) -> ChildTask | TaskOutcome:
         assert reply["value"] == task.export
         return known.get(task.name, task)
 
@@ -280,7 +280,7 @@ def test_where_no_more_files_can_be_opened_it_is_the_machine_and_no_verdict(tmp_
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lines: list[str] = []
 
-    def line(name: str, outcome: Outcome) -> Line:
+    def line(name: str, outcome: TaskOutcome) -> Line:
         # From the first end on, none is free.
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         lines.append(name)

@@ -183,11 +183,11 @@ def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Ite
     assert isinstance(inside, CompiledProgram)
     for index, delegate in enumerate(inside.delegates):
         if delegate.context is not None:
-            for rule, message in faults_of(delegate, program.soc, build_id, program.backend):
+            for rule, message in mismatches_of(delegate, program.soc, build_id, program.backend):
                 yield unlike(rule, f"delegate {index}: {message}", again)
 
 
-def faults_of(
+def mismatches_of(
     delegate: Delegate, soc_name: str, build_id: str, backend: str = "htp"
 ) -> Iterator[tuple[str, str]]:
     soc = soc_named(soc_name)
