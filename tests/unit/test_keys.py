@@ -281,10 +281,11 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
 def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) -> None:
     """Wherever it is."""
 
-    def key(name: str, config: str) -> Any:
+    def key(name: str, *changed: str) -> Any:
         folder = tmp_path / name / "model"
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(config)
+        for file in ("config.json", "model.safetensors", "chat_template.jinja", "tokenizer.json", "a.txt"):
+            (folder / file).write_text("changed" if file in changed else "{}")
         run = LlmRun.model_construct(precision="fp16", socs=("SM8650",))
         case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
         program = LlmProgram(folder / NO_SUITE, folder.name, case, run, "SM8650")
@@ -293,8 +294,12 @@ def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) 
         step = compiling_checkpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), order)
         return step.key(program, CachedResults(tmp_path / "store", "any"))
 
-    first, moved, other = key("first", "{}"), key("moved", "{}"), key("other-model", '{"a": 1}')
-    assert first == moved != other and str(tmp_path) not in json.dumps([first, other])
+    first, moved, config = key("first"), key("moved"), key("config", "config.json")
+    assert first == moved != config and str(tmp_path) not in json.dumps([first, config])
+    weights, template = key("weights", "model.safetensors"), key("template", "chat_template.jinja")
+    assert first not in (weights, template, key("words", "tokenizer.json"))
+    # Nothing reads it.
+    assert first == key("notes", "a.txt")
 
 
 def _same(received: Any, sent: Any) -> bool:
