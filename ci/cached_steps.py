@@ -277,13 +277,13 @@ class _StepRun:
         return Result(failure=Failure.of(trouble, self._log(state)))
 
     def _failed(self, state: _ProgramState, outcome: WorkerDied | Refused) -> Result:
-        log = self._log(state)
+        log, exported = self._log(state), True
         if not state.folder and (export := self._export_task(state)):
             # It has not begun: its model could not be exported.
-            log = Path(str(export.request["log"]))
+            log, exported = Path(str(export.request["log"])), False
         if state.folder and self._step.keeps_files:
             shutil.rmtree(state.folder, ignore_errors=True)
-        failure = failure_of(outcome, log)
+        failure = replace(failure_of(outcome, log), exported=exported)
         if failure.of_work and state.key:
             self._cached.forget(state.key)
         return Result(failure=failure, asked=state.asked)

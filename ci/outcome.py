@@ -305,6 +305,8 @@ class Failure:
     """Of a command that does this work alone."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What the worker said beside these."""
+    exported: bool = True
+    """Whether there was a graph of the model before it failed."""
 
     @classmethod
     def of(cls, trouble: Trouble, log: Path | None = None) -> Failure:

@@ -44,6 +44,10 @@ GAINS = {
 """The figures of which one is better by more than this."""
 
 
+class NotExported(ToolkitError):
+    """There is no graph of the model, in which a fix could be tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a program."""

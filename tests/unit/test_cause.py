@@ -16,6 +16,7 @@ from ci.explain.cause import (
     Cause,
     Proofs,
     cause_of,
+    explained,
     helps,
     of_divergence,
     of_scores,
@@ -28,9 +29,9 @@ from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.one_model.model import OneModel
-from ci.one_model.product import Outcome
+from ci.one_model.product import History, NotExported, Outcome
 from ci.suite.findings import is_of_chip
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Place
 from provisioning.known_faults import NO_FIX, SuspectedFault
 from tests.support.stand_in_lane import AT, DIFFERS, HELPS, POWER, RED, WRONG, StandInLane, green
@@ -333,3 +334,12 @@ class DoesNotExport(StandInLane):
 def test_of_a_model_that_does_not_export_nothing_is_tried_and_without_time_neither(tmp_path: Path) -> None:
     assert proved(tmp_path, lambda model: green(50), kind=DoesNotExport)[0].fix == NO_FIX
     assert proved(tmp_path, lambda model: green(50), seconds=-1.0)[0].fix == NO_FIX
+
+
+@pytest.mark.parametrize("error", [NotExported("raises", fix="x"), CheckFailed("dies", fix="x")])
+def test_of_a_model_without_a_graph_no_fix_is_tried(error: ToolkitError, tmp_path: Path) -> None:
+    lane = StandInLane(tmp_path, gives=lambda model: green(50))
+    model, program = replace(lane.model, search=True, verify=True), SimpleNamespace(soc="SM8650")
+    with pytest.raises(type(error)):
+        explained(model, [program], [error], History())  # type: ignore[list-item]
+    assert bool(lane.asked) == (not isinstance(error, NotExported))
