@@ -54,6 +54,10 @@ class NotCached(Exception):
     """Two results that differ could have one key: nothing is looked up, and nothing is kept. Says why."""
 
 
+class NotExported(NotCached):
+    """There is no graph of the model. Its work is done all the same: it says what is wrong."""
+
+
 def _name_of(program: Named) -> str:
     return program.name
 
@@ -127,6 +131,8 @@ class _ProgramState:
     """None before its model is exported, and if no result of it is kept."""
     not_cached: str = ""
     """Why no result of it is kept."""
+    exported: bool = True
+    """Whether there is a graph of its model."""
     reason: str = ""
     """Why it is worked on."""
     folder: Path | None = None
@@ -192,6 +198,7 @@ class _StepRun:
             return self._looked_up(state, self._step.export_key(state.program, reply))
         except NotCached as error:
             state.not_cached = state.reason = str(error)
+            state.exported = not isinstance(error, NotExported)
             return self._begun(state)
         except Refused as refused:
             return refused
@@ -277,7 +284,7 @@ class _StepRun:
         return Result(failure=Failure.of(trouble, self._log(state)))
 
     def _failed(self, state: _ProgramState, outcome: WorkerDied | Refused) -> Result:
-        log, exported = self._log(state), True
+        log, exported = self._log(state), state.exported
         if not state.folder and (export := self._export_task(state)):
             # It has not begun: its model could not be exported.
             log, exported = Path(str(export.request["log"])), False

@@ -22,7 +22,7 @@ from ci.explain.losses import Scores
 from ci.explain.repair import fewest_of
 from ci.explain.rewriting import RewriteChoice, RewrittenPlace
 from ci.one_model.model import OneModel
-from ci.one_model.product import History, NotExported, Outcome, Product
+from ci.one_model.product import History, NoGraph, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
 from ci.suite.precision import MORE_EXACT, written_name
 from ci.suite.programs import Program
@@ -380,7 +380,7 @@ def explained(
     products = [product for product in compiled if isinstance(product, Product)]
     for program, error in zip(programs, compiled, strict=True):
         if isinstance(error, ToolkitError):
-            searchable = error.exit_code == CheckFailed.exit_code and not isinstance(error, NotExported)
+            searchable = error.exit_code == CheckFailed.exit_code and not isinstance(error, NoGraph)
             if searchable and len(programs) == 1:
                 error.fix = _fix_of_death(model, program, error, history, search_ends)
             raise error

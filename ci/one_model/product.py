@@ -44,7 +44,7 @@ GAINS = {
 """The figures of which one is better by more than this."""
 
 
-class NotExported(ToolkitError):
+class NoGraph(ToolkitError):
     """There is no graph of the model, in which a fix could be tried."""
 
 

@@ -29,7 +29,7 @@ from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Scores
 from ci.explain.rewriting import RewriteChoice, Rewritten
 from ci.one_model.model import OneModel
-from ci.one_model.product import History, NotExported, Outcome
+from ci.one_model.product import History, NoGraph, Outcome
 from ci.suite.findings import is_of_chip
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Place
@@ -336,10 +336,10 @@ def test_of_a_model_that_does_not_export_nothing_is_tried_and_without_time_neith
     assert proved(tmp_path, lambda model: green(50), seconds=-1.0)[0].fix == NO_FIX
 
 
-@pytest.mark.parametrize("error", [NotExported("raises", fix="x"), CheckFailed("dies", fix="x")])
+@pytest.mark.parametrize("error", [NoGraph("raises", fix="x"), CheckFailed("dies", fix="x")])
 def test_of_a_model_without_a_graph_no_fix_is_tried(error: ToolkitError, tmp_path: Path) -> None:
     lane = StandInLane(tmp_path, gives=lambda model: green(50))
     model, program = replace(lane.model, search=True, verify=True), SimpleNamespace(soc="SM8650")
     with pytest.raises(type(error)):
         explained(model, [program], [error], History())  # type: ignore[list-item]
-    assert bool(lane.asked) == (not isinstance(error, NotExported))
+    assert bool(lane.asked) == (not isinstance(error, NoGraph))

@@ -155,7 +155,7 @@ def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> Exporte
         raise
     except Exception as error:
         # Its compile exports it again, and says what is wrong.
-        return ExportedRun(not_cached=f"it cannot be exported: {type(error).__name__}")
+        return ExportedRun(not_cached=f"it cannot be exported: {type(error).__name__}", exported=False)
     return ExportedRun(rows)
 
 

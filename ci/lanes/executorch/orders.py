@@ -34,6 +34,7 @@ class ExportedRun:
 
     rows: Key = field(default_factory=dict)
     not_cached: str = ""
+    exported: bool = True
     error: Mapping[str, object] | None = None
     """As ci/child.py makes it."""
 

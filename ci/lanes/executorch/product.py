@@ -60,7 +60,7 @@ from ci.models.user_model import UserModel
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
-from ci.one_model.product import NotExported, Outcome, Product, each_product, require_fp16
+from ci.one_model.product import NoGraph, Outcome, Product, each_product, require_fp16
 from ci.outcome import Refused, Result
 from ci.plain import as_json
 from ci.runner import Runner, call_runner, ready_runner
@@ -342,7 +342,7 @@ def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Map
         if failure.kind == "suite" and program.suite.name == NO_SUITE:
             raise UsageError(message, fix="correct --keep-on-cpu (cpu_nodes) or --precision-file (nodes)")
         if not failure.exported:
-            raise NotExported(message, fix=fix, exit_code=failure.exit_code)
+            raise NoGraph(message, fix=fix, exit_code=failure.exit_code)
         raise ToolkitError(message, fix=fix, exit_code=failure.exit_code)
     return result
 

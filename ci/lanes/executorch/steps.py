@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ci.artifacts.against_sdk import sdk_arches
-from ci.cached_steps import NotCached, Step
+from ci.cached_steps import NotCached, NotExported, Step
 from ci.child import closed
 from ci.explain.rewriting import Need
 from ci.jobs import Job, Line, WorkOptions, failed
@@ -214,7 +214,7 @@ def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:
     if exported.error:
         raise Refused(exported.error)
     if exported.not_cached:
-        raise NotCached(exported.not_cached)
+        raise (NotCached if exported.exported else NotExported)(exported.not_cached)
     return exported.rows
 
 
