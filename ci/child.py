@@ -32,6 +32,9 @@ _libc = ctypes.CDLL(None)
 own_folder: Path | None = None
 """For the temporary files of the task that this process does."""
 
+_log = 0
+"""The number of the open file that gets what this process prints."""
+
 DOING = "doing"
 """The file in it that has what the process does."""
 
@@ -198,13 +201,17 @@ class Meter:
 @contextlib.contextmanager
 def output_to(log: Path) -> Iterator[None]:
     """Send all output there, including that of C and C++ code and of child processes."""
+    global _log
     log.parent.mkdir(parents=True, exist_ok=True)
-    saved = [os.dup(1), os.dup(2)]
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    saved, before = [os.dup(1), os.dup(2)], _log
+    # A file of its own: another command may do work of this name at the same time, and what the compiler
+    # prints of that work would be taken for this one's.
+    own = log.with_name(f".{os.getpid()}.log")
+    _log = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    own.replace(log)
     flush_output()
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
+    os.dup2(_log, 1)
+    os.dup2(_log, 2)
     try:
         yield
     finally:
@@ -212,6 +219,8 @@ def output_to(log: Path) -> Iterator[None]:
         for number, old in zip((1, 2), saved, strict=True):
             os.dup2(old, number)
             os.close(old)
+        os.close(_log)
+        _log = before
 
 
 def flush_output() -> None:
@@ -234,27 +243,26 @@ def cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def size_of(log: Path) -> int:
+def printed_so_far() -> int:
+    """The number of bytes in the log of this process."""
     flush_output()
-    return log.stat().st_size
+    return os.fstat(_log).st_size
 
 
-def text_since(log: Path, begin: int) -> str:
+def text_since(begin: int) -> str:
     """What this process has printed to its log after this byte."""
-    flush_output()
-    with log.open("rb") as stream:
-        stream.seek(begin)
-        return stream.read().decode("utf-8", "replace")
+    end = printed_so_far()
+    return os.pread(_log, max(0, end - begin), begin).decode("utf-8", "replace")
 
 
-def new_text(log: Path) -> Callable[[], str]:
+def new_text() -> Callable[[], str]:
     """Returns what this process printed to its log since the last call."""
     position = 0
 
     def read() -> str:
         nonlocal position
-        begin, position = position, size_of(log)
-        return text_since(log, begin)
+        begin, position = position, printed_so_far()
+        return text_since(begin)
 
     return read
 

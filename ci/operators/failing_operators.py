@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
-from ci.child import new_text, size_of, text_since
+from ci.child import new_text, printed_so_far, text_since
 from ci.diagnose.explain import with_names_of_data_types
 from ci.models.model_lines import fix_inside, is_inside, place_in_words, source_of
 from ci.operators.partition import (
@@ -83,8 +82,8 @@ def _sentence(alike: Sequence[Culprit]) -> str:
 class Search:
     """Remembers the partition that is being compiled, and what QNN printed about it."""
 
-    def __init__(self, log: Path, watch: PartitionerSpy) -> None:
-        self.log, self.watch = log, watch
+    def __init__(self, watch: PartitionerSpy) -> None:
+        self.watch = watch
         self.partition: Partition | None = None
         self.later: list[Any] = []
         """The programs of the partitions that come after it, with what they are compiled for."""
@@ -111,7 +110,7 @@ class Search:
             if not specs:
                 # It is a part that the search compiles.
                 return build(edge_program, *rest, **options)
-            self.begin, self.visited = size_of(self.log), ""
+            self.begin, self.visited = printed_so_far(), ""
             self.later = [pair for pair in self.later if pair[0] is not edge_program]
             self.partition = Partition(edge_program, specs[0])
             wrappers = build(edge_program, *rest, **options)
@@ -162,7 +161,7 @@ class Search:
         deadline = time.process_time() + SEARCHED_SECONDS
 
         def fails(nodes: Sequence[Node]) -> bool:
-            begin = size_of(self.log)
+            begin = printed_so_far()
             # Without an error of QNN's, it is not QNN that fails, but memory or our own part of a graph.
             errors = self._errors(begin) if partition.error_of(nodes) else []
             if errors and len(nodes) == 1:
@@ -236,7 +235,7 @@ class Search:
         return _suspect(nodes, reason, fix)
 
     def _errors(self, begin: int) -> list[str]:
-        return [match.strip() for match in NATIVE_ERROR.findall(text_since(self.log, begin))]
+        return [match.strip() for match in NATIVE_ERROR.findall(text_since(begin))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +287,10 @@ def workaround_of(
 
 
 @contextmanager
-def naming(log: Path) -> Iterator[None]:
+def naming() -> Iterator[None]:
     """The error of a lowering that fails meanwhile says which operators fail alone."""
-    watch = PartitionerSpy(new_text(log))
-    search, backend = Search(log, watch), qnn_preprocess.QnnBackend
+    watch = PartitionerSpy(new_text())
+    search, backend = Search(watch), qnn_preprocess.QnnBackend
     with watch.installed(), search.installed():
         lower = backend.preprocess_multimethod
 

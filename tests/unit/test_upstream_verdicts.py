@@ -118,7 +118,7 @@ def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it
     """ExecuTorch's suite takes it for a model that cannot be exported, or for a failure of lowering."""
     problems = (("", "RuntimeError: Test failure."),)
     reply = UpstreamVerdict("t", "dies", problems=problems, parts=(part("dies", error=error),))
-    monkeypatch.setattr(worker, "collected", [SimpleNamespace(run=lambda *_: reply)])
+    monkeypatch.setattr(worker, "collected", [SimpleNamespace(run=lambda *_, **named: reply)])
     monkeypatch.setattr("resource.setrlimit", lambda *_: None)
     order = {"test": "t", "into": str(tmp_path), "log": str(tmp_path / "log"), "keep": False}
     with pytest.raises(InTrouble) as raised:

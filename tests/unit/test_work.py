@@ -305,6 +305,20 @@ def test_a_log_holds_what_c_and_children_print(tmp_path: Path) -> None:
     assert sorted(log.read_text(encoding="utf-8").splitlines()) == ["an error", "from C", "from a child"]
 
 
+def test_what_another_command_prints_to_a_log_of_this_name_is_not_read(tmp_path: Path) -> None:
+    """The compiler's figures are read there, and kept with the program."""
+    log = tmp_path / "one.log"
+    code = "import pathlib, sys; from ci import child; log = child.output_to(pathlib.Path(sys.argv[1]))"
+    theirs = [sys.executable, "-c", f"{code}\nwith log: print('theirs')", log]
+    with child.output_to(log):
+        os.write(1, b"ours\n")
+        begin, more = child.printed_so_far(), child.new_text()
+        subprocess.run(theirs, check=True, cwd=ROOT)
+        os.write(1, b"ours too\n")
+        assert child.text_since(begin) == "ours too\n"
+        assert more() == "ours\nours too\n" and more() == ""
+
+
 @pytest.mark.parametrize(
     ("how", "stays"),
     [("exit", False), ("SIGSEGV", False), ("raise", False), ("SIGKILL", True), ("disk", True)],

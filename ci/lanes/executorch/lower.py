@@ -25,7 +25,7 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
-from ci.child import new_text, size_of, text_since
+from ci.child import new_text, printed_so_far, text_since
 from ci.explain.audit import KeptNodes
 from ci.explain.losses import BeyondHalf, beyond_of
 from ci.explain.torch_graph import TorchGraph, operator_at, outputs_of
@@ -218,17 +218,17 @@ NAMED = 3
 def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     """Write the program, inputs and expected outputs into the folder of the request."""
     run, samples, expected = chip_model.run, chip_model.compared, chip_model.expected
-    into, log, computed = request.into, request.log, ComputedModel.of(chip_model)
+    into, computed = request.into, ComputedModel.of(chip_model)
     module, reference, worst = computed.module, computed.reference, computed.losses[:NAMED]
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
-    watch = PartitionerSpy(new_text(log))
-    search = Search(log, watch)
+    watch = PartitionerSpy(new_text())
+    search = Search(watch)
     begin = 0
 
     def lowered_with(more: Collection[str] = ()) -> Any:
         nonlocal begin
         nodes = Patterns("cpu_nodes", {*run.cpu_nodes, *more}) if more else on_cpu
-        begin, watch.on_cpu = size_of(log), nodes
+        begin, watch.on_cpu = printed_so_far(), nodes
         return lowered_module(chip_model, module, nodes)
 
     with step_of("compile"), watch.installed():
@@ -249,7 +249,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     on_cpu.require_used()
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
-    graphs = traffic(text_since(log, begin))
+    graphs = traffic(text_since(begin))
     floats = save_raw(into, "float", expected)
     quantized = save_raw(into, "quantized", reference) if run.quantizes else ()
     choices = choices_of(chip_model, module, floats, quantized, into)

@@ -47,7 +47,6 @@ class ExportedRuns(ExportReply):
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
     into: Path
-    log: Path
     crashes_on_cpu: bool = False
     """Whether to leave on the CPU what the compiler crashes on, if the rest then lowers."""
 

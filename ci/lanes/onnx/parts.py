@@ -403,9 +403,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
     settings = order.run.settings(order.soc)
     path = empty_folder(order.into / CONTEXT) / f"{options.stem}.onnx"
     why = order.command("audit")
-    ddr = provider.compiled(
-        files.model, precision, soc, settings, path, log=order.log, embed=options.embed, why=why
-    )
+    ddr = provider.compiled(files.model, precision, soc, settings, path, embed=options.embed, why=why)
     if outside := nodes_beside_context(path):
         message = f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}"
         raise CheckFailed(message, fix=why and f"{why} says why")
@@ -455,7 +453,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
 def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
     """Compile for HTP what it takes, and say what stays on the CPU and why."""
     path = order.into / f"{MODEL}.onnx"
-    audit, ddr = provider.audited(files.model, *target_of(order), path, order.log)
+    audit, ddr = provider.audited(files.model, *target_of(order), path)
     compiled = path if path.exists() else files.model
     nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
     reasons = {node.node: node.reason for node in audit.unsupported}

@@ -26,7 +26,7 @@ from ci.artifacts.compiler_log import (
     total,
     traffic,
 )
-from ci.child import doing, quiet, size_of, text_since
+from ci.child import doing, printed_so_far, quiet, text_since
 from ci.diagnose.explain import read
 from ci.explain.onnx_graph import make_plain
 from ci.lanes.onnx.model_file import nodes_beside_context, opset_of, overrides_of, simplify_gathers
@@ -186,16 +186,15 @@ def compiled(
     settings: Settings,
     context: Path,
     *,
-    log: Path,
     embed: bool = False,
     why: str = "",
 ) -> Traffic | None:
     """Write the context. Returns the compiler's traffic.
 
-    NotOnProvider names what HTP does not take. The traffic and QNN's reasons are read from `log`, which must
-    receive the printed output. `why` is the command that names all nodes that HTP refuses."""
+    NotOnProvider names what HTP does not take. The traffic and QNN's reasons are what this process
+    prints. `why` is the command that names all nodes that HTP refuses."""
     doing("compile")
-    begin = size_of(log)
+    begin = printed_so_far()
     options = {**_context_options(settings, context, embed), FALLBACK: "1"}
     try:
         _session(model, provider_options(precision, soc, settings, None), options, severity=VERBOSE)
@@ -204,10 +203,10 @@ def compiled(
             # Traced only now: at a quantized GRU the trace itself crashes (trace-of-a-quantized-gru).
             # What HTP takes may be written already, and the provider replaces no context.
             aside = context.with_stem(f"{context.stem}-audited")
-            audit, _ = audited(model, precision, soc, settings, aside, log, begin)
+            audit, _ = audited(model, precision, soc, settings, aside, begin)
             raise _not_taken(model, audit, precision, why) from error
-        raise _not_compiled(error, refusals(text_since(log, begin)), why) from error
-    return _traffic(log, begin)
+        raise _not_compiled(error, refusals(text_since(begin)), why) from error
+    return _traffic(begin)
 
 
 def audited(
@@ -216,21 +215,20 @@ def audited(
     soc: Soc,
     settings: Settings,
     context: Path,
-    log: Path,
     begin: int | None = None,
 ) -> tuple[Audit, Traffic | None]:
     """Compile what HTP takes, trace what it does not, and why; the context has the other nodes beside it. QNN
     gives its reasons once in a process: `begin` is where the log has those of an earlier compile."""
     doing("compile")
-    begin, trace = size_of(log) if begin is None else begin, context.parent / "trace"
+    begin, trace = printed_so_far() if begin is None else begin, context.parent / "trace"
     provider = provider_options(precision, soc, settings, None)
     provider |= {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(trace)}
     options = {**_context_options(settings, context, False), FALLBACK: "0"}
     try:
         _session(model, provider, options, severity=VERBOSE)
     except Exception as error:
-        raise _not_compiled(error, refusals(text_since(log, begin)), "") from error
-    return _audit(model, trace, refusals(text_since(log, begin))), _traffic(log, begin)
+        raise _not_compiled(error, refusals(text_since(begin)), "") from error
+    return _audit(model, trace, refusals(text_since(begin))), _traffic(begin)
 
 
 def _not_compiled(error: Exception, reasons: Mapping[str, Refusal], why: str) -> CheckFailed:
@@ -311,8 +309,8 @@ def provider_options(
     return options
 
 
-def _traffic(log: Path, start: int) -> Traffic | None:
-    text = COLOUR.sub("", text_since(log, start))
+def _traffic(start: int) -> Traffic | None:
+    text = COLOUR.sub("", text_since(start))
     lines = [line.rpartition(OF_QNN)[2].strip() for line in text.splitlines()]
     graphs = traffic("\n".join(filter(None, lines)) + "\n")
     return total(graphs) if graphs else None

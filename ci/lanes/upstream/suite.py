@@ -227,7 +227,6 @@ class TestOrder:
 
     test: str
     into: Path
-    log: Path
 
 
 @dataclass(frozen=True, slots=True)

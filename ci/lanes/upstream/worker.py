@@ -134,7 +134,7 @@ class Tests:
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
 
-    def run(self, name: str, scratch: Path, log: Path | None = None) -> UpstreamVerdict:
+    def run(self, name: str, scratch: Path, *, is_logged: bool = False) -> UpstreamVerdict:
         """Run one test in its own folder and with the same random numbers each time."""
         scratch.mkdir(parents=True, exist_ok=True)
         tempfile.tempdir = str(scratch)
@@ -149,7 +149,7 @@ class Tests:
         if reason := self._adapter.skip_reason(item):
             parts = [adapters.part("bad_test", error=reason)]
         else:
-            with self._naming_culprits(log):
+            with self._naming_culprits(is_logged):
                 # Without a next item, pytest tears down the class and the module too.
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             parts = self._recorder.all_parts()
@@ -157,12 +157,12 @@ class Tests:
         verdict = verdict_of(name, self._recorder.reports, shims.touched(), parts)
         return replace(verdict, seconds=costs.seconds, cpu_seconds=costs.cpu_seconds, peak=costs.peak)
 
-    def _naming_culprits(self, log: Path | None) -> contextlib.AbstractContextManager[None]:
-        if not (log and self._models):
+    def _naming_culprits(self, is_logged: bool) -> contextlib.AbstractContextManager[None]:
+        if not (is_logged and self._models):
             return contextlib.nullcontext()
         from ci.operators.failing_operators import naming
 
-        return naming(log)
+        return naming()
 
 
 def _adapter_of(suite: UpstreamSuite) -> adapters.DefaultAdapter:
@@ -307,7 +307,7 @@ def ran(request: Mapping[str, object]) -> dict[str, object]:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     order = read(TestOrder, request)
-    verdict = collected[0].run(order.test, order.into, order.log)
+    verdict = collected[0].run(order.test, order.into, is_logged=True)
     # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
     errors = [*(what for _, what in verdict.problems), *(part.error for part in verdict.parts)]
     if trouble := of_text("\n".join(errors)):
