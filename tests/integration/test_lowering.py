@@ -130,6 +130,23 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_fix_that_works(
     assert ran.code == 0
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
+def test_an_operator_leaves_a_partition_with_the_constants_that_are_computed_for_it() -> None:
+    import torch
+
+    from ci.operators.partition import Partition
+
+    class Shifted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu() + torch.arange(4) * 2
+
+    partition = Partition(torch.export.export(Shifted(), (torch.rand(2, 4),), strict=True), [])
+    constants = {node.name: {row.name for row in partition.constants_of(node)} for node in partition.calls}
+    # What is computed of the input is none.
+    assert constants == {"relu": set(), "arange": set(), "mul": {"arange"}, "add": {"mul", "arange"}}
+    assert {node.name for node in partition.operators} == {"relu", "add"}
+
+
 def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:
     old = tmp_path / "sdk"
     (old / "lib").mkdir(parents=True)

@@ -18,7 +18,7 @@ import pytest
 from ci.suite.stage import ready_environment
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
-from provisioning.python_environments import STAMP, PythonEnvironments
+from provisioning.python_environments import STAMP, PythonEnvironments, environments_folder
 from tests.support.scripts import script
 from tests.support.small_disk import with_small
 from tests.support.wheels import make_wheel
@@ -45,6 +45,10 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonEnvir
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.chdir(tmp_path / "project")
     return PythonEnvironments(tmp_path / "environments", print, tmp_path / "torch", tmp_path / "locks")
+
+
+def test_a_clone_keeps_its_environments_where_nox_and_the_printed_fixes_look() -> None:
+    assert environments_folder() == ROOT / ".nox"
 
 
 def test_it_is_made_once_and_again_for_another_lock(

@@ -59,3 +59,9 @@ def test_each_suite_of_a_repository_has_the_metric_of_its_own_file_as_it_is_now(
     write(tmp_path / "repository" / "other", {"metric.py": _score(0.5)})
     assert metric("other") == (0.5, True)
     assert metric("one") == (1.0, True)
+    # The outputs stay beside the report where a program misses its threshold, and only there.
+    outputs = tmp_path / "reports" / stage.removeprefix("test_") / "net" / "8a8w" / "SM8650"
+    assert not list(outputs.glob("*"))
+    suite = SUITE.format(lane=lane) + "    thresholds = { metric = 0.9 }\n"
+    write(tmp_path / "repository" / "other", {"models.toml": suite})
+    assert metric("other") == (0.5, True) and list(outputs.glob("*"))

@@ -13,9 +13,10 @@ import pytest
 from ci.lanes.upstream import worker
 from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, Judge
 from ci.lanes.upstream.adapters import UpstreamComparison, part
+from ci.lanes.upstream.stage import verdict_of as verdict_of_result
 from ci.lanes.upstream.suite import Part, SuiteKeyContext, UpstreamVerdict, reasons_of, upstream_suites
 from ci.lanes.upstream.worker import part_of_report, verdict_of
-from ci.outcome import InTrouble
+from ci.outcome import Failure, InTrouble, Result
 from ci.runner import Runner
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
@@ -96,6 +97,26 @@ def test_of_a_tree_of_another_release_the_tests_own_verdicts_count(
 )
 def test_the_worst_part_decides_a_test(parts: list[Part], outcome: str) -> None:
     assert verdict_of("t", [], [], parts).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("kind", "blame", "outcome", "again"),
+    [
+        ("crash", "model", "crash", False),
+        ("timeout", "model", "timeout", False),
+        # The machine was busy, or killed it: that says nothing about the test.
+        ("timeout", "machine", "timeout", True),
+        ("killed", "machine", "memory", True),
+        # A worker has the same memory everywhere.
+        ("memory", "machine", "memory", False),
+    ],
+)
+def test_how_a_process_ends_is_the_outcome_and_what_the_machine_did_runs_again(
+    kind: str, blame: Any, outcome: str, again: bool
+) -> None:
+    verdict = verdict_of_result("t", Result(failure=Failure(kind, "so it ended", blame=blame)))
+    assert (verdict.outcome, verdict.parts, verdict.reason) == (outcome, (Part(outcome),), "so it ended")
+    assert bool(verdict.fix) is again
 
 
 def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
