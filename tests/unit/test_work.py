@@ -309,7 +309,7 @@ def test_what_another_command_prints_to_a_log_of_this_name_is_not_read(tmp_path:
     """The compiler's figures are read there, and kept with the program."""
     log = tmp_path / "one.log"
     code = "import pathlib, sys; from ci import child; log = child.output_to(pathlib.Path(sys.argv[1]))"
-    theirs = [sys.executable, "-c", f"{code}\nwith log: print('theirs')", log]
+    theirs = [sys.executable, "-c", f"{code}\nwith log: print('theirs')", str(log)]
     with child.output_to(log):
         os.write(1, b"ours\n")
         begin, more = child.printed_so_far(), child.new_text()
