@@ -179,38 +179,29 @@ def test_a_model_with_an_operator_of_somebody_elses_has_no_digest(model: type[nn
 
 UNCACHED = """\
 import torch
-from torch import nn
-class Decides(nn.Module):
+class Net(torch.nn.Module):
     def forward(self, x):
-        return x * 2 if x.sum() > 0 else x
-class Foreign(nn.Module):
-    def forward(self, x):
-        return torch.ops.qnn_ci_test.times(x)
-def decides():
-    return Decides().eval(), (torch.rand(2, 4),)
-def foreign():
-    return Foreign().eval(), (torch.rand(2, 4),)
+        return {}
+def net():
+    return Net().eval(), (torch.rand(2, 4),)
 """
 
 
 @pytest.mark.parametrize(
-    ("factory", "reason"), [("decides", "it cannot be exported: "), ("foreign", "qnn_ci_test")]
+    ("name", "code", "reason"),
+    [
+        ("decides", "x * 2 if x.sum() > 0 else x", "it cannot be exported: "),
+        ("foreign", "torch.ops.qnn_ci_test.times(x)", "qnn_ci_test"),
+    ],
 )
 def test_a_model_without_a_digest_is_not_cached_and_says_why(
-    factory: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "uncached_net.py").write_text(UNCACHED, encoding="utf-8")
+    (tmp_path / f"uncached_{name}.py").write_text(UNCACHED.format(code), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    run = {"precision": "8a8w", "calibration": 2}
-    order = {
-        "case": {"factory": f"uncached_net:{factory}"},
-        "run": run,
-        "soc": "SM8650",
-        "search_path": str(tmp_path),
-        "working_folder": str(tmp_path),
-        "log": str(tmp_path / "export.log"),
-        "runs": {"8a8w": run},
-    }
+    run, place = {"precision": "8a8w", "calibration": 2}, str(tmp_path)
+    order = {"case": {"factory": f"uncached_{name}:net"}, "run": run, "soc": "SM8650", "runs": {"8a8w": run}}
+    order |= {"search_path": place, "working_folder": place, "log": str(tmp_path / "export.log")}
     try:
         reply: Any = export(order)
     finally:

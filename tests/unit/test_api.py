@@ -83,9 +83,8 @@ def test_what_was_compiled_is_given_by_its_record(answers: Callable[..., Words])
     typed = " ".join(words())
     assert typed.startswith("compile ") and "net.py:make --calibrate data --precision 8a8w" in typed
     assert typed.endswith("--no-search --optrace")
-    answers(programs=[{"files": ["/out/net.json", "/out/net_ctx.onnx"], "delegates": 0}])
-    onnx = qnn_ci.compile("net.onnx")
-    assert onnx.program == Path("/out/net_ctx.onnx") and (onnx.on_cpu, onnx.accuracy) == ([], {})
+    answers(programs=[{"files": ["/out/net.json", "/out/net_ctx.onnx"]}])
+    assert qnn_ci.compile("net.onnx").program == Path("/out/net_ctx.onnx")
 
 
 def test_a_run_takes_arrays_and_files_and_gives_the_outputs_files(

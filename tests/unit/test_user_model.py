@@ -235,7 +235,6 @@ def test_too_many_files_and_too_few_are_refused(
         # A lone sample does both.
         (1, None, None, 1, 1),
         (2, None, None, 1, 1),
-        (3, None, None, 1, 2),
         (4, None, None, 2, 2),
         # A quarter judges, at most 16, and at most 200 calibrate.
         (40, None, None, 10, 30),
