@@ -106,7 +106,7 @@ VERBS = {
         "onnx",
     ),
     "check": Verb(
-        "ci.lanes.llm.check_verb",
+        "ci.lanes.llm.verb:CHECK",
         "compare a compiled language model with the float model, part by part",
         "llm",
     ),

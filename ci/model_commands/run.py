@@ -33,7 +33,6 @@ from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection
 
 if TYPE_CHECKING:
-    from ci.lanes.llm.commands import Emulated
     from ci.one_model.output import Ran
 
 EXAMPLES = """\
@@ -92,7 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_limit(parser, "a run")
 
 
-def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
+def run(args: argparse.Namespace) -> int:
     from ci.one_model.output import as_text, compared, outputs_in, write
     from ci.one_model.report import ModelReport, reported
 
@@ -104,8 +103,7 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
 
         folder, tokens = Parser.user_folder() / model.typed, args.tokens or TOKENS
         how = (args.chat, args.system or "", tokens, model.work.timeout, model.selection)
-        prompt = commands.Prompt(folder, args.prompt, *how, emulated or commands.Emulated())
-        return commands.run_model(prompt)
+        return commands.run_model(commands.Prompt(folder, args.prompt, *how))
     model = replace(model, dimensions=tuple(args.dimension))
     running: RunsPrograms = model.lane.product
 

@@ -374,7 +374,10 @@ class Architecture(BaseModel):
 
 
 PUBLISHED = "take the file as it was published"
-ANOTHER = "take another model: this one computes what is not built here"
+ANOTHER = (
+    "take another model: this one computes what is not built here; of one that is quantized already, the"
+    " checkpoint that it was made from"
+)
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -384,12 +387,6 @@ def read_architecture(folder: Path) -> Architecture:
     if kind not in FAMILIES:
         known = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
         raise UsageError(f"{folder}: expected the model_type {known}; found {kind}", fix="name such a model")
-    if quantization := values.get("quantization_config"):
-        raise UsageError(
-            f"{folder} is quantized already ({quantization.get('quant_method', 'unknown')}), and its weights"
-            " cannot be quantized again",
-            fix="take the checkpoint that it was made from",
-        )
     shape = _parsed(folder / "config.json", values)
     changes = dict[str, Any]()
     generation = folder / "generation_config.json"
@@ -427,17 +424,11 @@ ROPES = ("default", "llama3", "longrope")
 
 def _values(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    if (folder / "adapter_config.json").is_file() and not path.is_file():
-        raise UsageError(
-            f"{folder} holds adapters alone, without the model that they change",
-            fix="merge them: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)",
-        )
     if not path.is_file():
-        gguf = next(folder.glob("*.gguf"), None) if folder.is_dir() else None
-        listing = f"found {gguf.name}" if gguf else "found none"
         raise UsageError(
-            f"{folder}: expected a Hugging Face checkpoint with config.json; {listing}",
-            fix="name the folder of the checkpoint as it was published, not a conversion of it",
+            f"{folder}: expected a Hugging Face checkpoint with config.json, found none",
+            fix="name the folder of the checkpoint as it was published, not a conversion of it; adapters are"
+            " merged into their model: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)",
         )
     return read_object(path)
 

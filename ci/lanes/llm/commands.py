@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -81,15 +81,6 @@ def ask_worker(
 
 
 @dataclass(frozen=True, slots=True)
-class Emulated:
-    """The processes in which a model runs on the emulator."""
-
-    worker: Callable[..., contextlib.AbstractContextManager[Asker]] = ask_worker
-    genie: Callable[..., SpokenText] = generate
-    genie_tokenizer: Callable[..., list[list[int]]] = encoded
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
     folder: Path
     text: str
@@ -98,7 +89,6 @@ class Prompt:
     tokens: int
     timeout: float
     selection: Selection
-    emulated: Emulated
 
 
 def run_model(prompt: Prompt) -> int:
@@ -109,7 +99,7 @@ def run_model(prompt: Prompt) -> int:
     tokens = without_beginning(tokens_of(tokenizer, text), _beginning_of(order))
     require_short(tokens, order.context, order.prefill)
     if order.through == GENIE:
-        said = prompt.emulated.genie(folder / CONFIG, tokens, prompt.tokens, timeout=prompt.timeout)
+        said = generate(folder / CONFIG, tokens, prompt.tokens, timeout=prompt.timeout)
     else:
         said = _said_by_program(prompt, order, tokens)
     words = words_after(tokenizer, tokens, said.tokens)
@@ -125,7 +115,7 @@ def _said_by_program(prompt: Prompt, order: CompileOrder, tokens: Sequence[int])
     logs = prompt.selection.reports.absolute() / "llm"
     compiled = replace(order, model=order.into)
     answer = AnswerOrder(compiled=compiled, prompt=list(tokens), most=prompt.tokens)
-    with prompt.emulated.worker(EXECUTORCH, prompt.selection, logs, prompt.timeout) as ask:
+    with ask_worker(EXECUTORCH, prompt.selection, logs, prompt.timeout) as ask:
         return read(SpokenText, ask(do="answer", **as_json(answer)))
 
 
@@ -157,7 +147,6 @@ class CheckOptions:
     """The user's own, by figure."""
     timeout: float
     selection: Selection
-    emulated: Emulated
 
 
 def check_model(options: CheckOptions) -> int:
@@ -246,12 +235,9 @@ class Check:
         if has_template(folder):
             texts.append(chat_text(folder, texts[0][:PREFIX], ""))
             without_beginning(tokens_of(tokenizer, texts[-1]), bos)
-        genies = self.options.emulated.genie_tokenizer(folder / CONFIG, texts, timeout=self.options.timeout)
-        if genies != [tokens_of(tokenizer, text) for text in texts]:
-            yield "Genie's tokenizer tokenizes otherwise than the tokenizers library"
-        elif tokenizer_decides(checkpoint := Path(self.order.model)):
-            for name, text, tokens in zip(("text", "chat"), texts, genies, strict=False):
-                yield from tokenizer_differences(checkpoint, name, text, tokens, bos)
+        read = encoded(folder / CONFIG, texts, timeout=self.options.timeout)
+        for name, text, tokens in zip(("text", "chat"), texts, read, strict=False):
+            yield from tokenizer_differences(Path(self.order.model), name, text, tokens, bos)
 
     def _measured(self) -> MeasuredProgram:
         options, order, text = self.options, self.order, self.text
@@ -259,7 +245,7 @@ class Check:
         measure = MeasureOrder(compiled=order, text=text, timeout=timeout)
         of_kinds = [replace(measure, kind=kind) for kind in KINDS]
         windows, parts = Windows(), list[PartDistances]()
-        with options.emulated.worker(order.through, options.selection, logs, timeout) as ask:
+        with ask_worker(order.through, options.selection, logs, timeout) as ask:
             # The worker answers in a fork each time, so that the emulator's memory is free again.
             sys.stderr.write("what rounding alone costs, by float\n")
             rounded = read(Rounded, ask(do="rounding", **as_json(measure)))
@@ -282,8 +268,11 @@ def tokenizer_differences(
 ) -> Iterator[str]:
     """Where the whole of what Genie reads, with the token that it puts first, is not what transformers' own
     tokenizer gives by its defaults. The template of a chat writes the first token."""
-    seen = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
-    expected, _ = encoded_by_transformers(checkpoint, text, special=name == "text")
+    seen, special = list(tokens), False
+    if tokenizer_decides(checkpoint):
+        seen = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
+        special = name == "text"
+    expected, _ = encoded_by_transformers(checkpoint, text, special)
     if seen != expected:
         place = next(at for at, pair in enumerate(zip_longest(seen, expected)) if pair[0] != pair[1])
         here = slice(max(0, place - 1), place + 3)

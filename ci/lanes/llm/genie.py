@@ -1,14 +1,18 @@
-"""Genie: its configuration, written from the model, and its answers, in a process of its own.
+"""Genie: its configuration, written from the model, and its answers, in a process of its own, since Genie
+sometimes crashes.
 
-Genie does not report most mistakes, but speaks nonsense or crashes. So everything that it reads is checked
-before."""
+Genie does not report most mistakes, but speaks nonsense. So everything that it reads is checked before."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,21 +46,11 @@ AGAIN = "compile it again, or correct it"
 def require_sizes(context: int, prefill: int) -> None:
     """Refuse sizes with which Genie silently speaks nonsense or nothing: prefill by 8 or 16, and by half of
     the context or more. With half it takes the new tokens for those of the cache."""
-    if context % CONTEXT_BLOCK:
-        raise UsageError(
-            f"a context of {context} tokens: Genie needs a multiple of {CONTEXT_BLOCK}",
-            fix=f"take {context + -context % CONTEXT_BLOCK}",
-        )
-    if prefill % BLOCK:
-        raise UsageError(
-            f"prefill by {prefill} tokens: Genie needs a multiple of {BLOCK}",
-            fix=f"take {prefill + -prefill % BLOCK}",
-        )
-    if context <= 2 * prefill:
-        longer = 2 * prefill + CONTEXT_BLOCK - 2 * prefill % CONTEXT_BLOCK
+    if context % CONTEXT_BLOCK or prefill % BLOCK or context <= 2 * prefill:
         raise UsageError(
             f"prefill by {prefill} tokens in a context of {context}: Genie would generate nonsense",
-            fix=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
+            fix=f"take a --context that is a multiple of {CONTEXT_BLOCK}, and a --prefill that is a multiple"
+            f" of {BLOCK} and less than half of it",
         )
 
 
@@ -231,7 +225,7 @@ def forced_logits(config: Path, texts: Sequence[ForcedText], words: int, *, time
 def _reply(order: GenieOrder, timeout: float) -> GenieReply:
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "ci.lanes.llm.genie_process"],
+            [sys.executable, "-m", "ci.lanes.llm.genie"],
             input=json.dumps(as_json(order)),
             capture_output=True,
             cwd=ROOT,
@@ -256,3 +250,123 @@ def refusal(output: str, how: str) -> CheckFailed:
     if known:
         return CheckFailed(f"Genie {how}{words}. {known.cause}", fix=known.fix, output=output)
     return CheckFailed(f"Genie {how}{words}", fix="--debug shows all that it printed", output=output)
+
+
+# The process: a GenieOrder is its input, a GenieReply its last line.
+
+COMPLETE = 0
+CONTEXT_EXCEEDED = 4
+TOKENS = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p
+)
+SAMPLE = ctypes.CFUNCTYPE(
+    None, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p
+)
+ALLOCATE = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
+
+
+def library() -> Path:
+    """Found without importing onnxruntime-qnn, which loads more than Genie needs."""
+    spec = importlib.util.find_spec("onnxruntime_qnn")
+    if spec is None or spec.origin is None:
+        sys.exit("onnxruntime-qnn, which has libGenie.so, is not installed")
+    return Path(spec.origin).with_name("libGenie.so")
+
+
+class ForcedChoice:
+    """Genie's sampler here: it says given tokens, then `end`, and keeps the logits of each choice."""
+
+    def __init__(self, end: int) -> None:
+        self.end, self.left, self.logits = end, list[int](), list[bytes]()
+        self.callback = SAMPLE(self._choose)
+
+    def _choose(self, size: int, logits: int, _count: int, chosen: Any, _: Any) -> None:
+        self.logits.append(ctypes.string_at(logits, size))
+        chosen[0] = self.left.pop(0) if self.left else self.end
+
+
+class Dialog:
+    def __init__(self, genie: Any, settings: dict[str, Any]) -> None:
+        self._genie, self._most = genie, settings["dialog"]["max-num-tokens"]
+        handle, self._dialog = ctypes.c_void_p(), ctypes.c_void_p()
+        text = json.dumps(settings).encode()
+        self._call("GenieDialogConfig_createFromJson", text, ctypes.byref(handle))
+        self._call("GenieDialog_create", handle, ctypes.byref(self._dialog))
+
+    def encode(self, text: str) -> list[int]:
+        tokenizer, numbers, count = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int32)(), ctypes.c_uint32()
+        memory: list[Any] = []
+
+        def allocate(size: int, into: Any) -> None:
+            memory.append(ctypes.create_string_buffer(size))
+            into[0] = ctypes.addressof(memory[-1])
+
+        self._call("GenieDialog_getTokenizer", self._dialog, ctypes.byref(tokenizer))
+        into = ctypes.byref(numbers), ctypes.byref(count)
+        self._call("GenieTokenizer_encode", tokenizer, text.encode(), ALLOCATE(allocate), *into)
+        return [int(numbers[index]) for index in range(count.value)]
+
+    def answer(self, prompt: Sequence[int]) -> SpokenText:
+        tokens: list[int] = []
+
+        def take(values: Any, count: int, _code: int, _: Any) -> None:
+            tokens.extend(int(values[index]) for index in range(count))
+
+        began = time.monotonic()
+        array = (ctypes.c_uint32 * len(prompt))(*prompt)
+        arguments = self._dialog, array, len(prompt), COMPLETE, TOKENS(take), None
+        status = self._call("GenieDialog_tokenQuery", *arguments, allowed=CONTEXT_EXCEEDED)
+        seconds = time.monotonic() - began
+        if status:
+            # Genie answers no other prompt after it, not even after a reset.
+            return SpokenText(tokens, "context", seconds)
+        self._call("GenieDialog_reset", self._dialog)
+        return SpokenText(tokens, "length" if len(tokens) >= self._most else "eos", seconds)
+
+    def _call(self, function: str, *arguments: Any, allowed: int = 0) -> int:
+        """The status of a function of Genie's; ends the process unless it is 0 or `allowed`."""
+        status = int(getattr(self._genie, function)(*arguments))
+        if status not in (0, allowed):
+            sys.stdout.flush()
+            sys.stderr.write(f"{function}: status {status}\n")
+            # Genie crashes if it is freed after a failure.
+            os._exit(3)
+        return status
+
+
+def force(genie: Any, order: GenieOrder) -> None:
+    """Write the logits from which Genie would have chosen each token of the forced texts."""
+    choice = ForcedChoice(order.settings["dialog"]["context"]["eos-token"])
+    register = "GenieSampler_registerUserDataCallback"
+    if status := getattr(genie, register)(GENIE_SAMPLER.encode(), choice.callback, None):
+        sys.exit(f"{register}: status {status}")
+    dialog = Dialog(genie, order.settings)
+    for number, text in enumerate(order.forced):
+        choice.left, choice.logits = list(text.tokens), []
+        dialog.answer(text.prompt)
+        # The last row is of the end, which follows no token of the text.
+        Path(order.logits, str(number)).write_bytes(b"".join(choice.logits[: len(text.tokens)]))
+
+
+def reply_to(order: GenieOrder) -> GenieReply:
+    genie = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+    if order.forced:
+        force(genie, order)
+        return GenieReply([], [])
+    dialog = Dialog(genie, order.settings)
+    return GenieReply(
+        [dialog.encode(text) for text in order.texts], [dialog.answer(prompt) for prompt in order.prompts]
+    )
+
+
+def main() -> None:
+    """Genie prints lines of its own, so the reply is the last one."""
+    order = read(GenieOrder, json.load(sys.stdin))
+    # Where the paths of the configuration lead.
+    os.chdir(order.folder)
+    print(f"\n{json.dumps(as_json(reply_to(order)))}", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,10 +17,6 @@ GENIE, EXECUTORCH = "genie", "executorch"
 """The runtimes that a model speaks through."""
 RECORD = "compiled.json"
 """The record's name, beside what was compiled."""
-README_OF_RECORD = f"""
-No device reads {RECORD}. It holds the tokens of the text that this was calibrated by, and tokenizer.json
-turns them back into words: leave it out of what you publish if that text is secret.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

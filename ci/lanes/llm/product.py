@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import disk_usage
+
+import numpy as np
 
 from ci.cached_steps import require_done
+from ci.jobs import available_memory
 from ci.lanes.llm.architecture import Architecture, read_architecture
-from ci.lanes.llm.genie import CONFIG, EMULATOR_BYTES, require_sizes, sizes_of
-from ci.lanes.llm.needs import CompileNeeds, pace
+from ci.lanes.llm.genie import PROGRAM, require_sizes
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -47,6 +51,40 @@ from provisioning.base.units import seconds, size
 
 PART = 1 << 30
 """Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
+README = """\
+# {name} through {order.through}
+
+Made by `compile` for {order.soc}, {order.precision}, a context of {order.context} tokens, prefill by
+{order.prefill}.
+"""
+READMES = {
+    GENIE: """
+`nox -s bundle -- --profile wheels-2.51 --target aarch64-linux --soc {order.soc} FOLDER` adds QNN's libraries,
+the skel and scripts to push and run it. With genie-t2t-run of the official SDK it is run so:
+
+    LD_LIBRARY_PATH=lib ADSP_LIBRARY_PATH=dsp bin/genie-t2t-run -c genie_config.json -p "The answer is"
+
+Genie puts the token that begins a text first by itself: leave it out of the prompt.
+
+The .onnx files are for `check` alone.
+""",
+    EXECUTORCH: f"""
+{PROGRAM} has the methods prefill_forward and kv_forward, with the inputs, outputs and constants of
+executorch's own language models. Upstream's qnn_llama_runner reads it, which `build_android` builds. Push
+this folder to the device with the runner and QNN's libraries, and run in it:
+
+    ./qnn_llama_runner --model_path {PROGRAM} --tokenizer_path tokenizer.json --eval_mode 1 \\
+        --prompt "The answer is"
+
+With `--decoder_model_version NAME` it puts the prompt into the chat template of a family.
+
+The .pt2 files are for `run` and `check` alone.
+""",
+}
+README_OF_RECORD = f"""
+No device reads {RECORD}. It holds the tokens of the text that this was calibrated by, and tokenizer.json
+turns them back into words: leave it out of what you publish if that text is secret.
+"""
 
 
 def is_wrong_in_genie(precision: str, parts: int) -> bool:
@@ -76,9 +114,8 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
         )
     require_tensors(folder, shape)
     if not (folder / "tokenizer.json").is_file():
-        tokenizer = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
         raise UsageError(
-            f"{folder}: expected tokenizer.json, which the device reads; found {tokenizer}",
+            f"{folder}: expected tokenizer.json, which the device reads; found none",
             fix="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
         )
     if not shape.eos:
@@ -152,15 +189,13 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
     if order.quantized and (text := calibrate_of(model)):
         # Before anything starts: a text that is too short is refused.
         order = replace(order, calibration=windows(folder, shape, text, order.context))
-    if (earlier := record_in(output)) and earlier.order.model != order.model:
+    earlier = record_in(output)
+    names = {path.name for path in output.iterdir()} if output.exists() else set()
+    if earlier.order.model != order.model if earlier else any(not name.startswith(SCRATCH) for name in names):
         raise UsageError(
-            f"{output} has what was compiled of {earlier.order.model}",
+            f"{output} is not empty, and its files are not of {order.model}",
             fix="name another folder with -o, or remove it",
         )
-    names = {path.name for path in output.iterdir()} if output.exists() else set()
-    if RECORD not in names and any(not name.startswith(SCRATCH) for name in names):
-        # No compile of ours wrote what is there.
-        raise UsageError(f"{output} is not empty", fix="name another folder with -o, or remove it")
     program = checkpoint_of(order)
     require_fp16([program])
     return [program]
@@ -187,7 +222,7 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
         order=order,
         size=written.size,
         source=source_of(order, store),
-        files={**digests_of(store, files), RECORD: ""},
+        files=digests_of(store, files),
     )
     # Of an earlier compile, in more parts or for another runtime.
     earlier = record_in(output)
@@ -196,7 +231,72 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     genie = order.through == GENIE
     what = f"{written.binaries} binaries" if genie else "a program"
     costs = f"{seconds(result.facts['cpu_seconds'])} of a core and {size(result.facts['peak'])} of memory"
-    words = [f"{output}: {what}, {size(written.size)}, {costs}; see its README.md"]
-    if genie and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
-        words.append(f"try it: {session('run', output, 'The answer is')}")
-    return Product({**files, RECORD: record.as_text()}, words, stale=stale)
+    words = [
+        f"{output}: {what}, {size(written.size)}, {costs}; see its README.md",
+        f"try it: {session('run', output, 'The answer is')}",
+    ]
+    return Product({**files, "README.md": readme_of(order), RECORD: record.as_text()}, words, stale=stale)
+
+
+def readme_of(order: CompileOrder) -> str:
+    text = f"{README}{READMES[order.through]}{README_OF_RECORD if order.quantized else ''}"
+    return text.format(name=Path(order.model).name, order=order)
+
+
+# What compiling for Genie takes on this machine, which may be an hour.
+
+
+PART_SECONDS = 5.0
+"""What exporting and compiling a part takes, however small it is."""
+SORTED, SORTED_SECONDS = 1 << 20, 0.0566
+"""So long it took to sort so many numbers where the figures of CompileNeeds were measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileNeeds:
+    """From what 1B's true shape took: seconds and bytes for each weight, by two layers at 16a8w and a context
+    of 1024, and by all 16 layers at 128."""
+
+    seconds: float
+    """Of one core."""
+    memory: float
+    disk: float
+
+    @classmethod
+    def of(cls, shape: Architecture, order: CompileOrder, pace: float) -> CompileNeeds:
+        """On a machine that takes `pace` times as long."""
+        parts = shape.weights(order.parts)
+        weights, largest = sum(parts), max(parts)
+        # The files are in the store and in the output.
+        if not order.quantized:
+            files, memory, per_weight = 4 * weights, 16.0 * largest, 1.5e-7
+        else:
+            # A word of the embedding has 16 bits.
+            files, memory = 4 * (weights + shape.weights_of_words), 28 * largest + 8e8
+            per_weight = 5e-7 + 2.6e-11 * sum(map(len, order.calibration))
+        duration = (PART_SECONDS * order.parts + per_weight * weights) * pace
+        return cls(duration, memory, 2 * files + 10 * largest)
+
+    def lines(self, output: Path) -> Iterator[str]:
+        folder = next(path for path in (output.absolute(), *output.absolute().parents) if path.is_dir())
+        free = {"memory": available_memory(), "disk": disk_usage(folder).free}
+        needed = {"memory": self.memory, "disk": self.disk}
+        amounts = [
+            f"{size(amount)} of {name}" + (f" ({size(free[name] or 0)} free)" if free[name] else "")
+            for name, amount in needed.items()
+        ]
+        yield f"about {seconds(self.seconds)} of one core, {', '.join(amounts)}"
+        for name, amount in needed.items():
+            if (there := free[name]) is not None and amount > there:
+                remedy = "; more --parts take less" if name == "memory" else ""
+                yield f"warning: {size(amount)} of {name} is more than the {size(there)} free{remedy}"
+
+
+def pace() -> float:
+    """How many times as long this machine takes as the measured one."""
+    numbers, times = np.random.default_rng(1).standard_normal(SORTED), []
+    for _ in range(3):
+        began = time.thread_time()
+        np.exp(np.sort(numbers))
+        times.append(time.thread_time() - began)
+    return min(times) / SORTED_SECONDS

@@ -36,7 +36,7 @@ from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM
 from ci.lanes.llm.graphs import Encoding, Step, call, outputs_of_rows, samples
-from ci.lanes.llm.orders import README_OF_RECORD, CompileOrder, Written
+from ci.lanes.llm.orders import CompileOrder, Written
 from ci.lanes.llm.tokenizer import SETTINGS, TEMPLATE
 from ci.models.inputs import Array, Sample
 from provisioning.base.errors import CheckFailed
@@ -290,21 +290,6 @@ def step_of(layout: RunnerLayout, method: Method, encodings: Mapping[str, Encodi
 METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
 """By what `check` calls a kind of graph."""
 SHIPPED = ("config.json", "generation_config.json", "tokenizer.json", SETTINGS, TEMPLATE)
-README = """\
-# {name} through ExecuTorch
-
-Made by `compile --through executorch` for {soc}, {precision}, a context of {context} tokens, prefill by
-{prefill}. {program} has the methods prefill_forward and kv_forward, with the inputs, outputs and constants of
-executorch's own language models. Upstream's qnn_llama_runner reads it, which `build_android` builds. Push
-this folder to the device with the runner and QNN's libraries, and run in it:
-
-    ./qnn_llama_runner --model_path {program} --tokenizer_path tokenizer.json --eval_mode 1 \\
-        --prompt "The answer is"
-
-With `--decoder_model_version NAME` it puts the prompt into the chat template of a family.
-
-The .pt2 files are for `run` and `check` alone.
-"""
 
 
 def compile_checkpoint(order: CompileOrder) -> Written:
@@ -336,16 +321,6 @@ def compile_checkpoint(order: CompileOrder) -> Written:
     for name in SHIPPED:
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
-    readme = README.format(
-        name=folder.name,
-        program=PROGRAM,
-        soc=order.soc,
-        precision=order.precision,
-        context=order.context,
-        prefill=order.prefill,
-    )
-    readme += README_OF_RECORD if order.quantized else ""
-    (out / "README.md").write_text(readme, encoding="utf-8")
     return Written(1, (out / PROGRAM).stat().st_size)
 
 

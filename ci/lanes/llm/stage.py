@@ -19,7 +19,6 @@ from ci.jobs import Job, WorkOptions
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
-    RECORD,
     CompileOrder,
     Record,
     SuiteOrder,
@@ -64,8 +63,6 @@ MEMORY = 1500 << 20
 CONTEXT, PREFILL = int(TINY_CONFIG["max_position_embeddings"]), 32
 """Of a suite's programs."""
 READ = (".json", ".safetensors")
-UNREAD = (RECORD, "README.md")
-"""Files that `compile` writes and nothing reads but people, and its record."""
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
 
@@ -233,10 +230,9 @@ def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
 
 def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
     """What is not as `compile` wrote it, by its record."""
-    written = {name: digest for name, digest in record.files.items() if not name.endswith(UNREAD)}
-    there = {name: folder / name for name in written if (folder / name).is_file()}
+    there = {name: folder / name for name in record.files if (folder / name).is_file()}
     found = digests_of(store, there)
-    return [name for name, digest in written.items() if found.get(name) != digest]
+    return [name for name, digest in record.files.items() if found.get(name) != digest]
 
 
 def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:

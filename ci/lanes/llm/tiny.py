@@ -1,18 +1,16 @@
 """A tiny Llama, trained here: the model of the `tiny` case, as a folder in the Hugging Face format.
 
-Two processes of one thread, one seed, a text from the locked torch, and arithmetic that all processors share
-(ci.lanes.llm.stage.PORTABLE): the same versions give the same weights everywhere, on one core too."""
+One thread, one seed, a text from the locked torch, and arithmetic that all processors share
+(ci.lanes.llm.stage.PORTABLE): the same versions give the same weights everywhere."""
 
 from __future__ import annotations
 
 import ast
 import json
 import math
-import multiprocessing
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -116,20 +114,7 @@ def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) ->
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     model.train()
-    forked = multiprocessing.get_context("fork")
-    ends = forked.Pipe()
-
-    def learn(half: int) -> None:
-        ends[1 - half].close()
-        _learn(model, stream, generator, steps, half, ends[half])
-
-    other = forked.Process(target=learn, args=[1], daemon=True)
-    other.start()
-    try:
-        learn(0)
-    finally:
-        other.kill()
-        other.join()
+    _learn(model, stream, generator, steps)
     model.eval()
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
@@ -143,11 +128,7 @@ def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) ->
     return Trained(_perplexity(model, judged, bos, eos), hash_file(folder / "model.safetensors"))
 
 
-def _learn(
-    model: Any, stream: Sequence[int], generator: Any, steps: int, half: int, other: Connection
-) -> None:
-    """Train `model`. Each process computes the gradient of its half of a batch; both take the same step, by
-    the mean."""
+def _learn(model: Any, stream: Sequence[int], generator: Any, steps: int) -> None:
     import torch
     from torch.nn import functional
 
@@ -162,28 +143,16 @@ def _learn(
         for group in optimizer.param_groups:
             group["lr"] = rate
         starts = torch.randint(0, len(tokens) - length, (batch,), generator=generator).tolist()
-        window = torch.stack([tokens[start : start + length] for start in starts[half::2]])
-        logits = model(window[:, :-1]).logits
         optimizer.zero_grad()
-        functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten()).backward()
-        gradients = [parameter.grad for parameter in model.parameters()]
-        mean = _mean(torch.cat([gradient.flatten() for gradient in gradients]), other, half)
-        for gradient, part in zip(gradients, mean.split([row.numel() for row in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        # A batch at once rounds otherwise, and the page's figures are of this model.
+        for half in (starts[::2], starts[1::2]):
+            window = torch.stack([tokens[start : start + length] for start in half])
+            logits = model(window[:, :-1]).logits
+            functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten()).backward()
+        for parameter in model.parameters():
+            parameter.grad /= 2
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-
-
-def _mean(own: Any, other: Connection, half: int) -> Any:
-    """Of our gradient and the other process's. One of them sends first: a pipe does not hold two."""
-    import torch
-
-    if not half:
-        other.send_bytes(own.numpy())
-    theirs = torch.frombuffer(bytearray(other.recv_bytes()), dtype=torch.float32)
-    if half:
-        other.send_bytes(own.numpy())
-    return (own + theirs) / 2
 
 
 def _tokenizer(sentences: Sequence[str], words: int) -> Any:

@@ -117,14 +117,13 @@ def first_token(folder: Path) -> int | None:
     tokens, added = encoded_by_transformers(folder, "a")
     count = added.index(0) if 0 in added else len(added)
     before, after = tokens[:count], [token for token, new in zip(tokens, added, strict=True) if new][count:]
-    for place, some, most in (("first", before, 1), ("at the end", after, 0)):
-        if len(some) > most:
-            raise UsageError(
-                f"{folder}: its tokenizer puts {some} {place} of a text; Genie puts at most one token first"
-                " and none at the end",
-                fix="take a checkpoint whose tokenizer does so: its post_processor in tokenizer.json, or"
-                " add_bos_token and add_eos_token in tokenizer_config.json",
-            )
+    if len(before) > 1 or after:
+        raise UsageError(
+            f"{folder}: its tokenizer puts {before} first and {after} at the end of a text; Genie puts one"
+            " token first at most, and none at the end",
+            fix="take a checkpoint whose tokenizer does so: its post_processor in tokenizer.json, or"
+            " add_bos_token and add_eos_token in tokenizer_config.json",
+        )
     return before[0] if before else None
 
 
@@ -183,15 +182,7 @@ def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
     return rest
 
 
-TABLES = (".csv", ".jsonl", ".parquet")
-"""Forms of data sets: their commas and braces are no text to calibrate or to judge by."""
-
-
 def read_text(path: Path) -> str:
-    if path.suffix.lower() in TABLES:
-        raise UsageError(
-            f"{path}: expected plain text, found a table", fix="write its texts into a .txt file"
-        )
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -1,12 +1,15 @@
-"""`test_llm`: the command line."""
+"""`test_llm` and `check`: the command lines."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from ci.one_model.model import LANGUAGE_TIMEOUT
 from ci.suite.options import add_choice, add_how, stage_options
-from provisioning.base.command_line import switch
-from provisioning.base.selection import add_selection
+from provisioning.base.command_line import add_timeout, count, switch, valued
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import MANIFESTS
 
 EXAMPLES = """\
   nox -s test_llm
@@ -27,3 +30,71 @@ def run(args: argparse.Namespace) -> int:
     from ci.lanes.llm import stage
 
     return stage.run(stage_options(args))
+
+
+HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
+"""Ours, which no model was trained on when it was written."""
+TOKENS = 1000
+"""Of a text that are judged, unless the command line says otherwise."""
+LIMITS = ("top1", "perplexity_ratio", "divergence", "divergence_99")
+
+
+class CheckVerb:
+    """A compiled language model, compared with the float model."""
+
+    EXAMPLES = """\
+  qnn-ci check out/ --text held-out.txt
+  qnn-ci check out/ --on parts
+"""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
+        valued(
+            parser,
+            "--text",
+            "FILE",
+            "a text that did not calibrate it [one of qnn-ci's own]",
+            type=Path,
+            default=HELD_OUT,
+        )
+        valued(parser, "--checkpoint", "FOLDER", "the float model [the one that was compiled]", type=Path)
+        valued(
+            parser, "--tokens", "N", "tokens of the text to read [%(default)s]", type=count, default=TOKENS
+        )
+        parser.add_argument(
+            "--on",
+            choices=("both", "parts"),
+            default="both",
+            help="parts: judge each part by itself, and nothing else, and print them all",
+        )
+        limits = parser.add_argument_group("limits, beside those of the precision")
+        for name in LIMITS:
+            limits.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X")
+        add_timeout(parser, "the run", LANGUAGE_TIMEOUT)
+        group = parser.add_argument_group("where things are")
+        group.add_argument(
+            "--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]"
+        )
+        group.add_argument("--store", type=Path, help="where QNN is, for ExecuTorch's programs [user cache]")
+        group.add_argument("--profile", help="of QNN, for ExecuTorch's programs [QNN_CI_PROFILE, wheels]")
+        # What was compiled says for which chip.
+        parser.set_defaults(soc=None, target=None)
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ci.lanes.llm import commands
+
+        limits = {name: getattr(args, name) for name in LIMITS}
+        options = commands.CheckOptions(
+            model=args.model,
+            text=args.text,
+            checkpoint=args.checkpoint,
+            tokens=args.tokens,
+            on=args.on,
+            limits={name: limit for name, limit in limits.items() if limit is not None},
+            timeout=args.timeout,
+            selection=selection_of(args),
+        )
+        return commands.check_model(options)
+
+
+CHECK = CheckVerb()

@@ -55,7 +55,11 @@ def shards_of(folder: Path) -> dict[str, Stored]:
     for name in _files(folder):
         path = folder / name
         if not path.is_file():
-            raise CheckFailed(f"{folder} lacks {name}", fix="download the checkpoint again")
+            raise CheckFailed(
+                f"{folder} lacks {name}",
+                fix="download the checkpoint again; weights in PyTorch's pickle format are converted by"
+                " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)",
+            )
         shards |= stored_in(path)
     return shards
 
@@ -85,28 +89,12 @@ def stored_in(path: Path) -> dict[str, Stored]:
 def _files(folder: Path) -> list[str]:
     """Those that transformers reads: a single file rather than an index's."""
     single, index = "model.safetensors", folder / INDEX
-    if (folder / single).is_file():
+    if (folder / single).is_file() or not index.is_file():
         return [single]
-    if not index.is_file():
-        if pickled := next(folder.glob("pytorch_model*.bin"), None):
-            raise UsageError(
-                f"{folder}: expected {single}; found {pickled.name}, weights in PyTorch's pickle format",
-                fix="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT) converts them;"
-                " then copy the tokenizer's files to OUT",
-            )
-        return [single]
-    document = read_object(index, CheckFailed)
-    if not isinstance(document.get("metadata"), dict):
-        raise CheckFailed(f"{index}: transformers reads none without metadata", fix='add "metadata": {}')
-    found = document.get("weight_map")
-    names: list[Any] = list(found.values()) if isinstance(found, dict) else [found]
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckFailed(
-                f"{index}: weight_map: expected safetensors files of its folder; found {json.dumps(name)}",
-                fix="download it again",
-            )
-    return sorted(set(names))
+    names = read_object(index, CheckFailed).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise CheckFailed(f"{index}: weight_map: expected a file for each weight", fix="download it again")
+    return sorted(set(names.values()))
 
 
 def require_tensors(folder: Path, shape: Architecture) -> None:
