@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.generate import stale
+from lab.lint import tracked_files
 from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.schemas import validator
 
@@ -68,6 +69,18 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
             if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
                 dead.append(f"{page.name}: {link}")
     assert not dead, "\n".join(dead)
+
+
+def test_contributing_names_files_that_exist() -> None:
+    """By their paths, or by the ends of these; capitals stand for any name."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    words = {word for code in re.findall(r"`([^`\n]+)`", text) for word in code.split()}
+    paths = {
+        re.sub(r"{.*}", part, word) for word in words for part in re.sub(r".*{|}.*", "", word).split(",")
+    }
+    files = "".join(f"/{path.relative_to(ROOT).as_posix()}\n" for path in tracked_files(ROOT))
+    named = re.compile(r"[a-z_0-9/.-]+\.(?:py|toml|md|yml|j2)")
+    assert not [path for path in paths if named.fullmatch(path) and f"/{path}\n" not in files]
 
 
 def test_the_committed_files_are_fresh() -> None:

@@ -31,7 +31,7 @@ from ci.lanes.executorch.orders import (
     Quantized,
     QuantizeRequest,
 )
-from ci.lanes.executorch.suite import OBSERVED_SCHEMES, ExecutorchRun
+from ci.lanes.executorch.suite import UNOBSERVED_SCHEMES, ExecutorchRun
 from ci.models.factory import copied, find, is_quantized, refuse_halves, require_float32, run_copied
 from ci.models.model_lines import explained
 from ci.models.user_model import BadFactory
@@ -235,7 +235,7 @@ def _how(per_channel: bool, scheme: str) -> dict[str, object]:
     return {
         "is_conv_per_channel": per_channel,
         "is_linear_per_channel": per_channel,
-        "act_observer": MinMaxObserver if scheme in OBSERVED_SCHEMES else None,
+        "act_observer": None if scheme in UNOBSERVED_SCHEMES else MinMaxObserver,
     }
 
 

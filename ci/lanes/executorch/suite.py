@@ -47,8 +47,9 @@ def _scheme(value: object) -> object:
 Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
 AS_IT_IS = ("fp16", "qdq")
 """Schemes that do not quantize the model: it is float, or quantized already."""
-OBSERVED_SCHEMES = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
-"""The others use the quantizer's default, a moving average; 16-bit floats need no observer."""
+UNOBSERVED_SCHEMES = (*AS_IT_IS, "fp16a8w")
+"""Activations in 16-bit floats need no observer. Of all others the least and the greatest values count, not
+the quantizer's default, a moving average."""
 
 
 class ModuleScheme(Model):
