@@ -5,6 +5,7 @@ A key is named values, never paths or times. Whatever is looked up was put there
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -90,15 +91,24 @@ class CachedResults:
         path.parent.mkdir(parents=True, exist_ok=True)
         place = path.with_name(f"{digest}-{digest_of(dict(files))[:16]}") if folder else None
         if folder and place:
+            self._put(folder, place, files)
+        _store(path, {"facts": dict(facts), "folder": place.name if place else "", "files": files})
+        _store(self._subject(subject), {"key": dict(key)})
+        document = json.loads(json.dumps(dict(facts)))
+        return CachedResult(document, place)
+
+    def _put(self, folder: Path, place: Path, files: Mapping[str, str]) -> None:
+        """What is there and whole stays: another process may have kept it just now, and reads it."""
+        try:
+            folder.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
             if self._whole(place, files):
                 shutil.rmtree(folder, ignore_errors=True)
             else:
                 shutil.rmtree(place, ignore_errors=True)
                 folder.rename(place)
-        _store(path, {"facts": dict(facts), "folder": place.name if place else "", "files": files})
-        _store(self._subject(subject), {"key": dict(key)})
-        document = json.loads(json.dumps(dict(facts)))
-        return CachedResult(document, place)
 
     def forget(self, key: Key) -> None:
         """The same work has failed since."""
@@ -109,7 +119,7 @@ class CachedResults:
         document = _load(self._subject(subject))
         if not document:
             return NEW
-        before, now = dict(flat(document["key"])), dict(flat(dict(key)))
+        before, now = dict(flat(document["key"])), dict(flat(json.loads(json.dumps(dict(key)))))
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name):
                 return f"{name}: {_abbreviated(before.get(name))} → {_abbreviated(now.get(name))}"

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ci.cached_steps import Step
+from ci.cached_steps import NotCached, Step
 from ci.jobs import WorkOptions
+from ci.lanes.executorch.orders import EmulatorRun, ExportedRun, ExportedRuns
 from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, case_of
@@ -33,9 +34,10 @@ from ci.results import CachedResults
 from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
 from ci.suite.programs import NO_SUITE, Program, ProgramOrder, TaskMetric
-from ci.suite.stage import Plan
+from ci.suite.stage import Plan, host_libraries
 from ci.suite.suite_file import Thresholds
 from provisioning.base.settings import Selection
+from provisioning.environment import HOST_LIBRARIES
 from tests.support.lowering import QNN, compiled_as, make_program
 from tests.support.onnx_suites import write_suite
 from tests.support.scripts import script
@@ -255,7 +257,7 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
     """Its program and files by their bytes, wherever they lie; what is judged later is in no key."""
     program = make_program(tmp_path)
 
-    def key(what: str = "", library: str = "", **facts: Any) -> Any:
+    def key(what: str = "", library: str = "", qnn: str = "aa", **facts: Any) -> Any:
         (backend := tmp_path / "dist/lib/libexecutorch_backend_qnn.so").parent.mkdir(
             parents=True, exist_ok=True
         )
@@ -263,7 +265,7 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
         compiled = tmp_path / f"compiled-{what}"
         compiled.mkdir(exist_ok=True)
         (compiled / "input_0_0.raw").write_text(what)
-        plan = _plan_of(program, tmp_path)
+        plan = replace(_plan_of(program, tmp_path), qnn={**QNN, "libraries": qnn})
         runner = Runner(script(tmp_path / "dist/bin/runner", "exit 0"))
         step = running(plan, runner, {program.name: Result(folder=compiled, record=compiled_as(**facts))})
         return step.key(program, CachedResults(tmp_path / "store", "any"))
@@ -272,10 +274,44 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
     assert (
         key("other") != first
         and key(library="built anew") != first
+        and key(qnn="another build") != first
         and key(without_time="other") != first
         and key(expected=((TensorFile("float", "float32", (1,)),),)) != first
     )
     assert key() == first and str(tmp_path / "compiled") not in json.dumps(first)
+
+
+def test_a_run_that_gave_nothing_to_compare_is_not_kept_nor_a_program_without_all_its_costs(
+    tmp_path: Path,
+) -> None:
+    program = make_program(tmp_path)
+    plan = _plan_of(program, tmp_path)
+    runs = running(plan, Runner(tmp_path / "runner"), {})
+    assert runs.accepts(program, Result(record=EmulatorRun({"sqnr_db": 3.0})))
+    assert not runs.accepts(program, Result(record=EmulatorRun(rule="missing", message="no outputs")))
+    compiles = lowering(plan)
+    assert compiles.accepts(program, Result(record=compiled_as(delegates=2)))
+    assert not compiles.accepts(program, Result(record=compiled_as(delegates=2, graphs=1)))
+
+
+def test_a_model_that_has_no_digest_has_no_key(tmp_path: Path) -> None:
+    program = make_program(tmp_path)
+    step = lowering(_plan_of(program, tmp_path))
+    run = ExportedRun(not_cached="its operator is of another namespace")
+    with pytest.raises(NotCached):
+        step.export_key(program, as_json(ExportedRuns(runs={program.run.name: run})))
+
+
+def test_qnn_is_known_by_the_bytes_of_its_libraries(tmp_path: Path) -> None:
+    """Two builds may have one id."""
+    (libraries := tmp_path / "lib" / HOST_LIBRARIES).mkdir(parents=True)
+    for name in ("libQnnHtp.so", "libQnnHtpPrepare.so"):
+        (libraries / name).write_text(name)
+    first = host_libraries(tmp_path, tmp_path / "store")
+    assert host_libraries(tmp_path, tmp_path / "store") == first
+    (libraries / "libQnnHtpPrepare.so").write_text("another.library.so")
+    second = host_libraries(tmp_path, tmp_path / "store")
+    assert second["build_id"] == first["build_id"] and second != first
 
 
 def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) -> None:

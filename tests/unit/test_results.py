@@ -77,6 +77,12 @@ def test_the_row_in_which_a_program_differs_from_its_last_result_is_named(result
     assert results.difference("another net", other) == "not run before"
 
 
+def test_what_a_record_has_as_a_list_is_no_difference_from_a_tuple(results: CachedResults) -> None:
+    files: Any = ({"file": "float_0_0.raw", "shape": (1, 3)},)
+    results.keep("net", {"expected": files, "files": "a"}, {})
+    assert results.difference("net", {"expected": files, "files": "b"}) == "files: a → b"
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "no folder", "half a record", "another record"])
 def test_a_damaged_result_is_none(results: CachedResults, damage: str) -> None:
     folder = kept(results)
@@ -121,6 +127,23 @@ def test_two_writers_of_one_key_leave_a_whole_result(results: CachedResults, tmp
     runs = [subprocess.Popen(command, cwd=ROOT) for command in commands]
     assert [run.wait() for run in runs] == [0, 0]
     assert results.find({"model": "a"})
+
+
+def test_an_equal_result_of_another_process_is_never_taken_away(tmp_path: Path) -> None:
+    script = (
+        "import sys; from concurrent.futures import ThreadPoolExecutor; from pathlib import Path\n"
+        "from ci.results import CachedResults\n"
+        "sys.setswitchinterval(1e-6)\n"
+        "def work(_):\n"
+        "    results = CachedResults(Path(sys.argv[1]), 'toy')\n"
+        "    for number in range(60):\n"
+        "        folder = results.scratch(); (folder / 'program.bin').write_text('a')\n"
+        "        kept = results.keep('net', {'model': number}, {}, folder)\n"
+        "        (kept.folder / 'program.bin').read_text()\n"
+        "with ThreadPoolExecutor(4) as pool:\n"
+        "    list(pool.map(work, range(4)))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT).returncode == 0
 
 
 def test_a_writer_that_is_killed_leaves_no_result_and_its_files_go(
