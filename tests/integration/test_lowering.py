@@ -107,6 +107,9 @@ class TestBadInput:
     @of_cases(["good", "named"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 3
+        rows: Any = done.report.metrics["programs"]
+        (row,) = (row for name, row in rows.items() if name.startswith(f"{case}/"))
+        assert (row["delegates"], row["cached"]) == (1, False) and Path(row["program"]).is_file()
 
 
 @pytest.mark.whole
