@@ -11,7 +11,13 @@ import pytest
 from ci.suite.accepted import low_figures
 from ci.suite.accuracy import Pair, below_floor, compared
 
-RANDOM = numpy.random.default_rng(0)
+RANDOM = numpy.random.default_rng(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """Whichever tests ran before."""
+    RANDOM.bit_generator.state = numpy.random.default_rng(1).bit_generator.state
 
 
 def in_steps(values: Any, levels: int = 256) -> Any:
@@ -149,7 +155,7 @@ def test_one_channel_that_is_computed_wrongly_is_below_the_floor() -> None:
 
 
 def weakening(strong: int, weak: int, power: float) -> Any:
-    draw = numpy.random.default_rng(3).standard_normal((1, 20, strong + weak))
+    draw = numpy.random.default_rng(1).standard_normal((1, 20, strong + weak))
     return draw * numpy.sqrt(numpy.r_[numpy.ones(strong), numpy.full(weak, power)])
 
 
@@ -165,7 +171,7 @@ def test_many_dead_slices_do_not_excuse_one_another(strong: int, weak: int) -> N
 
 def test_slices_that_hardly_say_anything_may_be_less_than_a_step() -> None:
     """Channels behind a ReLU, of every size down to a hundredth of the largest."""
-    draw = abs(numpy.random.default_rng(4).standard_normal((1, 49, 64)))
+    draw = abs(numpy.random.default_rng(1).standard_normal((1, 49, 64)))
     wanted = draw * numpy.geomspace(0.001, 1, 64)
     found = in_steps(wanted)
     assert (found[..., :5] == 0).all()
