@@ -81,8 +81,15 @@ def models_in(reports: Iterable[Report]) -> dict[str, bool]:
 
 
 def failed_and_passed(models: Mapping[str, bool]) -> str:
-    """`bert/8a8w/SM8650 failed, 4 passed`."""
-    failed = [one_line(name) for name, good in models.items() if not good]
+    """`bert 8a8w failed, 4 passed`; the chip is named where there are several."""
+    # `bert/8a8w/SM8650` of a suite; `ci/net.py:bert 8a8w SM8650` of a command.
+    words = {name: one_line(name).split(" " if " " in name else "/") for name in models}
+    one_chip = len({word[-1] for word in words.values()}) == 1
+    failed = [
+        " ".join(words[name][:-1] if one_chip and words[name][1:] else words[name])
+        for name, good in models.items()
+        if not good
+    ]
     if not failed:
         return f"{plural(len(models), 'model')} passed"
     shown = ", ".join(failed[:MOST_NAMED])
