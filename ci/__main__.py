@@ -29,7 +29,7 @@ VERBS = {
         "executorch",
     ),
     "bundle": Verb(
-        "ci.device.bundle_verb",
+        "ci.device.verb:BUNDLE",
         "put the files that a device needs into one folder, and check that they match",
     ),
     "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and fetch its output"),

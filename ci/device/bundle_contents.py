@@ -24,7 +24,7 @@ from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ANDROID, WINDOWS, Selection, profile_flags
-from provisioning.dist import LIBRARIES, MANIFEST, RUNNER
+from provisioning.dist import LIBRARIES, RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES, DEVICE_DSP_DIRECTORIES
 from provisioning.manifest import Soc
 
@@ -80,10 +80,6 @@ class Model:
         """Of a program's delegates."""
         delegates = self.contents.delegates if isinstance(self.contents, CompiledProgram) else ()
         return [delegate.options for delegate in delegates if delegate.options]
-
-    @property
-    def for_qnn(self) -> bool:
-        return not isinstance(self.contents, CompiledProgram) or bool(self.options or self.contexts)
 
     @property
     def processors(self) -> set[str]:
@@ -192,12 +188,6 @@ def built_items(dist: Path, selection: Selection, runner: str = RUNNER.name) -> 
     )
     if not (dist / RUNNER).is_file():
         raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", fix=fix)
-    manifest = dist / MANIFEST
-    if manifest.is_file():
-        built_for, recorded = _recorded(manifest, fix)
-        if built_for != target:
-            raise UsageError(f"{dist} was built for {built_for}, not for {target}", fix=fix)
-        check_files(dist, recorded, Fix("build it again: {}", fix))
     programs = sorted(path.name for path in (dist / RUNNER.parent).iterdir() if path.is_file())
     if runner not in programs:
         raise UsageError(
@@ -224,15 +214,6 @@ def _needed_libraries(program: Path, folder: Path) -> list[Path]:
         found |= dict.fromkeys(more)
         unread += more
     return sorted(found)
-
-
-def _recorded(manifest: Path, fix: str) -> tuple[str, dict[str, str]]:
-    """The target of a build, and the hash of each of its files."""
-    try:
-        document = json.loads(manifest.read_text(encoding="utf-8"))
-        return document["target"], {file["path"]: file["sha256"] for file in document["files"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckFailed(f"{manifest}: not a build's manifest: {error!r}", fix=fix) from error
 
 
 def qnn_items(

@@ -6,7 +6,6 @@ import os
 import signal
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,6 @@ class DeviceOptions:
     serial: str | None
     ssh: str | None
     device_dir: str | None
-    wait: float
     wrap: str
     model: str | None
     inputs: Path | None
@@ -61,7 +59,8 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
     job = _job(options, selection)
     stage.target = job.bundle.target
     job.into.mkdir(parents=True, exist_ok=True)
-    with _device(options, job.bundle) as device, session.claimed(device, job.where, wait=options.wait):
+    device = _device(options, job.bundle)
+    with session.claimed(device, job.where):
         if finding := wrong_chip(device, job.bundle.soc):
             stage.findings.append(finding)
             if finding.severity is Severity.ERROR:
@@ -157,7 +156,7 @@ def _run(device: Device, job: DeviceRun, stage: StageRun, *, wrapper: str, secon
         report_failure(ran, device, job.into, stage, seconds)
 
 
-def _device(options: DeviceOptions, bundle: Bundle) -> AbstractContextManager[Device]:
+def _device(options: DeviceOptions, bundle: Bundle) -> Device:
     if options.ssh and options.serial:
         raise UsageError("--serial is for adb, --ssh is not: give one of them")
     if options.ssh:

@@ -8,7 +8,6 @@ import os
 import platform
 import shlex
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ LOCK = f"{OURS}/lock"
 
 CLAIM_SECONDS = 60.0
 """How long one of these scripts may take."""
-
-_POLL_SECONDS = 0.5
 
 _CLAIMED, _FOREIGN, _TAKEN = 0, 3, 4
 
@@ -71,28 +68,24 @@ def this_process() -> Holder:
 
 
 @contextmanager
-def claimed(device: Device, folder: str, *, wait: float = 0.0, poll: float = _POLL_SECONDS) -> Iterator[None]:
+def claimed(device: Device, folder: str) -> Iterator[None]:
     """Create the folder and keep other runs out of it.
 
-    Raises UsageError if it holds other files, EnvironmentLacking if another run has it for longer than `wait`
-    seconds, asked for every `poll` seconds. The claim of a run of this machine that has ended is removed.
+    Raises UsageError if it holds other files, EnvironmentLacking if another run has it. The claim of a run of
+    this machine that has ended is removed.
     """
     holder = this_process().encode()
-    until = time.monotonic() + wait
-    tried = ""
-    while (taken := _claim(device, folder, holder)) is not None:
-        other = Holder.decode(taken)
-        if other is not None and other.gone() and taken != tried:
-            tried = taken
-            _remove_dead(device, folder, taken)
-        elif time.monotonic() >= until:
-            raise EnvironmentLacking(
-                f"{device.name}: {folder} is in use by {other.description if other else 'another run'}",
-                fix=f"wait for it with --wait 600, or use another folder: {_other_folder(f'{folder}-2')}; "
-                f"if that run has ended, type on the device: {quoted('rm', '-r', f'{folder}/{LOCK}')}",
-            )
-        else:
-            time.sleep(poll)
+    earlier = _claim(device, folder, holder)
+    other = Holder.decode(earlier or "")
+    if earlier is not None and other and other.gone():
+        _release(device, folder, earlier)
+        earlier = _claim(device, folder, holder)
+    if earlier is not None:
+        raise EnvironmentLacking(
+            f"{device.name}: {folder} is in use by {other.description if other else 'another run'}",
+            fix=f"wait for its end, or use another folder: {_other_folder(f'{folder}-2')}; "
+            f"if that run has ended, type on the device: {quoted('rm', '-r', f'{folder}/{LOCK}')}",
+        )
     try:
         yield
     except BaseException:
@@ -140,20 +133,8 @@ def _release(device: Device, folder: str, holder: str) -> None:
     script = (
         f"cd {shlex.quote(folder)} || exit 0\n"
         f'[ "$(cat {LOCK}/holder 2>/dev/null)" = {shlex.quote(holder.strip())} ] || exit 0\n'
-        f"rm -rf {LOCK}"
-    )
-    device.shell(script, seconds=CLAIM_SECONDS)
-
-
-def _remove_dead(device: Device, folder: str, dead: str) -> None:
-    """Remove a dead holder's claim. Of several runs that try, the one that creates a folder in it does:
-    another could remove the claim that the first has made since."""
-    script = (
-        f"cd {shlex.quote(folder)} && mkdir {LOCK}/dead 2>/dev/null || exit 0\n"
-        f'if [ "$(cat {LOCK}/holder 2>/dev/null)" = {shlex.quote(dead.strip())} ]; then\n'
         # In one step, so that nobody finds a part of it.
-        f"  mv {LOCK} {LOCK}-$$ && rm -rf {LOCK}-$$\n"
-        f"else rmdir {LOCK}/dead; fi"
+        f"mv {LOCK} {LOCK}-$$ && rm -rf {LOCK}-$$"
     )
     device.shell(script, seconds=CLAIM_SECONDS)
 

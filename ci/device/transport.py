@@ -9,7 +9,6 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
@@ -30,7 +29,7 @@ _ADB_ERRORS = (
     ("offline", "connect the device again, and see `adb devices`"),
     ("cannot connect to daemon", "adb kill-server, then run it again"),
 )
-_SSH_LOST = ("Broken pipe", "closed by remote host", "Connection reset", "read from master failed")
+_SSH_LOST = ("Broken pipe", "closed by remote host", "Connection reset")
 _FULL = "No space left on device"
 _FREE_SPACE = "free some space on the device, or name a folder on another disk of it with --device-dir"
 
@@ -129,24 +128,10 @@ class Adb:
 class Ssh:
     program: str
     destination: str
-    options: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.destination
-
-    def connect(self, errors: Path) -> None:
-        """Log in and leave the connection open in the background; ssh's messages go to `errors`."""
-        command = [self.program, *_SETTINGS, *self.options, "-M", "-N", "-f", self.destination]
-        with errors.open("wb") as stream:
-            try:
-                done = subprocess.run(
-                    command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=60, check=False
-                )
-            except subprocess.TimeoutExpired as error:
-                raise TimedOut(self.program, 60) from error
-        if done.returncode != 0:
-            raise self._error(done.returncode, errors.read_bytes(), b"")
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> CommandResult:
         output = self._ssh(_with_exit_code(script), None, seconds).decode("utf-8", "replace")
@@ -174,7 +159,7 @@ class Ssh:
         return self.shell("dmesg 2>/dev/null | tail -n 200", seconds=60).out
 
     def _ssh(self, script: str, stdin: IO[bytes] | None, seconds: float) -> bytes:
-        done = _run([self.program, *_SETTINGS, *self.options, self.destination, script], stdin, seconds)
+        done = _run([self.program, *_SETTINGS, self.destination, script], stdin, seconds)
         if done.returncode != 0:
             raise self._error(done.returncode, done.stderr, done.stdout)
         return done.stdout
@@ -191,24 +176,12 @@ class Ssh:
         return EnvironmentLacking(message, fix=fix)
 
 
-@contextmanager
-def adb(serial: str | None) -> Iterator[Adb]:
-    yield Adb(_program("adb", "apt-get install adb, or install Android's platform-tools"), serial)
+def adb(serial: str | None) -> Adb:
+    return Adb(_program("adb", "apt-get install adb, or install Android's platform-tools"), serial)
 
 
-@contextmanager
-def ssh(destination: str) -> Iterator[Ssh]:
-    """One connection for all scripts and transfers, so that each costs no login of its own."""
-    program = _program("ssh", "apt-get install openssh-client")
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-") as folder:
-        options = ("-o", f"ControlPath={folder}/connection")
-        device = Ssh(program, destination, options)
-        device.connect(Path(folder) / "errors")
-        try:
-            yield device
-        finally:
-            # An error here means that it has ended already.
-            _run([program, *options, "-O", "exit", destination], None, 60)
+def ssh(destination: str) -> Ssh:
+    return Ssh(_program("ssh", "apt-get install openssh-client"), destination)
 
 
 def batches(names: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -1,4 +1,4 @@
-"""`run_device`: push a bundle's changed files to a device, run it there, fetch outputs and logs."""
+"""`run_device` and `bundle`: the command lines."""
 
 from __future__ import annotations
 
@@ -29,14 +29,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     valued(way, "--serial", "S", "a device that adb lists [the only one]")
     valued(way, "--ssh", "USER@HOST", "a Linux device, as ssh knows it")
     valued(way, "--device-dir", "DIR", "the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]")
-    valued(
-        way,
-        "--wait",
-        "SECONDS",
-        "how long to wait for another run in that folder [%(default)g]",
-        type=float,
-        default=0.0,
-    )
     valued(way, "--wrap", "COMMAND", "run the runner with this: an emulator, taskset", default="")
     what = parser.add_argument_group("the run")
     valued(what, "--model", "NAME", "which of the bundle's models [the only one]")
@@ -58,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
         serial=args.serial,
         ssh=args.ssh,
         device_dir=args.device_dir,
-        wait=args.wait,
         wrap=args.wrap,
         model=args.model,
         inputs=args.inputs,
@@ -72,3 +63,66 @@ def run(args: argparse.Namespace) -> int:
     with stage.reported(selection.reports, "device", options.ssh or options.serial or ""):
         run_bundle(options, selection, stage)
     return stage.close(selection.reports)
+
+
+class BundleVerb:
+    """Exactly the files that a device needs, checked as one, with a script to run them."""
+
+    EXAMPLES = """\
+  nox -s bundle -- --profile qnn-2.37 --soc SM8750 --target aarch64-android model.pte
+  nox -s bundle -- --soc SM8650 --target aarch64-linux a.pte b.pte -o /tmp/bundle
+  nox -s bundle -- --profile qnn-2.48 --soc SM8850 --target aarch64-android --lpai model.pte
+  nox -s bundle -- --profile wheels-2.51 --soc SC8380XP --target aarch64-windows out/model_ctx.onnx
+  nox -s bundle -- --profile wheels-2.51 --soc SM8750 --target aarch64-linux out/
+  nox -s bundle -- --soc QCS9100 --target aarch64-linux --runner llama_main --file tokenizer.bin llama.pte
+"""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_selection(parser)
+        parser.add_argument(
+            "models",
+            nargs="*",
+            type=Path,
+            metavar="MODEL",
+            help="programs (.pte); the folder that `compile` wrote; for Windows, what `compile` wrote",
+        )
+        valued(parser, "--dist", "DIR", "the build to take the runner from [dist/TARGET]", type=Path)
+        valued(parser, "--runner", "NAME", "the build's program that runs the model [qnn_executor_runner]")
+        repeatable(parser, "--file", "FILE", "pushed as files/NAME, such as a tokenizer", type=Path)
+        switch(parser, "--lpai", "add LPAI's libraries and its signed skel")
+        valued(parser, "--signed", "DIR", "the overlay of sign_lpai [dist/overlay]", type=Path)
+        valued(parser, "--root", "CERT", "the root certificate that the signed skel must end in", type=Path)
+        parser.add_argument(
+            "--output",
+            "-o",
+            type=Path,
+            metavar="DIR",
+            help="the folder to write to [dist/bundles/TARGET-SOC]",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from ci.device.bundle import BundleOptions, assemble
+        from provisioning.base.files import disk_errors
+        from provisioning.base.stage_run import StageRun
+
+        options = BundleOptions(
+            models=args.models,
+            files=args.file,
+            dist=args.dist,
+            runner=args.runner,
+            lpai=args.lpai,
+            signed=args.signed,
+            root=args.root,
+            output=args.output,
+        )
+        selection = selection_of(args)
+        stage = StageRun("bundle", selection.profile, selection.target)
+        with (
+            stage.reported(selection.reports, "bundle", selection.soc),
+            disk_errors("choose another folder with --output"),
+        ):
+            assemble(options, selection, stage)
+        return stage.close(selection.reports)
+
+
+BUNDLE = BundleVerb()
