@@ -132,18 +132,21 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     if options.root and not options.root.is_file():
         raise UsageError(f"--root {options.root}: there is no such file", fix="name the root certificate")
     models = bundle_contents.read_models(options.models)
-    # Before an hour of building what no program will run on.
-    _require_phone(selection, _for_phones(selection))
+    # Models may be added to a bundle later.
+    needs_qnn = options.lpai or not models or any(model.for_qnn for model in models)
+    if needs_qnn:  # before an hour of building what no program will run on
+        _require_phone(selection, _for_phones(selection))
     dist = options.dist.absolute() if options.dist else build_of(dist_path() / selection.target)
     runner = options.runner or RUNNER.name
     items = list(bundle_contents.built_items(dist, selection, runner))
-    sdk = _sdk(selection)
-    online = any(model.online for model in models)
-    gpu = any("gpu" in model.processors for model in models)
-    items += bundle_contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
-    if options.lpai:
-        signed = options.signed.absolute() if options.signed else SIGNED
-        items += bundle_contents.lpai_items(sdk, selection, soc, signed)
+    if needs_qnn:
+        sdk = _sdk(selection)
+        online = any(model.online for model in models)
+        gpu = any("gpu" in model.processors for model in models)
+        items += bundle_contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
+        if options.lpai:
+            signed = options.signed.absolute() if options.signed else SIGNED
+            items += bundle_contents.lpai_items(sdk, selection, soc, signed)
     items += [BundleItem("model", model.path, f"models/{model.path.name}") for model in models]
     return Draft(items, models, runner)
 
@@ -242,7 +245,7 @@ def check(
     if target == WINDOWS:
         findings += _skel_path(items)
     else:
-        findings += [*_needed(items, target), *_backend(items), *_genie(items)]
+        findings += [*_needed(items, target), *_backend(items, models), *_genie(items)]
     return [*findings, *(finding for model in models for finding in _model(model, items, soc_name, soc))]
 
 
@@ -354,15 +357,19 @@ def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
                 yield _finding("needed", item.path, message, fix)
 
 
-def _backend(items: Sequence[BundleItem]) -> Iterator[Finding]:
-    """Without the backend QNN's libraries are useless. Genie, which a dialog is for, needs none."""
-    if {Path(item.place).name for item in items}.isdisjoint((BACKEND, DIALOG)):
-        yield _finding(
-            "backend",
-            BACKEND,
-            f"the build has no {BACKEND}, so its runner can run no program for QNN",
-            Fix("build it from source: {}, or build_android", ("build_linux_arm64",)),
-        )
+def _backend(items: Sequence[BundleItem], models: Sequence[Model]) -> Iterator[Finding]:
+    """Without the backend QNN's libraries are useless; it is an error only if a program needs them."""
+    here = {Path(item.place).name for item in items}
+    if here & {BACKEND, DIALOG} or not any(item.kind == QNN for item in items):
+        return
+    for_qnn = [model.path for model in models if model.for_qnn]
+    yield _finding(
+        "backend",
+        for_qnn[0] if for_qnn else BACKEND,
+        f"the build has no {BACKEND}, so its runner can run no program for QNN",
+        Fix("build it from source: {}, or build_android", ("build_linux_arm64",)),
+        Severity.ERROR if for_qnn else Severity.WARNING,
+    )
 
 
 def _model(model: Model, items: Sequence[BundleItem], soc_name: str, soc: Soc) -> Iterator[Finding]:

@@ -82,6 +82,10 @@ class Model:
         return [delegate.options for delegate in delegates if delegate.options]
 
     @property
+    def for_qnn(self) -> bool:
+        return not isinstance(self.contents, CompiledProgram) or bool(self.options or self.contexts)
+
+    @property
     def processors(self) -> set[str]:
         """What its delegates run on, as far as the program names it: htp, gpu, lpai."""
         return {options.processor for options in self.options}
