@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from traceback import walk_tb
 
 from ci.artifacts.program import as_model, torch_kind_of
 from provisioning.base.command_line import OWN_PACKAGES
@@ -43,7 +44,7 @@ class BadFactory(Exception):
 
 def where_paths_begin(error: Exception) -> str:
     """A fix for user code that did not find a file by a relative path; empty for other errors."""
-    if not isinstance(error, FileNotFoundError) or not error.filename:
+    if not isinstance(error, FileNotFoundError) or not error.filename or _is_of_subprocess(error):
         return ""
     if Path(os.fsdecode(error.filename)).is_absolute():
         return ""
@@ -51,6 +52,12 @@ def where_paths_begin(error: Exception) -> str:
         f"put it below {Path.cwd()}, where relative paths begin: the suite's folder, or yours for a single"
         " model; Path(__file__).parent is the module's own"
     )
+
+
+def _is_of_subprocess(error: Exception) -> bool:
+    """Whether a program was not found, which is searched on PATH."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__") == "subprocess"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Stands in for ONNX Runtime in the lane's processes: answers each part of a task as a test wants it.
 
-`STAND_IN` names a folder: `replies.json` has the replies by what is done and what is to go wrong, and
-`orders.jsonl` gets each part that was asked for."""
+`STAND_IN` names a folder: `replies.json` has the replies by what is done, what is to go wrong, and what the
+model is made of; `orders.jsonl` gets each part that was asked for."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import numpy_helper
 
 from ci.lanes.onnx import worker
 from ci.lanes.onnx.orders import CONTEXT, CompileOptions
@@ -40,9 +41,15 @@ def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named:
     if "error" in reply:
         return reply
     if work.__name__ == "prepare":
-        reply["model"] = str(write(conv_model(), order.into / "model.onnx"))
+        made = _document()["made"]
+        model = conv_model()
+        node, weight = model.graph.node[0], model.graph.initializer[0]
+        node.doc_string = made.get("trace", "")
+        values = numpy_helper.to_array(weight) + np.float32(made.get("weight", 0))
+        weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+        reply["model"] = str(write(model, order.into / "model.onnx"))
         for name in (SAMPLES, CALIBRATION, EXPECTED):
-            save(order.into / name, [{"x": np.zeros(1)}])
+            save(order.into / name, [{"x": np.full(1, made.get(name, 0))}])
     if work.__name__ == "compile_context":
         options: CompileOptions = arguments[1]
         for suffix in (".onnx", ".json"):
@@ -58,16 +65,21 @@ def ran(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(asked: dict[str, Any]) -> dict[str, Any]:
-    folder = Path(os.environ[STAND_IN])
-    with (folder / "orders.jsonl").open("a", encoding="utf-8") as stream:
+    with Path(os.environ[STAND_IN], "orders.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(f"{json.dumps(asked)}\n")
-    told = json.loads((folder / "replies.json").read_text(encoding="utf-8"))
+    told = _document()
     wrong = told["wrong"]
     meant = wrong.get("do") in (asked["do"], "anything") and wrong.get("soc", asked["soc"]) == asked["soc"]
     if meant:
         _go_wrong(wrong)
     reply: dict[str, Any] = told["replies"][asked["do"]]
     return reply
+
+
+def _document() -> dict[str, Any]:
+    text = Path(os.environ[STAND_IN], "replies.json").read_text(encoding="utf-8")
+    document: dict[str, Any] = {"made": {}, **json.loads(text)}
+    return document
 
 
 def _go_wrong(wrong: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from ci import outcome
 from ci.__main__ import VERBS
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.orders import CompiledContext, QuantizedModel
+from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import programs_of
 from ci.plain import as_json
 from ci.suite.accepted import Recorded, load_baseline
@@ -61,6 +62,7 @@ class TestStage:
     def _worker(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.answers: CompiledContext | dict[str, object] = CONTEXT
         self.wrong: dict[str, str] = {}
+        self.made: dict[str, object] = {}
         self.folder = tmp_path
         environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(tmp_path)}
         monkeypatch.setattr(onnx_stage, "WORKER", onnx_worker.__name__)
@@ -73,7 +75,9 @@ class TestStage:
             "quantize": as_json(QuantizedModel(model="m", calibrated_by=32)),
             "compile_context": self.answers if isinstance(self.answers, dict) else as_json(self.answers),
         }
-        (self.folder / "replies.json").write_text(json.dumps({"replies": replies, "wrong": self.wrong}))
+        (self.folder / "replies.json").write_text(
+            json.dumps({"replies": replies, "wrong": self.wrong, "made": self.made})
+        )
         command = ["test_onnx", "--suite", str(write_suite(folder, text)), *self.places(folder), *arguments]
         return main("python -m ci", "", VERBS, command)
 
@@ -166,6 +170,23 @@ class TestStage:
         for text, code, cached in ((SUITE, 0, 0), (SUITE, 0, 2), (SUITE.replace(" 20,", " 40,"), 1, 0)):
             assert self.stage(tmp_path, text=text) == code
             assert self.report(tmp_path).metrics["cached"] == cached
+
+    def test_a_model_or_sample_of_other_values_is_compiled_again_and_another_trace_is_not(
+        self, tmp_path: Path
+    ) -> None:
+        assert self.stage(tmp_path) == 0
+        wanted: list[tuple[dict[str, object], int]] = [
+            ({"trace": "net.py:9"}, 2),
+            ({"weight": 1}, 0),
+            ({SAMPLES: 1}, 0),
+            ({CALIBRATION: 1}, 0),
+            ({EXPECTED: 1}, 0),
+            ({}, 2),
+        ]
+        for made, cached in wanted:
+            self.made = made
+            assert self.stage(tmp_path) == 0
+            assert self.report(tmp_path).metrics["cached"] == cached, made
 
     def test_a_failure_removes_a_remembered_pass_also_with_no_cache(self, tmp_path: Path) -> None:
         assert self.stage(tmp_path) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -94,8 +95,9 @@ def test_a_precision_of_one_lane_alone_is_refused_in_the_other() -> None:
         (lambda: Path("width.txt").read_text(), True),
         (lambda: os.open(b"width.txt", os.O_RDONLY), True),
         (lambda: Path("/nowhere/width.txt").read_text(), False),
+        (lambda: subprocess.run(["no-such-program"], check=False), False),
     ],
-    ids=["relative", "in bytes", "absolute"],
+    ids=["relative", "in bytes", "absolute", "a program"],
 )
 def test_where_paths_begin_is_told_of_relative_files_alone(found: Callable[[], object], told: bool) -> None:
     with pytest.raises(FileNotFoundError) as error:
