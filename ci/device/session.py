@@ -62,8 +62,7 @@ def this_process() -> Holder:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = f"user {os.getuid()}"
-    where = f"{user} on {platform.node() or 'a machine without a name'}"
-    description = f"{where}, process {process}, since {utc_now()}"
+    description = f"{user} on {platform.node()}, process {process}, since {utc_now()}"
     return Holder(_machine(), process, description)
 
 
@@ -145,11 +144,8 @@ def _other_folder(folder: str) -> str:
 
 def _machine() -> str:
     """This boot of this machine, and its process namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:
-        return platform.node() or "unknown"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 # A run

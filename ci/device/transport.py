@@ -21,14 +21,12 @@ SECONDS = 600.0
 
 _EXIT = "qnn-ci-exit:"
 _SETTINGS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
-_ADB_ERRORS = (
-    ("unauthorized", "unlock the device and accept this computer's key, then run it again"),
-    ("more than one device", "name one with --serial; `adb devices` lists them"),
-    ("no devices/emulators found", "connect a device, and see `adb devices`"),
-    ("not found", "see `adb devices` for the serials that are there"),
-    ("offline", "connect the device again, and see `adb devices`"),
-    ("cannot connect to daemon", "adb kill-server, then run it again"),
+_NO_DEVICE = (
+    *("unauthorized", "more than one device", "no devices/emulators found", "not found", "offline"),
+    "cannot connect to daemon",
 )
+"""Of what adb says where there is no device to speak to: its own words say why."""
+_ADB_FIX = "see `adb devices`; --serial names one of several"
 _SSH_LOST = ("Broken pipe", "closed by remote host", "Connection reset")
 _FULL = "No space left on device"
 _FREE_SPACE = "free some space on the device, or name a folder on another disk of it with --device-dir"
@@ -116,10 +114,9 @@ class Adb:
         out = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0 and (errors.startswith(("error:", "adb:", "* ")) or not out):
             last = (errors or out.strip() or "no answer").splitlines()[-1]
-            for words, fix in _ADB_ERRORS:
-                if words in errors:
-                    raise EnvironmentLacking(f"{self.name}: {last}", fix=fix)
-            fix = _FREE_SPACE if _FULL in errors else "see `adb devices`"
+            if any(words in errors for words in _NO_DEVICE):
+                raise EnvironmentLacking(f"{self.name}: {last}", fix=_ADB_FIX)
+            fix = _FREE_SPACE if _FULL in errors else _ADB_FIX
             raise Lost(f"{self.name}: adb {arguments[0]}: {last}", fix, out)
         return out
 

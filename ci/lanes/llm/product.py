@@ -33,7 +33,7 @@ from ci.lanes.llm.stage import (
     require_installed,
     source_of,
 )
-from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
+from ci.lanes.llm.suite import PRECISIONS
 from ci.lanes.llm.text import windows
 from ci.lanes.llm.tokenizer import require_tokenizer
 from ci.lanes.llm.weights import require_tensors
@@ -42,7 +42,7 @@ from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
 from ci.outcome import Result
 from ci.plain import read
-from ci.suite.precision import precision_named, scheme_named
+from ci.suite.precision import written_name
 from ci.suite.stage import run_cached_step
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, session
@@ -101,7 +101,12 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
         chips = ", ".join(selection.socs)
         raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
     text = calibrate_of(model)
-    precision = _precision(model.precision or "fp16", through)
+    precision = written_name(model.precision or "fp16")
+    if precision not in (known := PRECISIONS[through]):
+        raise UsageError(
+            f"precision {precision}: language models are compiled in {', '.join(known)} through {through}",
+            fix="take 16a8w",
+        )
     shape = read_architecture(folder)
     if through == GENIE:
         require_sizes(context, prefill)
@@ -156,18 +161,6 @@ def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
         expected = f"1 or an even number, as Genie computes others in {precision} wrong"
     nearest = min(right, key=lambda count: (abs(count - parts), -count))
     raise UsageError(f"--parts {parts}: expected {expected}", fix=add_flags("--parts", str(nearest)))
-
-
-def _precision(name: str, through: str) -> str:
-    known, precision = PRECISIONS[through], scheme_named(name)
-    if through == GENIE and precision != FOUR_BITS:
-        precision = precision_named(name).written
-    if precision not in known:
-        raise UsageError(
-            f"precision {name}: language models are compiled in {', '.join(known)} through {through}",
-            fix="take 16a8w",
-        )
-    return precision
 
 
 def parts_of(shape: Architecture, precision: str) -> int:

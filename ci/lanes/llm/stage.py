@@ -287,11 +287,6 @@ def run(options: StageOptions) -> int:
         of_case = {program.case_name: program for program in plan.programs}
         for name, program in of_case.items():
             stage.findings += model_findings(name, program.case.perplexity, models[program.name])
-        stage.metrics["perplexity"] = {
-            name: round(read(Trained, model.facts).perplexity, 2)
-            for name, program in of_case.items()
-            if not (model := models[program.name]).failure
-        }
     return finish(stage, selection)
 
 

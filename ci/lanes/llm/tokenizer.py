@@ -36,16 +36,12 @@ def _without_models() -> Iterator[None]:
     """Let a process that has no torch import transformers without it: with torch it takes five times as long.
     Workers, which need its models, have imported torch before."""
     wanted = {} if "torch" in sys.modules else {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
-    before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            del os.environ[name]
 
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
