@@ -73,14 +73,12 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
 def wrong_chip(device: Device, wanted: str) -> Finding | None:
     """The finding if the device has another chip than the bundle is for; asked before anything is sent."""
     number = device.shell(f"cat {SOC_ID}").out.strip()
-    if not number.isdecimal():
-        message = f"{SOC_ID} cannot be read ({number[:80] or 'empty'}), so its chip was not compared"
-        return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
-    if int(number) in soc_named(wanted).kernel_ids:
+    kernel_id = int(number) if number.isdecimal() else None
+    if kernel_id in soc_named(wanted).kernel_ids:
         return None
-    chip = next((name for name, soc in load_socs().items() if int(number) in soc.kernel_ids), None)
+    chip = next((name for name, soc in load_socs().items() if kernel_id in soc.kernel_ids), None)
     if chip is None:
-        message = f"{SOC_ID} says {number}, a chip that manifests/socs.toml does not know"
+        message = f"{SOC_ID} says {number[:80] or 'nothing'}, which is no chip of manifests/socs.toml"
         return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
     own, other = soc_named(chip), soc_named(wanted)
     runs = own.arch == other.arch and own.vtcm_mb >= other.vtcm_mb

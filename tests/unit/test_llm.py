@@ -827,13 +827,13 @@ def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
 
     def genie(config: Path, prompt: Sequence[int], most: int, *, timeout: float) -> SpokenText:
         assert config.name == GENIE_CONFIG and (prompt, most) == ([3], 2)
-        return SpokenText([4, 5], "length", 1.0)
+        return SpokenText([4, 5], "length")
 
     asked: list[dict[str, Any]] = []
 
     def program(**order: Any) -> dict[str, Any]:
         asked.append(order)
-        return {"tokens": [4, 5], "stopped": "length", "seconds": 1.0}
+        return {"tokens": [4, 5], "stopped": "length"}
 
     if through == "genie":
         binaries = [tmp_path / "decode_0.bin"]

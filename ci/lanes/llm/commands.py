@@ -104,9 +104,7 @@ def run_model(prompt: Prompt) -> int:
         said = _said_by_program(prompt, order, tokens)
     words = words_after(tokenizer, tokens, said.tokens)
     sys.stdout.write(f"{'' if prompt.chat else prompt.text}{words}\n")
-    count = len(said.tokens)
-    rate = f"{count / said.seconds:.1f} a second on the emulator"
-    sys.stderr.write(f"{count} tokens, stopped by {said.stopped}; {rate}\n")
+    sys.stderr.write(f"{len(said.tokens)} tokens, stopped by {said.stopped}\n")
     return 0
 
 

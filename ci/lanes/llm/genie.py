@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -312,16 +311,14 @@ class Dialog:
         def take(values: Any, count: int, _code: int, _: Any) -> None:
             tokens.extend(int(values[index]) for index in range(count))
 
-        began = time.monotonic()
         array = (ctypes.c_uint32 * len(prompt))(*prompt)
         arguments = self._dialog, array, len(prompt), COMPLETE, TOKENS(take), None
         status = self._call("GenieDialog_tokenQuery", *arguments, allowed=CONTEXT_EXCEEDED)
-        seconds = time.monotonic() - began
         if status:
             # Genie answers no other prompt after it, not even after a reset.
-            return SpokenText(tokens, "context", seconds)
+            return SpokenText(tokens, "context")
         self._call("GenieDialog_reset", self._dialog)
-        return SpokenText(tokens, "length" if len(tokens) >= self._most else "eos", seconds)
+        return SpokenText(tokens, "length" if len(tokens) >= self._most else "eos")
 
     def _call(self, function: str, *arguments: Any, allowed: int = 0) -> int:
         """The status of a function of Genie's; ends the process unless it is 0 or `allowed`."""

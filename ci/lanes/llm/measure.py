@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +52,7 @@ from ci.lanes.llm.rounding import (
     rounded_model,
 )
 from ci.lanes.llm.text import judged_text, windows
+from ci.lanes.llm.tiny import JUDGED, QUANTIZED_BY
 from ci.lanes.llm.verdicts import WINDOWS, window_of
 from ci.models.inputs import Array, Sample
 from provisioning.base.units import EXACT_DB
@@ -73,10 +73,10 @@ def order_suite(order: SuiteOrder) -> MeasuredProgram:
     compiling, folder = replace(order.compiled, into=order.into), Path(order.compiled.model)
     shape = read_architecture(folder)
     if compiling.quantized:
-        rows = windows(folder, shape, Path(order.calibrate), compiling.context)
+        rows = windows(folder, shape, folder / QUANTIZED_BY, compiling.context)
         compiling = replace(compiling, calibration=rows)
     written = _runtime_of(compiling).compile_checkpoint(compiling)
-    text = judged_text(compiling, shape, Path(order.judged), SUITE_TOKENS, SUITE_PREFIXES)
+    text = judged_text(compiling, shape, folder / JUDGED, SUITE_TOKENS, SUITE_PREFIXES)
     measure = MeasureOrder(compiled=compiling, text=text, timeout=order.timeout)
     of_kinds = [replace(measure, kind=kind) for kind in KINDS]
     readings = [order_figures(of_kind).read for of_kind in of_kinds]
@@ -111,21 +111,17 @@ def order_answer(order: AnswerOrder) -> SpokenText:
     """What the compiled model says after a prompt, by decode: its top-1 each time."""
     compiled = order.compiled
     shape = read_architecture(Path(compiled.model))
-    reader, began, tokens = reader_of(compiled, shape, "decode"), time.monotonic(), list[int]()
-
-    def spoken(stopped: str) -> SpokenText:
-        return SpokenText(tokens, stopped, time.monotonic() - began)
-
+    reader, tokens = reader_of(compiled, shape, "decode"), list[int]()
     row = reader.read([*shape.beginning, *order.prompt])[-1]
     while (token := int(row.argmax())) not in shape.eos:
         tokens.append(token)
         if len(tokens) == order.most:
-            return spoken("length")
+            return SpokenText(tokens, "length")
         # With this token, which nobody has read.
         if reader.position + 1 == compiled.context:
-            return spoken("context")
+            return SpokenText(tokens, "context")
         row = reader.read([token])[-1]
-    return spoken("eos")
+    return SpokenText(tokens, "eos")
 
 
 def _whole(shape: Architecture, text: ForcedText) -> list[int]:

@@ -148,7 +148,6 @@ class SpokenText:
     tokens: list[int]
     stopped: str
     """`eos`, `length`, or `context` when that was full."""
-    seconds: float
 
 
 GENIE_SAMPLER = "qnn-ci"
@@ -183,10 +182,7 @@ class SuiteOrder:
     """A program of a suite: compiled, and measured."""
 
     compiled: CompileOrder
-    calibrate: str
-    """The text that it is quantized by."""
-    judged: str
-    """The text that it is judged by."""
+    """Of a model that has its texts beside it."""
     timeout: float
     into: str = ""
 

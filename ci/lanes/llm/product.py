@@ -220,7 +220,7 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     # Of an earlier compile, in more parts or for another runtime.
     earlier = record_in(output)
     there = output.absolute().iterdir() if earlier else ()
-    stale = [path for path in there if earlier and path.is_file() and path.name in earlier.files]
+    stale = [path for path in there if earlier and path.name in earlier.files]
     genie = order.through == GENIE
     what = f"{written.binaries} binaries" if genie else "a program"
     costs = f"{seconds(result.facts['cpu_seconds'])} of a core and {size(result.facts['peak'])} of memory"

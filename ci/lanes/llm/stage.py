@@ -26,7 +26,6 @@ from ci.lanes.llm.orders import (
 )
 from ci.lanes.llm.suite import SUITES, LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
-from ci.lanes.llm.tiny import JUDGED, QUANTIZED_BY
 from ci.lanes.llm.tokenizer import TEMPLATE
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.outcome import Result
@@ -203,8 +202,6 @@ def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -
                 parts=run.parts,
                 calibration=[],
             ),
-            calibrate=str(model / QUANTIZED_BY),
-            judged=str(model / JUDGED),
             timeout=plan.work.timeout,
         )
         return _asked("suite", order)
