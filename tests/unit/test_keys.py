@@ -13,6 +13,7 @@ import pytest
 
 from ci.cached_steps import NotCached, Step
 from ci.jobs import WorkOptions
+from ci.lanes.executorch.explain import searching
 from ci.lanes.executorch.orders import EmulatorRun, ExportedRun, ExportedRuns
 from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
@@ -279,6 +280,23 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
         and key(expected=((TensorFile("float", "float32", (1,)),),)) != first
     )
     assert key() == first and str(tmp_path / "compiled") not in json.dumps(first)
+
+
+def test_a_search_for_what_differs_is_known_by_its_runner_and_limit_and_not_by_its_time(
+    tmp_path: Path,
+) -> None:
+    program = make_program(tmp_path)
+    (backend := tmp_path / "dist/lib/libexecutorch_backend_qnn.so").parent.mkdir(parents=True)
+    runner = Runner(script(tmp_path / "dist/bin/runner", "exit 0"))
+
+    def key(library: str = "", least: float = 20.0, seconds: float = 60.0) -> Any:
+        backend.write_text(library)
+        step = searching(_plan_of(program, tmp_path), runner, least, seconds, None)
+        return step.key(program, CachedResults(tmp_path / "store", "any"))
+
+    first = key()
+    assert key(seconds=5.0) == first
+    assert key(least=30.0) != first and key(library="built anew") != first
 
 
 def test_a_run_that_gave_nothing_to_compare_is_not_kept_nor_a_program_without_all_its_costs(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from ci.cached_steps import Step
 from ci.explain.audit import (
     AuditRow,
     AuditRows,
@@ -36,6 +37,7 @@ from ci.lanes.executorch.product import (
 )
 from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.steps import (
+    ExecutorchPlan,
     compile_programs,
     done,
     quantizing,
@@ -49,7 +51,7 @@ from ci.operators.faults import faults_in, versions_of
 from ci.outcome import WorkerDied
 from ci.plain import as_json
 from ci.results import CachedResults, Key
-from ci.runner import ready_runner
+from ci.runner import Runner, ready_runner
 from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
@@ -83,16 +85,28 @@ def divergence_of(
 ) -> DivergenceResult:
     """What the search gave, with what is known of the operator."""
     plan = plan_of_model(model, "divergence", [program])
-    runner = ready_runner(os.environ, model.selection.reports)
+    step = searching(plan, ready_runner(os.environ, model.selection.reports), least, seconds, whole)
+    result = require_done(program, plan, run_cached_step(step, [program])).read(DivergenceResult)
+    first, scheme, soc = result.first, program.run.precision, program.soc
+    if first is None:
+        return result
+    met = faults_in(first.traits, scheme, soc, versions_of(plan.build_id), seen_db=first.sqnr_db)
+    return replace(result, first=replace(first, known=tuple(SuspectedFault.of(row.fault) for row in met)))
+
+
+def searching(
+    plan: ExecutorchPlan, runner: Runner, least: float, seconds: float, whole: float | None
+) -> Step:
+    """Ends with the operator that differs. How long it may take decides no result."""
     versions = {str(name): number for name, number in versions_of(plan.build_id).items()}
     limits = {"least": least, "seconds": seconds, "whole": whole}
 
     def known_by(results: CachedResults) -> Key:
-        by: dict[str, Metric] = {**runner.order, "path": results.digest(runner.path)}
+        by: dict[str, Metric] = {"whose": runner.dialect.whose, **runner.digests(results.digest)}
         suspects: dict[str, Metric] = {"faults": results.digest(known_faults.MANIFEST), **versions}
         return {"least": least, "runner": by, "suspects": suspects}
 
-    step = worker_step(
+    return worker_step(
         plan,
         "divergence",
         "diverged",
@@ -104,12 +118,6 @@ def divergence_of(
         # A search that ended before it was done goes on the next time.
         accepts=lambda program, result: not result.read(DivergenceResult).between,
     )
-    result = require_done(program, plan, run_cached_step(step, [program])).read(DivergenceResult)
-    first, scheme, soc = result.first, program.run.precision, program.soc
-    if first is None:
-        return result
-    met = faults_in(first.traits, scheme, soc, versions_of(plan.build_id), seen_db=first.sqnr_db)
-    return replace(result, first=replace(first, known=tuple(SuspectedFault.of(row.fault) for row in met)))
 
 
 def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, object] | None:
