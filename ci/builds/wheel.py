@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ci.builds.built_files import alone_in
-from ci.builds.cmake import BuildCommand, execute
+from ci.builds.cmake import RECORD, BuildCommand, execute
 from ci.builds.source_plan import SourcePlan
 from provisioning.base import toml
 from provisioning.base.commands import captured, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact
 from provisioning.base.stage_run import StageRun
 from provisioning.python_environments import IN_IMAGE, PythonEnvironments
@@ -92,6 +93,11 @@ def _built(plan: SourcePlan, environments: PythonEnvironments) -> Path:
             f"{plan.tree.root} has no setup.py that builds a wheel",
             fix="name ExecuTorch's tree with EXECUTORCH_ROOT",
         )
+    mark = plan.root / RECORD
+    if not mark.is_file():
+        # The next build knows the folder as a build's by it, also where this one is killed.
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(mark, "{}\n")
     python = environments.extended(NAME, plan.root / "builder", _requirements(plan.tree.root))
     shutil.rmtree(place, ignore_errors=True)
     outputs = {str(plan.tree.root / name) for name in (".git", "pip-out", "cmake-out")}

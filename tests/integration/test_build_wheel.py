@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from ci.builds import wheel
+from ci.builds.built_files import refuse_foreign
+from ci.builds.cmake import RECORD
 from ci.builds.source_plan import SourcePlan
 from ci.builds.toolchain import Toolchain
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -119,6 +121,18 @@ def test_the_wheel_has_the_backend_and_stages_use_the_environment_that_has_it(
     code = "import importlib.metadata as m; print(m.version('executorch'))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=plan.dist)
     assert done.stdout.strip() == f"1.5.1+{COMMIT[:7]}"
+
+
+def test_a_build_that_failed_can_be_repeated_in_its_folder(
+    plan: SourcePlan, environments: PythonEnvironments
+) -> None:
+    (plan.tree.root / "adaptor.c").write_text("#error half of it")
+    with pytest.raises(CheckFailed):
+        build(plan, environments)
+    assert (plan.root / "builder").is_dir()
+    refuse_foreign(plan.root, RECORD, "--build-dir")
+    (plan.tree.root / "adaptor.c").write_text(ADAPTOR)
+    assert build(plan, environments).artifacts
 
 
 @pytest.mark.parametrize("more", ["executorch/backends/qualcomm/sdk/libQnnHtp.so"])
