@@ -388,6 +388,14 @@ def _variables(
     before = environ.get("LD_LIBRARY_PATH", "")
     if (libraries := _library_path(sdk, before, notes)) or before:
         variables["LD_LIBRARY_PATH"] = libraries
+    if preloaded := environ.get("LD_PRELOAD", ""):
+        variables["LD_PRELOAD"] = _preload(sdk, preloaded, notes)
+    # No stage reads it; QNN's own tools and scripts do, beside QNN_SDK_ROOT.
+    qairt = environ.get("QAIRT_SDK_ROOT", "")
+    if qairt and environ.get("QNN_SDK_ROOT") and not _same(qairt, str(sdk)):
+        variables["QAIRT_SDK_ROOT"] = str(sdk)
+        text = f"QAIRT_SDK_ROOT={qairt} contradicts QNN_SDK_ROOT={sdk}, which is the one used"
+        notes.append(Note(text, "QAIRT_SDK_ROOT"))
     programs = sdk / "bin" / HOST_LIBRARIES
     entries = [str(programs)] if programs.is_dir() else []
     if entries:
@@ -433,8 +441,24 @@ def _why_left_out(entry: str, ours: str) -> str:
     """Why an entry of LD_LIBRARY_PATH cannot stay; empty if it can."""
     if _DEVICE_LIBRARY_DIRECTORY.search(entry):
         return f"{entry} holds a device's libraries"
-    of_another = _HOST_LIBRARY_DIRECTORY.search(entry) and not _same(entry, ours)
-    return f"{entry} is of another QNN SDK" if of_another else ""
+    # Some copy an SDK's libraries to a folder like /opt/qnn. Behind ours, it gives what ours lacks.
+    has_qnn = _HOST_LIBRARY_DIRECTORY.search(entry) or Path(entry, "libQnnHtp.so").exists()
+    return f"{entry} is of another QNN SDK" if has_qnn and not _same(entry, ours) else ""
+
+
+def _preload(sdk: Path, existing: str, notes: list[Note]) -> str:
+    """What the user has loaded before all else, without the libraries of another QNN SDK."""
+    ours = sdk / "lib" / HOST_LIBRARIES
+    kept = []
+    for entry in filter(None, re.split("[: ]", existing)):
+        folder, name = os.path.split(entry)
+        # One without a folder is looked for in LD_LIBRARY_PATH, where ours come first.
+        if name.startswith(("libQnn", "libHtp")) and folder and not _same(folder, str(ours)):
+            text = f"{entry} is of another QNN SDK and is left out of LD_PRELOAD"
+            notes.append(Note(text, "LD_PRELOAD"))
+        else:
+            kept.append(entry)
+    return ":".join(kept)
 
 
 def _dsp_path(target: str, environ: Mapping[str, str], notes: list[Note]) -> str:

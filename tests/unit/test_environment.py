@@ -175,6 +175,33 @@ def test_libraries_that_would_get_in_the_way_are_left_out_and_reported(
     assert [note for note in environment.notes if entry in note.text and why in note.text]
 
 
+def test_a_folder_with_a_copy_of_qnns_libraries_is_left_out(sdk: Path, tmp_path: Path) -> None:
+    (tmp_path / "libQnnHtp.so").touch()
+    environment = _resolved(sdk, {"LD_LIBRARY_PATH": f"{tmp_path}:/a"})
+    assert environment.variables["LD_LIBRARY_PATH"] == f"{sdk / HOST}:/a"
+    (note,) = environment.notes
+    assert note.variable == "LD_LIBRARY_PATH" and f"{tmp_path} is of another QNN SDK" in note.text
+
+
+def test_a_preloaded_library_of_another_qnn_is_left_out(sdk: Path) -> None:
+    ours = sdk / HOST / "libQnnHtp.so"
+    others = ("/q/libQnnSystem.so", "/q/libHtpPrepare.so")
+    preloaded = f"{others[0]} /usr/lib/libjemalloc.so:{ours}:{others[1]}:libQnnHtp.so"
+    environment = _resolved(sdk, {"LD_PRELOAD": preloaded})
+    assert environment.variables["LD_PRELOAD"] == f"/usr/lib/libjemalloc.so:{ours}:libQnnHtp.so"
+    assert [note.variable for note in environment.notes] == ["LD_PRELOAD", "LD_PRELOAD"]
+    assert all(other in note.text for other, note in zip(others, environment.notes, strict=True))
+
+
+def test_the_two_variables_of_one_sdk_agree(sdk: Path, tmp_path: Path) -> None:
+    own = str(_sdk(tmp_path / "own sdk"))
+    environment = _resolved(sdk, {"QNN_SDK_ROOT": own, "QAIRT_SDK_ROOT": "/q"})
+    assert environment.variables["QAIRT_SDK_ROOT"] == own
+    (note,) = environment.notes
+    assert note.variable == "QAIRT_SDK_ROOT" and "contradicts" in note.text
+    assert _resolved(sdk, {"QNN_SDK_ROOT": own, "QAIRT_SDK_ROOT": own}).notes == ()
+
+
 def test_resolving_within_the_environment_changes_nothing(sdk: Path) -> None:
     (sdk / "bin/x86_64-linux-clang").mkdir(parents=True)
     once = _resolved(sdk, {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/a"}, target="aarch64-android")
