@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ci.cached_steps import NotCached, Step
+from ci.explain.rewriting import RewriteChoice
 from ci.jobs import WorkOptions
 from ci.lanes.executorch.explain import searching
 from ci.lanes.executorch.orders import EmulatorRun, ExportedRun, ExportedRuns
@@ -23,6 +24,7 @@ from ci.lanes.llm.stage import LlmPlan, reading
 from ci.lanes.llm.stage import compiling as compiling_checkpoint
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
+from ci.lanes.onnx.explain import rewriting
 from ci.lanes.onnx.orders import NOTHING
 from ci.lanes.onnx.stage import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.suite import SUITES as ONNX
@@ -37,6 +39,7 @@ from ci.suite.accuracy import TensorFile
 from ci.suite.programs import NO_SUITE, Program, ProgramOrder, TaskMetric
 from ci.suite.stage import Plan, host_libraries
 from ci.suite.suite_file import Thresholds
+from provisioning import known_faults
 from provisioning.base.settings import Selection
 from provisioning.environment import HOST_LIBRARIES
 from tests.support.lowering import QNN, compiled_as, make_program
@@ -238,6 +241,23 @@ def test_a_file_that_an_option_names_is_in_the_key_by_its_bytes(tmp_path: Path) 
         file.write_text(text)
         keys.append(_asked(lane, replace(program, run=run), tmp_path)[0])
     assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("table", ["MANIFEST", "FIXES"])
+def test_what_an_onnx_model_is_rewritten_by_is_in_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    program, results = LANES["test_onnx"].program(tmp_path), CachedResults(tmp_path / "store", "any")
+    plan = _plan(OnnxPlan, program, tmp_path)
+
+    def key(rules: tuple[str, ...] | None = None) -> Any:
+        return rewriting(plan, RewriteChoice(rules)).key(program, results)
+
+    first = key()
+    assert key() == first and key(("bias-used-twice",)) != first
+    (edited := tmp_path / "table.toml").write_bytes(getattr(known_faults, table).read_bytes() + b"#")
+    monkeypatch.setattr(known_faults, table, edited)
+    assert key() != first
 
 
 def test_a_program_that_another_qnn_compiles_or_with_crashes_on_the_cpu_has_another_key(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
-from ci.cached_steps import require_done
+from ci.cached_steps import Step, require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
 from ci.explain.divergence import (
     DivergenceLimits,
@@ -23,6 +23,7 @@ from ci.lanes.onnx.orders import (
     Losses,
     Mixed,
     ModelChanges,
+    WantedRewrites,
 )
 from ci.lanes.onnx.product import (
     answer_in,
@@ -32,15 +33,17 @@ from ci.lanes.onnx.product import (
     precision_of,
     program_of,
 )
-from ci.lanes.onnx.stage import chosen_programs, plan_of
+from ci.lanes.onnx.stage import OnnxPlan, chosen_programs, plan_of
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.one_model.model import OneModel
 from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step
+from provisioning import known_faults
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
+from provisioning.base.files import hash_file
 from provisioning.known_faults import SuspectedFault, faults_of
 
 
@@ -91,12 +94,17 @@ def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float 
 
 
 def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
-    plan = plan_of_model(model, program_of(model))
-    step = command_step(plan, "onnx-rewrite", "rewritten", asked=choice, keeps_files=True)
-    done = answered(step, ModelChanges)
+    done = answered(rewriting(plan_of_model(model, program_of(model)), choice), ModelChanges)
     assert done.folder
     path = done.folder / REWRITTEN
     return Rewritten(done.answer.changes, path if path.is_file() else None)
+
+
+def rewriting(plan: OnnxPlan, choice: RewriteChoice) -> Step:
+    """Ends with the model, with the rewrites that this build needs where they match."""
+    tables = (hash_file(known_faults.MANIFEST), hash_file(known_faults.FIXES))
+    asked = WantedRewrites(choice.rules, tables)
+    return command_step(plan, "onnx-rewrite", "rewritten", asked=asked, keeps_files=True)
 
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:

@@ -18,7 +18,6 @@ from ci import child
 from ci.child import UNFORESEEN, reporting
 from ci.explain.divergence import DivergenceLimits, ScriptRequest, partial_of
 from ci.explain.losses import ScoreRequest
-from ci.explain.rewriting import RewriteChoice
 from ci.lanes.onnx import parts, provider, searches
 from ci.lanes.onnx.model_file import (
     NotCompilable,
@@ -43,6 +42,7 @@ from ci.lanes.onnx.orders import (
     ProgramFacts,
     QuantizedModel,
     RunReply,
+    WantedRewrites,
 )
 from ci.lanes.onnx.parts import Comparison
 from ci.lanes.onnx.provider import NotOnProvider
@@ -246,7 +246,7 @@ def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
     return CommandAnswer(prepared=held[0][0], quantized=model)
 
 
-def _rewritten(order: OnnxOrder, choice: RewriteChoice) -> CommandAnswer:
+def _rewritten(order: OnnxOrder, choice: WantedRewrites) -> CommandAnswer:
     changes = in_part(order, searches.rewrite, _files(order), choice)
     return CommandAnswer(prepared=held[0][0], answer=as_json(changes))
 
@@ -282,7 +282,7 @@ def _measured(order: Mapping[str, object]) -> dict[str, object]:
 export = _task(_export, Preparing)
 compiled = _task(_compiled, CompileOptions)
 quantized_file = _task(_quantized_file, FileName)
-rewritten = _task(_rewritten, RewriteChoice)
+rewritten = _task(_rewritten, WantedRewrites)
 mixed = _answering(parts.mixed, Nothing)
 losses = _answering(searches.losses, Nothing, name=QUANTIZED)
 estimated = _answering(parts.estimate, Chips)
