@@ -146,7 +146,7 @@ def changes(environ: Mapping[str, str]) -> int:
         Path(environ.get("GITHUB_WORKSPACE", ""), environ.get(name, "")).absolute()
         for name in ("QNN_CI_REPORTS", "QNN_CI_BEFORE")
     )
-    found = changes_of(reports_in(folder), reports_in(before))
+    found = changes_of(reports_in(folder, before), reports_in(before, folder))
     write_named(folder / FILE, found.as_json(), fix="name another folder with QNN_CI_REPORTS")
     sys.stdout.write(
         f"{found.worse} of {found.compared} programs became worse, {found.not_compared} not compared\n"

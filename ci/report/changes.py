@@ -108,10 +108,14 @@ def _programs_in(reports: Iterable[Report]) -> dict[tuple[str, str], dict[str, f
     }
 
 
-def reports_in(folder: Path) -> list[Report]:
-    """The reports of programs in a folder, and in those below it."""
+def reports_in(folder: Path, other: Path) -> list[Report]:
+    """The reports of programs in a folder, and in those below it, without the `other` that they are compared
+    with: one may be below the other."""
+    own, others = folder.resolve(), other.resolve()
+    apart = others if others != own and others.is_relative_to(own) else None
+    files = [file for stage in LANES for file in sorted(own.rglob(f"{stage}.json"))]
     try:
-        return [Report.read(file) for stage in LANES for file in sorted(folder.rglob(f"{stage}.json"))]
+        return [Report.read(file) for file in files if not (apart and file.is_relative_to(apart))]
     except ValueError as error:
         raise CheckFailed(str(error), fix="run its stage again, or read the log of its job") from error
 

@@ -154,8 +154,6 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
         message = f"its report is of an earlier run, {shown}"
         old = when is not None and began[newest.stage] - when > ONE_DAY
         same = _same_run(report, newest)
-        if stage in PREPARING and of_models(newest) and report.outcome is Outcome.PASS and not same:
-            continue
         if of_models(report) and not alone:
             page[stage] = report
         elif report.profile not in ("", profile):
@@ -168,7 +166,19 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
             fix = joined([report.command, f"or set {RUN} alike for calls that belong together"], ", ")
             note = Finding(EARLIER_RUN, Severity.NOTE, stage, message, fix)
             page[stage] = replace(report, findings=(note, *report.findings))
+    # A gate says itself which stages it was to run.
+    no_news = [stage for stage in PREPARING if GATE not in page and _is_no_news(reports.get(stage), newest)]
+    for stage in no_news:
+        page.pop(stage, None)
+        left_out.pop(stage, None)
     return page, left_out
+
+
+def _is_no_news(report: Report | None, newest: Report) -> bool:
+    """Whether a model needed the stage, and an earlier run had passed it already."""
+    if report is None or _same_run(report, newest):
+        return False
+    return of_models(newest) and report.outcome is Outcome.PASS
 
 
 def _same_run(one: Report, other: Report) -> bool:

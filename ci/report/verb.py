@@ -96,7 +96,7 @@ def worse_than(folder: Path, directory: Path) -> int:
     from ci.report.changes import WORSE, changes_of, reports_in
     from ci.report.collect import in_unit
 
-    changes = changes_of(reports_in(directory), reports_in(folder))
+    changes = changes_of(reports_in(directory, folder), reports_in(folder, directory))
     if not changes.compared:
         raise CheckFailed(
             f"no program is in both {directory} and {folder}",

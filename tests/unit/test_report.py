@@ -153,6 +153,18 @@ def test_a_pass_of_what_was_prepared_earlier_is_not_on_the_page_of_a_model(
     assert set(verdicts(tmp_path)) == {"compile", "build_runner"}
 
 
+def test_a_stage_that_a_gate_has_passed_did_run_whatever_is_done_of_a_model_later(tmp_path: Path) -> None:
+    stages: list[Metric] = [{"stage": name} for name in ("provision", "validate")]
+    gate = replace(_report("gate"), metrics={"stages": stages})
+    for report in (gate, _report("provision"), _report("validate")):
+        replace(report, run="before", started="2026-11-20T09:00:00+00:00").write(tmp_path)
+    now = replace(
+        _report("compile"), run="after", started="2026-11-20T10:00:00+00:00", metrics={"models": {}}
+    )
+    now.write(tmp_path)
+    assert verdicts(tmp_path) == {"provision": "pass", "validate": "pass", "compile": "pass"}
+
+
 def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path: Path) -> None:
     command(tmp_path, "compile", "a.py:make", prints("first"))
     with pytest.raises(CheckFailed):
@@ -470,6 +482,14 @@ def test_a_program_that_does_not_compile_any_more_is_worse_and_one_that_is_gone_
     worse, count = capsys.readouterr().out.splitlines()
     assert worse.startswith("net: ") and "1 of 1" in count and "1 are not in both" in count
     assert run_here(verb, "--reports", before, "--against", now) == 0
+
+
+@pytest.mark.parametrize("nested", ["a", "z"])
+def test_a_folder_below_the_one_that_it_is_compared_with_is_apart(tmp_path: Path, nested: str) -> None:
+    good = ran(tmp_path / "reports", "wheels", {"net": (46.0, 1000)})
+    bad = ran(good / nested, "wheels", {"net": (31.0, 1000)})
+    assert run_here(verb, "--reports", bad, "--against", good) == 1
+    assert run_here(verb, "--reports", good, "--against", bad) == 0
 
 
 def test_two_folders_without_a_program_in_both_never_pass(tmp_path: Path) -> None:
