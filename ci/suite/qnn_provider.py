@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from provisioning.components import build_ids
 from provisioning.manifest import Soc
 
 PROVIDER = "QNNExecutionProvider"
+FALLBACK = "session.disable_cpu_ep_fallback"
 ERRORS_ONLY, VERBOSE = 3, 0
 
 
@@ -55,3 +57,33 @@ def htp_options(soc: Soc) -> dict[str, str]:
         "htp_arch": str(soc.arch),
         "offload_graph_io_quantization": "0",
     }
+
+
+def session_options(severity: int = ERRORS_ONLY) -> Any:
+    """Session options with this worker's number of threads, none of which waits by spinning."""
+    options = ort.SessionOptions()
+    options.log_severity_level = severity
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def session_on_htp(
+    model: Path, provider: Mapping[str, str], entries: Mapping[str, str], severity: int = ERRORS_ONLY
+) -> Any:
+    options = session_options(severity)
+    for name, value in entries.items():
+        options.add_session_config_entry(name, value)
+    options.add_provider_for_devices([device()], dict(provider))
+    session = ort.InferenceSession(str(model), options)
+    # Otherwise a failed run would be repeated on the CPU, and its outputs taken for the chip's.
+    session.disable_fallback()
+    return session
+
+
+def session_on_cpu(model: Path) -> Any:
+    """Of the model as written: a quantized one computes in float between roundings."""
+    options = session_options()
+    # Optimizing would compute quantized operators in integers, which round differently.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])

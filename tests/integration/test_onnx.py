@@ -95,10 +95,12 @@ class TestCompile:
     def test_a_run_that_fails_is_not_repeated_on_the_cpu(self, model: Path, tmp_path: Path) -> None:
         import onnxruntime as ort
 
+        from ci.suite.qnn_provider import FALLBACK, session_on_htp
+
         (tmp_path / "adapter.bin").write_bytes(bytes(64))
         (tmp_path / "lora.txt").write_text(f"no_such_graph;{tmp_path / 'adapter.bin'}\n")
         options = provider.provider_options(precision_named("fp16"), soc_named("SM8650"), NO_SETTINGS, None)
-        session, failing = provider._session(model, options, {provider.FALLBACK: "1"}), ort.RunOptions()
+        session, failing = session_on_htp(model, options, {FALLBACK: "1"}), ort.RunOptions()
         failing.add_run_config_entry("qnn.lora_config", str(tmp_path / "lora.txt"))
         inputs = {"x": np.zeros((1, 3, 8, 8), np.float32)}
         with pytest.raises(Exception, match="Failed to retrieve graph: no_such_graph"):

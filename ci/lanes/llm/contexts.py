@@ -3,7 +3,6 @@ Contexts run on the HTP emulator, graphs as written on the CPU. Only for workers
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -38,7 +37,14 @@ from ci.lanes.llm.orders import KINDS, CompileOrder, Written
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.lanes.llm.tokenizer import SETTINGS, TEMPLATE
 from ci.models.inputs import Sample
-from ci.suite.qnn_provider import ERRORS_ONLY, device, htp_options
+from ci.suite.qnn_provider import (
+    ERRORS_ONLY,
+    FALLBACK,
+    device,
+    htp_options,
+    session_on_cpu,
+    session_on_htp,
+)
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc, soc_named
@@ -148,15 +154,12 @@ def load_context(wrapper: Path, soc: Soc) -> Any:
 
 
 def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) -> Any:
-    options = _options()
-    for name, value in {"session.disable_cpu_ep_fallback": "1", **entries}.items():
-        options.add_session_config_entry(name, value)
     provider = {**htp_options(soc), "enable_htp_fp16_precision": "1" if fp16 else "0"}
-    options.add_provider_for_devices([device()], provider)
+    device()
     # Registering raised the log level of all sessions.
     ort.set_default_logger_severity(ERRORS_ONLY)
     try:
-        session = ort.InferenceSession(str(model), options)
+        return session_on_htp(model, provider, {FALLBACK: "1", **entries})
     except Exception as error:
         words = " ".join(str(error).split())[:600]
         if "Failed to write context cache file" in words:
@@ -167,8 +170,6 @@ def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) ->
         raise CheckFailed(
             f"{model.name} cannot be compiled: {words}", fix=Fix("{} explains QNN's codes", ("diagnose",))
         ) from error
-    session.disable_fallback()
-    return session
 
 
 def _named(binary: Path, wrapper: Path, number: int, file: str) -> Any:
@@ -192,21 +193,6 @@ def _named(binary: Path, wrapper: Path, number: int, file: str) -> Any:
     return wrapping
 
 
-def _options() -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = ERRORS_ONLY
-    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
-
-
-def on_cpu(model: Path) -> Any:
-    options = _options()
-    # Optimizing would compute quantized operators in integers, which round differently.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-
-
 def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
     """Of Genie's context binaries."""
     out, soc = Path(order.into), soc_named(order.soc)
@@ -216,7 +202,7 @@ def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequenc
 
 def cpu_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
     """Of the quantized graphs."""
-    graphs = [on_cpu(Path(order.into, on_cpu_name(kind, part))) for part in parts]
+    graphs = [session_on_cpu(Path(order.into, on_cpu_name(kind, part))) for part in parts]
     return _step(graphs, _encodings(order, kind, parts))
 
 

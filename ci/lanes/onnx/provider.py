@@ -34,7 +34,14 @@ from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.orders import Audit, Unsupported
 from ci.models.inputs import Sample
 from ci.suite.precision import Precision
-from ci.suite.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
+from ci.suite.qnn_provider import (
+    FALLBACK,
+    VERBOSE,
+    htp_options,
+    session_on_cpu,
+    session_on_htp,
+    session_options,
+)
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
@@ -43,7 +50,6 @@ PREPROCESSED = "preprocessed.onnx"
 """What the quantizer made of a model first, if it changed it: it has the names of `nodes`."""
 FOLDED = "folded.onnx"
 TRACE = "qnn_op_trace.json"
-FALLBACK = "session.disable_cpu_ep_fallback"
 NOT_WHOLE = "it does not compile whole"
 LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn")
@@ -165,11 +171,8 @@ def _without_torch() -> Iterator[None]:
 def on_cpu(model: Path, samples: Iterable[Sample]) -> list[Sample]:
     """The outputs of the model as written: a quantized one computes in float between roundings."""
     doing("run on CPU")
-    options = _options(ERRORS_ONLY)
-    # Optimizing would compute quantized operators in integers, which round differently.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        session = session_on_cpu(model)
     except Exception as error:
         message = _message_of(error)
         unknown = "not a registered function/op" in message
@@ -197,7 +200,7 @@ def compiled(
     begin = printed_so_far()
     options = {**_context_options(settings, context, embed), FALLBACK: "1"}
     try:
-        _session(model, provider_options(precision, soc, settings, None), options, severity=VERBOSE)
+        session_on_htp(model, provider_options(precision, soc, settings, None), options, severity=VERBOSE)
     except Exception as error:
         if LEFT_TO_CPU in str(error):
             # Traced only now: at a quantized GRU the trace itself crashes (trace-of-a-quantized-gru).
@@ -225,7 +228,7 @@ def audited(
     provider |= {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(trace)}
     options = {**_context_options(settings, context, False), FALLBACK: "0"}
     try:
-        _session(model, provider, options, severity=VERBOSE)
+        session_on_htp(model, provider, options, severity=VERBOSE)
     except Exception as error:
         raise _not_compiled(error, refusals(text_since(begin)), "") from error
     return _audit(model, trace, refusals(text_since(begin))), _traffic(begin)
@@ -245,7 +248,7 @@ def estimated(
     profile, context = into / f"{soc.id}.csv", into / f"{soc.id}_ctx.onnx"
     with _failing(NOT_WHOLE):
         provider = provider_options(precision, soc, settings, profile)
-        _session(model, provider, _context_options(settings, context, False))
+        session_on_htp(model, provider, _context_options(settings, context, False))
     if nodes_beside_context(context):
         raise CheckFailed("HTP does not support all of it")
     return read_estimate(profile)
@@ -253,7 +256,7 @@ def estimated(
 
 def folded(model: Path, into: Path) -> Path:
     """A copy without what does not depend on inputs, so that the shapes of all values can be told."""
-    options, path = _options(ERRORS_ONLY), into / FOLDED
+    options, path = session_options(), into / FOLDED
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(path)
     ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -285,7 +288,7 @@ def reloaded(
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
     with _failing(f"{context} cannot be loaded", "compile it again"):
-        session = _session(context, provider, wanted)
+        session = session_on_htp(context, provider, wanted)
     return [run(session, sample) for sample in samples]
 
 
@@ -294,7 +297,7 @@ def on_htp(
 ) -> list[Sample]:
     """The outputs of a model that is compiled for it and not kept; the CPU takes what HTP does not."""
     with _failing("the QNN provider cannot compile it"):
-        session = _session(model, provider_options(precision, soc, settings, None), settings.session)
+        session = session_on_htp(model, provider_options(precision, soc, settings, None), settings.session)
     return [run(session, sample) for sample in samples]
 
 
@@ -314,32 +317,6 @@ def _traffic(start: int) -> Traffic | None:
     lines = [line.rpartition(OF_QNN)[2].strip() for line in text.splitlines()]
     graphs = traffic("\n".join(filter(None, lines)) + "\n")
     return total(graphs) if graphs else None
-
-
-def _session(
-    model: Path,
-    provider: Mapping[str, str],
-    session: Mapping[str, str],
-    *,
-    severity: int = ERRORS_ONLY,
-) -> Any:
-    options = _options(severity)
-    for name, value in session.items():
-        options.add_session_config_entry(name, value)
-    options.add_provider_for_devices([device()], dict(provider))
-    session_on_htp = ort.InferenceSession(str(model), options)
-    # Otherwise a failed run would be repeated on the CPU, and its outputs taken for the chip's.
-    session_on_htp.disable_fallback()
-    return session_on_htp
-
-
-def _options(severity: int) -> Any:
-    """Session options with this worker's number of threads, none of which waits by spinning."""
-    options = ort.SessionOptions()
-    options.log_severity_level = severity
-    options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
 
 
 def run(session: Any, sample: Sample) -> Sample:
