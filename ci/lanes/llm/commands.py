@@ -32,13 +32,9 @@ from ci.lanes.llm.orders import (
     JudgedText,
     MeasuredProgram,
     MeasureOrder,
-    PartDistances,
-    Parts,
-    Readings,
     Record,
-    Rounded,
     SpokenText,
-    Windows,
+    measured,
     record_of,
 )
 from ci.lanes.llm.stage import WORKER, changed_files, environment, home_of, source_of
@@ -60,7 +56,6 @@ from ci.work import Asker, asking
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.rendering import plural
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
@@ -238,27 +233,11 @@ class Check:
             yield from tokenizer_differences(Path(self.order.model), name, text, tokens, bos)
 
     def _measured(self) -> MeasuredProgram:
-        options, order, text = self.options, self.order, self.text
+        options, order = self.options, self.order
         timeout, logs = options.timeout, options.selection.reports.absolute() / "llm"
-        measure = MeasureOrder(compiled=order, text=text, timeout=timeout)
-        of_kinds = [replace(measure, kind=kind) for kind in KINDS]
-        windows, parts = Windows(), list[PartDistances]()
+        measure = MeasureOrder(compiled=order, text=self.text, timeout=timeout)
         with ask_worker(order.through, options.selection, logs, timeout) as ask:
-            # The worker answers in a fork each time, so that the emulator's memory is free again.
-            sys.stderr.write("what rounding alone costs, by float\n")
-            rounded = read(Rounded, ask(do="rounding", **as_json(measure)))
-            if options.on == "both":
-                tokens = sum(len(row) - 1 for row in text.rows)
-                sys.stderr.write(f"reading {tokens} tokens in {plural(len(text.rows), 'window')}\n")
-                for kind in of_kinds:
-                    windows |= read(Readings, ask(do="figures", **as_json(kind))).read
-            if self.by_genie:
-                sys.stderr.write(f"Genie reads {plural(len(text.texts), 'text')}\n")
-                windows |= read(Readings, ask(do="genie", **as_json(measure))).read
-            sys.stderr.write(f"each of {plural(order.parts, 'part')} by itself\n")
-            for kind in of_kinds:
-                parts += read(Parts, ask(do="parts", **as_json(kind))).parts
-        return MeasuredProgram(self.record.size, windows, rounded, parts)
+            return measured(ask, measure, self.record.size, logits=options.on == "both")
 
 
 def tokenizer_differences(

@@ -43,6 +43,7 @@ from ci.lanes.llm.orders import (
     SuiteOrder,
     Window,
     Windows,
+    measured,
 )
 from ci.lanes.llm.rounding import (
     SCHEMES,
@@ -54,6 +55,7 @@ from ci.lanes.llm.rounding import (
 from ci.lanes.llm.text import judged_text, windows
 from ci.lanes.llm.tiny import JUDGED, QUANTIZED_BY
 from ci.lanes.llm.verdicts import WINDOWS, window_of
+from ci.lanes.llm.worker import facts_of
 from ci.models.inputs import Array, Sample
 from provisioning.base.units import EXACT_DB
 
@@ -78,16 +80,7 @@ def order_suite(order: SuiteOrder) -> MeasuredProgram:
     written = _runtime_of(compiling).compile_checkpoint(compiling)
     text = judged_text(compiling, shape, folder / JUDGED, SUITE_TOKENS, SUITE_PREFIXES)
     measure = MeasureOrder(compiled=compiling, text=text, timeout=order.timeout)
-    of_kinds = [replace(measure, kind=kind) for kind in KINDS]
-    readings = [order_figures(of_kind).read for of_kind in of_kinds]
-    if text.texts:
-        readings.append(order_genie(measure).read)
-    return MeasuredProgram(
-        written.size,
-        {name: found for read in readings for name, found in read.items()},
-        order_rounding(measure),
-        [part for of_kind in of_kinds for part in order_parts(of_kind).parts],
-    )
+    return measured(lambda **order: facts_of(order), measure, written.size)
 
 
 def order_figures(order: MeasureOrder) -> Readings:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ci.plain import as_json, read
 from provisioning.base.errors import UsageError
+from provisioning.base.rendering import plural
 
 KINDS = ("prefill", "decode")
 """Of graphs, by which their binaries are named: a block of tokens at once, or one."""
@@ -193,6 +195,29 @@ class MeasuredProgram:
     read: Windows
     rounded: Rounded
     parts: list[PartDistances]
+
+
+def measured(
+    ask: Callable[..., Any], measure: MeasureOrder, size: int, *, logits: bool = True
+) -> MeasuredProgram:
+    """All that is measured of a program. A worker answers in a fork each time, so that the emulator's memory
+    is free again."""
+    text, windows, parts = measure.text, Windows(), list[PartDistances]()
+    of_kinds = [replace(measure, kind=kind) for kind in KINDS]
+    sys.stderr.write("what rounding alone costs, by float\n")
+    rounded = read(Rounded, ask(do="rounding", **as_json(measure)))
+    if logits:
+        tokens = sum(len(row) - 1 for row in text.rows)
+        sys.stderr.write(f"reading {tokens} tokens in {plural(len(text.rows), 'window')}\n")
+        for of_kind in of_kinds:
+            windows |= read(Readings, ask(do="figures", **as_json(of_kind))).read
+    if logits and text.texts:
+        sys.stderr.write(f"Genie reads {plural(len(text.texts), 'text')}\n")
+        windows |= read(Readings, ask(do="genie", **as_json(measure))).read
+    sys.stderr.write(f"each of {plural(measure.compiled.parts, 'part')} by itself\n")
+    for of_kind in of_kinds:
+        parts += read(Parts, ask(do="parts", **as_json(of_kind))).parts
+    return MeasuredProgram(size, windows, rounded, parts)
 
 
 @dataclass(frozen=True, slots=True)
