@@ -228,7 +228,7 @@ class WorkerDied(Exception):
 
     def explained(self, log: Path) -> tuple[str, str]:
         """The sentence with what is known of its last words, and what to do about them."""
-        from ci.diagnose.explain import nearest
+        from ci.diagnose.logs import nearest
 
         known = nearest(tail(log, 4_000_000))
         return (f"{self.sentence(log)}. {known}", known.fix) if known else (self.sentence(log), "")

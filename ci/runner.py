@@ -117,7 +117,7 @@ def call_runner(
 ) -> str:
     """Run it with its output in the log; returns its last error and what is known of that, or nothing.
     Raises EnvironmentLacking where the machine ended it, and CheckFailed after the timeout."""
-    from ci.diagnose.explain import nearest
+    from ci.diagnose.logs import nearest
 
     try:
         with log.open("wb") as stream:

@@ -16,11 +16,10 @@ Inside: TypeAlias = CompiledProgram | ContextStrings | CompiledModel
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """`says`: the reasons, as text."""
-
+class LoadVerdict:
     loads: bool
     says: tuple[str, ...]
+    """The reasons, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +33,22 @@ class LoadedPart:
     online: bool = False
 
 
-def against(contents: Inside, sdk: Path) -> Answer:
+def against(contents: Inside, sdk: Path) -> LoadVerdict:
     """Compare every part with the builds of the SDK's libQnnHtp and with the Hexagon archs that it has."""
     parts = list(parts_of(contents))
     if not parts:
-        return Answer(True, ("it has nothing for QNN, so any runtime will do",))
+        return LoadVerdict(True, ("it has nothing for QNN, so any runtime will do",))
     return judge(parts, sdk_builds(sdk), sdk_arches(sdk))
 
 
-def judge(parts: Sequence[LoadedPart], builds: Sequence[str], arches: Sequence[int]) -> Answer:
+def judge(parts: Sequence[LoadedPart], builds: Sequence[str], arches: Sequence[int]) -> LoadVerdict:
     """Whether libraries of these builds, and of these archs if they are known, load all parts."""
     reasons: dict[tuple[bool, str], list[str]] = {}
     for part in parts:
         for reason in (*_judge_builds(part, builds), *_judge_arches(part, arches)):
             reasons.setdefault(reason, []).append(part.name)
     loads = all(good for good, _ in reasons)
-    return Answer(
+    return LoadVerdict(
         loads,
         tuple(
             text if len(names) == len(parts) else f"{', '.join(names)}: {text}"

@@ -1,4 +1,5 @@
-"""ExecuTorch programs and QNN context binaries, read from their bytes.
+"""ExecuTorch programs and QNN context binaries, read from their bytes; which files of torch are none; and
+whether a file is still what its record says.
 
 Field numbers are those of ExecuTorch's program.fbs and of its Qualcomm backend's qc_compiler_spec.fbs.
 """

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TextIO, get_args
 
 from ci.builds.toolchain import BuildTool
-from ci.diagnose.explain import nearest
+from ci.diagnose.logs import nearest
 from provisioning.base import units
 from provisioning.base.commands import add_flags, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking

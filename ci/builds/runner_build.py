@@ -25,7 +25,7 @@ from ci.builds.built_files import (
 )
 from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
 from ci.builds.toolchain import BuildTool, find_cmake, find_compiler, find_ninja, find_program
-from ci.diagnose.explain import causes
+from ci.diagnose.logs import causes
 from ci.results import NEW, CachedResult, CachedResults, Key, folder_digest
 from provisioning import elf
 from provisioning.base.commands import Fix, captured, session

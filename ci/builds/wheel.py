@@ -33,7 +33,8 @@ OPTIONS = {
     "EXECUTORCH_BUILD_CUDA": "OFF",
     "EXECUTORCH_BUILD_VULKAN": "OFF",
 }
-"""ExecuTorch's setup.py turns each on by what it finds on PATH, and its preset for Python the second."""
+"""Without them ExecuTorch's setup.py turns each on by what it finds on PATH, except the second, which its
+preset for Python turns on."""
 NEEDED = {
     "the backend for C++ programs": r"executorch/lib/libexecutorch_backend_qnn\.so",
     "the adaptor that compiles": r"executorch/backends/qualcomm/python/PyQnnManagerAdaptor[^/]*\.so",

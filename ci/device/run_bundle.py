@@ -12,7 +12,7 @@ from pathlib import Path
 from ci.device import session, transport
 from ci.device.bundle_contents import MANIFEST_NAME, Bundle, read_bundle
 from ci.device.transport import Device
-from ci.diagnose.explain import nearest, read
+from ci.diagnose.logs import nearest, read
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity

@@ -20,7 +20,7 @@ PARTS = {
     "plan": ("plan", "choose the rows of manifests/gate.toml for a change, as the matrix of gate.yml"),
     "place": ("setup", "print where the store of this selection is, and the key of its cache"),
     "setup": ("setup", "provision the selection, and export its environment to later steps"),
-    "stage": ("stage", "run a session, then annotate the change and summarise the job from its report"),
+    "stage": ("run_stage", "run a session, then annotate the change and summarise the job from its report"),
     "changes": (
         "comment",
         "write what became worse in a pull request, from the jobs' reports, for `comment`",

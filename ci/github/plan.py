@@ -16,7 +16,7 @@ from pathlib import Path
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.matrix import configure, matrix_for
-from ci.github.stage import set_outputs, summarise, variables_of
+from ci.github.run_stage import set_outputs, summarise, variables_of
 from ci.report.page import cell
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import Parser

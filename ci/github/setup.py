@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.github.stage import annotate, append, export, set_outputs
+from ci.github.run_stage import annotate, append, export, set_outputs
 from ci.report.summary import github_annotations
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report

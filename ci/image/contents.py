@@ -309,7 +309,7 @@ def _download(what: Sequence[str], folder: Path, system: System) -> None:
 
 
 def keep(folder: Path, request: str, fetch: Callable[[], None]) -> None:
-    """Fill a folder, unless this request filled it and each of its files has a hash that it names."""
+    """Fill a folder, unless this request has filled it, and names the hash of each file in it."""
     stamp = folder / "request.txt"
     files = [path for path in folder.glob("*") if path.suffix != ".txt"]
     filled = stamp.is_file() and stamp.read_text(encoding="utf-8") == request

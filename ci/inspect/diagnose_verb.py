@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from ci.diagnose.explain import Diagnosis, Explanation, Readable, diagnosed, of_failure, of_number
+from ci.diagnose.logs import Diagnosis, Explanation, Readable, diagnosed, of_failure, of_number
 from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, explained, page_of, rules
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from ci.diagnose.explain import DECORATION, Diagnosis, tells_of_trouble
+from ci.diagnose.logs import DECORATION, Diagnosis, tells_of_trouble
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
 from provisioning.base.rendering import LOG, errors_of

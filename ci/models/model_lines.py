@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ci.diagnose.explain import Explanation, of_model
+from ci.diagnose.logs import Explanation, of_model
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Place
 from provisioning.base.settings import ROOT

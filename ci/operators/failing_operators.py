@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
 from ci.child import new_text, printed_so_far, text_since
-from ci.diagnose.explain import with_names_of_data_types
+from ci.diagnose.logs import with_names_of_data_types
 from ci.models.model_lines import fix_inside, is_inside, place_in_words, source_of
 from ci.operators.partition import (
     PASS_THROUGH,

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ci.child import closed
-from ci.diagnose.explain import nearest
+from ci.diagnose.logs import nearest
 from ci.signing import certificates, mbn, signed_library, verification
 from ci.signing.headers import (
     PT_LOAD,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ci.child import cpu_seconds
-from ci.diagnose.explain import causes
+from ci.diagnose.logs import causes
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ci.diagnose.explain import causes
+from ci.diagnose.logs import causes
 from ci.outcome import tail
 from lab.builds import provision, releases, with_sdk
 from lab.builds.table import QnnBuild, Release, load_builds

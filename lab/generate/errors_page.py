@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ci.diagnose.explain import plain_text
+from ci.diagnose.logs import plain_text
 from ci.diagnose.rules import QNN, RULES, FailureRule, failure_rules, table
 from lab.messages import key
 from provisioning.base import toml

@@ -17,7 +17,7 @@ from packaging.version import Version
 from pydantic import Field
 
 from ci.artifacts.compiled_onnx import read_model
-from ci.diagnose.explain import nearest
+from ci.diagnose.logs import nearest
 from ci.one_model.output import outputs_in
 from ci.suite.accuracy import Pair, Unusable, compare
 from lab.builds import builds_named, environment_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ci.diagnose.explain import data_type_name
+from ci.diagnose.logs import data_type_name
 from ci.diagnose.rules import table
 from tests.support.error_names import error_names
 from tests.support.sdk import sdk_root

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.diagnose.explain import of_number, read
+from ci.diagnose.logs import of_number, read
 from ci.diagnose.rules import code_named, failure_rules
 from provisioning.base.command_line import main
 

@@ -18,7 +18,8 @@ import yaml
 from ci import github as verb
 from ci.gate import verb as gate_verb
 from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
-from ci.github import plan, setup, stage
+from ci.github import plan, setup
+from ci.github.run_stage import stage
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome
@@ -353,7 +354,7 @@ def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, **more
         "QNN_CI_STAGE": "validate",
         **more,
     }
-    return stage.stage(environ)
+    return stage(environ)
 
 
 def report_of(tmp_path: Path, outcome: Outcome) -> str:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.artifacts.against_sdk import Answer, against
+from ci.artifacts.against_sdk import LoadVerdict, against
 from ci.artifacts.formats import Malformed
 from ci.artifacts.program import CompiledProgram, ContextStrings, parse, read
 from ci.inspect import verb
@@ -100,7 +100,7 @@ class TestAgainst:
         return root
 
     def test_the_same_build_with_the_arch_loads(self, sdk: Path) -> None:
-        assert against(parse(WHOLE), sdk) == Answer(True, (f"both are QNN {BUILD_ID}", "it has HTP v75"))
+        assert against(parse(WHOLE), sdk) == LoadVerdict(True, (f"both are QNN {BUILD_ID}", "it has HTP v75"))
 
     @pytest.mark.parametrize(
         "silent", [ContextStrings(8, (), (), (), ()), ContextStrings(8, (BUILD_ID,), (), (), ())]

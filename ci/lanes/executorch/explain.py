@@ -1,4 +1,4 @@
-"""What explains a program of a PyTorch model: orders to the worker that lowers, cached as any other."""
+"""What the searches of ci/explain/ ask of this lane: each is a cached order to the worker that lowers."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def searching(
     limits = {"least": least, "seconds": seconds, "whole": whole}
 
     def known_by(results: CachedResults) -> Key:
-        by: dict[str, Metric] = {"whose": runner.dialect.whose, **runner.digests(results.digest)}
+        digests: dict[str, Metric] = {"whose": runner.dialect.whose, **runner.digests(results.digest)}
         suspects: dict[str, Metric] = {"faults": results.digest(known_faults.MANIFEST), **versions}
-        return {"least": least, "runner": by, "suspects": suspects}
+        return {"least": least, "runner": digests, "suspects": suspects}
 
     return worker_step(
         plan,

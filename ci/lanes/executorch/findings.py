@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
-from ci.diagnose.explain import nearest
+from ci.diagnose.logs import nearest
 from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.orders import (

@@ -23,7 +23,7 @@ INPUTS, LOG, OUTPUTS = "input_list.txt", "run.log", "outputs"
 
 
 def prepare() -> None:
-    for name in ("numpy", "ci.suite.lost_parts", "ci.diagnose.explain"):
+    for name in ("numpy", "ci.suite.lost_parts", "ci.diagnose.logs"):
         importlib.import_module(name)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ci.diagnose.explain import nearest
+from ci.diagnose.logs import nearest
 from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_object
 from ci.lanes.llm.orders import GENIE_SAMPLER, ForcedText, GenieOrder, GenieReply, SpokenText
 from ci.models.inputs import Array

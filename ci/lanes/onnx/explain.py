@@ -1,4 +1,4 @@
-"""What explains a program of an .onnx: orders to a worker, cached as any other."""
+"""What the searches of ci/explain/ ask of this lane: each is a cached order to a worker."""
 
 from __future__ import annotations
 

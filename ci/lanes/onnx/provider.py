@@ -27,7 +27,7 @@ from ci.artifacts.compiler_log import (
     traffic,
 )
 from ci.child import doing, printed_so_far, quiet, text_since
-from ci.diagnose.explain import read
+from ci.diagnose.logs import read
 from ci.explain.onnx_graph import make_plain
 from ci.lanes.onnx.model_file import nodes_beside_context, opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings

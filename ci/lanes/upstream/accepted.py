@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ci.diagnose.explain import Explanation, nearest
+from ci.diagnose.logs import Explanation, nearest
 from ci.lanes.upstream.suite import UpstreamVerdict, reasons_of
 from ci.outcome import MACHINE, tail, words_of
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
