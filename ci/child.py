@@ -127,9 +127,9 @@ WRITTEN, WRITTEN_FILES = ("into", "folder", "scratch"), ("path", "log")
 
 def folders_of(order: Mapping[str, object]) -> list[Path]:
     """The folders that an order names for its work to write to."""
-    given = {name: Path(value) for name, value in order.items() if value and isinstance(value, str)}
-    folders = [given[name] for name in WRITTEN if name in given]
-    return [*folders, *(given[name].parent for name in WRITTEN_FILES if name in given)]
+    paths = {name: Path(value) for name, value in order.items() if value and isinstance(value, str)}
+    folders = [paths[name] for name in WRITTEN if name in paths]
+    return [*folders, *(paths[name].parent for name in WRITTEN_FILES if name in paths)]
 
 
 def places_of(order: Mapping[str, object]) -> list[Path]:

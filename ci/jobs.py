@@ -161,12 +161,12 @@ class JobProgress(Generic[R]):
                 longest = now - next(iter(self._began.values()))
                 self._print(f"{self._place()} {'running':<9}{longest:7.1f} s  {self._at_work()}")
 
-    def ended(self, job: Job, result: R, taken: float) -> None:
+    def ended(self, job: Job, result: R, elapsed: float) -> None:
         with self._lock:
             self._began.pop(job.name, None)
             self._done += 1
             line = self._line(job.name, result)
-            time_shown = taken if line.seconds is None else line.seconds
+            time_shown = elapsed if line.seconds is None else line.seconds
             note = f": {line.note.splitlines()[0]}" if line.note else ""
             self._print(f"{self._place()} {line.word:<9}{time_shown:7.1f} s  {job.name}{note}")
             self._draw()

@@ -160,14 +160,14 @@ def of_time(limit: float, used: float, flag: str = "--timeout") -> Trouble | Non
 
 def of_places(places: Iterable[Path]) -> Trouble | None:
     for place in dict.fromkeys(places):
-        there = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
-        if there is None:
+        nearest = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
+        if nearest is None:
             continue
         try:
-            with tempfile.TemporaryFile(dir=there, buffering=0) as stream:
+            with tempfile.TemporaryFile(dir=nearest, buffering=0) as stream:
                 write_all(stream.fileno(), b"\0" * PROBE)
         except OSError as error:
-            if error.errno in OF_MACHINE and (known := disk_error(error, ELSEWHERE, there)):
+            if error.errno in OF_MACHINE and (known := disk_error(error, ELSEWHERE, nearest)):
                 return Trouble("disk", known.message, known.fix)
     return None
 

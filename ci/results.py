@@ -299,11 +299,11 @@ class ExportReply:
     """The files of its code."""
 
 
-def relocated(facts: Facts, then: Lines, now: Lines) -> Facts | None:
+def relocated(facts: Facts, old_lines: Lines, new_lines: Lines) -> Facts | None:
     """None where two nodes of one line are on different lines now: a text does not say which it means."""
     moved: dict[str, str] = {}
-    for node, (place, code) in then.items():
-        place_now, code_now = now.get(node, (place, code))
+    for node, (place, code) in old_lines.items():
+        place_now, code_now = new_lines.get(node, (place, code))
         # A line's code stands in backticks in a text, or alone.
         pairs = ((place, place_now), (f"`{code}`", f"`{code_now}`"))
         if any(old and moved.setdefault(old, new) != new for old, new in pairs):
@@ -325,4 +325,4 @@ def relocated(facts: Facts, then: Lines, now: Lines) -> Facts | None:
         return value
 
     texts = {name: replaced(value) for name, value in facts.items() if name != "lines"}
-    return {**texts, "lines": dict(now)}
+    return {**texts, "lines": dict(new_lines)}

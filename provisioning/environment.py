@@ -299,9 +299,11 @@ def users_own(
     if not named:
         return None
     name, value = next(iter(named.items()))
-    for other, its in named.items():
-        if not _same(its, value):
-            notes.append(Note(f"{other}={its} contradicts {name}={value}, which is the one used", other))
+    for other, other_value in named.items():
+        if not _same(other_value, value):
+            notes.append(
+                Note(f"{other}={other_value} contradicts {name}={value}, which is the one used", other)
+            )
     return name, value
 
 

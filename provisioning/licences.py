@@ -113,6 +113,6 @@ def _record(store: Path, component: str, version: str, licence: Licence, means: 
         "means": means,
     }
     with mutex(locks / "licences.lock"):
-        every = {**recorded(store), licence.id: acceptance}
-        data = {"schema": 1, "accepted": [every[key] for key in sorted(every)]}
+        rows = {**recorded(store), licence.id: acceptance}
+        data = {"schema": 1, "accepted": [rows[key] for key in sorted(rows)]}
         replace_text(store / "licences.json", json.dumps(data, indent=2) + "\n")

@@ -203,8 +203,8 @@ def _stamp(lock: str) -> str:
 
 def uv_program() -> str | None:
     """The user's own uv, else the one that was installed together with us."""
-    beside = Path(sys.executable).with_name("uv")
-    return shutil.which("uv") or (str(beside) if beside.is_file() else None)
+    own = Path(sys.executable).with_name("uv")
+    return shutil.which("uv") or (str(own) if own.is_file() else None)
 
 
 def _has_torch(home: Path) -> bool:

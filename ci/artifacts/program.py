@@ -449,13 +449,13 @@ def record_path(artifact: Path) -> Path:
     return artifact.with_suffix(".json")
 
 
-def require_recorded(artifact: Path, beside: Sequence[Path] = ()) -> None:
+def require_recorded(artifact: Path, data_files: Sequence[Path] = ()) -> None:
     """Raises CheckFailed if there is a record, and the artifact or a file of it is not what was written."""
     record = record_path(artifact)
     files = _recorded_files(record, artifact.name) if record.is_file() else None
     if files is None:
         return
-    for path in (artifact, *beside):
+    for path in (artifact, *data_files):
         if path.name not in files:
             raise CheckFailed(
                 f"{record} is a record of {', '.join(files) or 'nothing'}, not of {path.name}",

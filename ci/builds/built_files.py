@@ -142,23 +142,23 @@ def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | Non
     """Raise UsageError if `folder` contains something (one of `ours`) but not `mark`, a build's file."""
     if ours is None:
         ours = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ()
-    taken = [name for name in ours if _holds(folder / name)]
-    if taken and not (folder / mark).is_file():
+    foreign = [name for name in ours if _holds(folder / name)]
+    if foreign and not (folder / mark).is_file():
         raise UsageError(
-            f"{folder} holds {taken[0]} of something else, which a build would remove",
+            f"{folder} holds {foreign[0]} of something else, which a build would remove",
             fix=f"name an empty or new folder with {flag}",
         )
 
 
 def require_writable(folder: Path, flag: str) -> None:
     """Before an hour of compiling: the folder can be made and written to."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir():
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir():
         raise UsageError(
-            f"{there}: expected a folder for {flag}, found a file", fix=f"name a folder with {flag}"
+            f"{nearest}: expected a folder for {flag}, found a file", fix=f"name a folder with {flag}"
         )
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"{there} cannot be written to", fix=f"name another folder with {flag}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"{nearest} cannot be written to", fix=f"name another folder with {flag}")
 
 
 def alone_in(folder: Path, role: str) -> BaseFileLock:

@@ -314,8 +314,8 @@ def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str
     """Create these folders, and link everything else that they contain in the tree."""
     for folder in sorted(folders):
         (into / folder).mkdir(parents=True, exist_ok=True)
-        there = (tree / folder).iterdir() if (tree / folder).is_dir() else ()
-        places = {str(path.relative_to(tree)) for path in there if path.name != REPOSITORY}
+        entries = (tree / folder).iterdir() if (tree / folder).is_dir() else ()
+        places = {str(path.relative_to(tree)) for path in entries if path.name != REPOSITORY}
         wanted = {place for place in places if place not in folders and not without(place)}
         for path in (into / folder).iterdir():
             if path.is_symlink() and str(path.relative_to(into)) not in wanted:
@@ -356,8 +356,8 @@ def _copy(path: Path, to: Path) -> None:
         return
     status = path.stat()
     if to.is_file() and not to.is_symlink():
-        there = to.stat()
-        if (there.st_size, there.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
+        copy = to.stat()
+        if (copy.st_size, copy.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
             return
     to.parent.mkdir(parents=True, exist_ok=True)
     _remove(to)

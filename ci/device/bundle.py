@@ -340,7 +340,7 @@ def _one_build(items: Sequence[BundleItem]) -> Iterator[Finding]:
 
 
 def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
-    here = {Path(item.place).name for item in items}
+    names = {Path(item.place).name for item in items}
     provides = qnn_libraries.device_table().provides(target)
     for item in items:
         if item.kind not in ("runner", "library", QNN):
@@ -350,7 +350,7 @@ def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
         except CheckFailed:
             continue  # _machines reports it
         for name in needed:
-            if name not in here and name not in provides:
+            if name not in names and name not in provides:
                 of_ndk = ": the NDK's sysroot has it" if name == ANDROID_RUNTIME else ""
                 fix = f"put {name} into lib/ of the build{of_ndk}"
                 message = f"it needs {name}, which is neither in the bundle nor of the device's system"

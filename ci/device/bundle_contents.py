@@ -113,9 +113,9 @@ def windows_models(paths: Sequence[Path]) -> list[Model]:
     _names_differ("models", paths)
     models = [Model(path, read_model(path)) for path in paths]
     for model in models:
-        beside = [path for _, path in model.files]
-        require_recorded(model.path, beside)
-        for context in beside:
+        data_files = [path for _, path in model.files]
+        require_recorded(model.path, data_files)
+        for context in data_files:
             (read_dlc if first_bytes(context).startswith(DLC_MARK) else read_program)(context)
     return models
 

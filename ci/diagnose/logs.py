@@ -316,12 +316,12 @@ class LogText:
     def without_sources(self) -> LogText | None:
         """The same where logcat or the like names the source of each line: a message of several lines is then
         as its program wrote it."""
-        bare, often = SOURCE.subn(b"", self.text)
-        return LogText(bare, self.numbers, self.rows) if often else None
+        bare, sources = SOURCE.subn(b"", self.text)
+        return LogText(bare, self.numbers, self.rows) if sources else None
 
 
 def of_log(log: Readable) -> LogText:
-    read, often, whole = LogText(), Counter[bytes](), True
+    read, counts, whole = LogText(), Counter[bytes](), True
     for block, last in _blocks(log):
         lines = block.split(b"\n")
         numbers = range(read.lines + 1, read.lines + len(lines) + 1)
@@ -335,8 +335,8 @@ def of_log(log: Readable) -> LogText:
                 continue
             read.trouble.append(numbers[place])
             shape = line.translate(DIGITS)
-            often[shape] += 1
-            if often[shape] <= ENOUGH:
+            counts[shape] += 1
+            if counts[shape] <= ENOUGH:
                 wanted.add(place)
                 read.told += line[:2000] + b"\n"
         read.harmless += len(harmless)

@@ -296,12 +296,12 @@ def _of_model(other: OneModel) -> Candidate:
 
 
 def _rewrites(
-    model: OneModel, every: Sequence[RewrittenPlace], cause: Cause | None, before: Outcome
+    model: OneModel, places: Sequence[RewrittenPlace], cause: Cause | None, before: Outcome
 ) -> Iterator[Candidate]:
-    if rules := _rules_at(every, cause):
+    if rules := _rules_at(places, cause):
         edits = {
             fix_at(change.rules[0], change.code, change.source).edit
-            for change in every
+            for change in places
             if _is_at(change, cause)
         }
         # One edit alone is the whole rewrite.
@@ -311,8 +311,8 @@ def _rewrites(
 
 
 def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[str, ...]:
-    here = (change for change in changes if _is_at(change, cause))
-    return tuple(dict.fromkeys(rule for change in here for rule in change.rules))
+    at_cause = (change for change in changes if _is_at(change, cause))
+    return tuple(dict.fromkeys(rule for change in at_cause for rule in change.rules))
 
 
 def _repaired(model: OneModel, choice: RewriteChoice, before: Outcome) -> Candidate:
@@ -341,12 +341,12 @@ def _of_edit(model: OneModel, edit: Edit) -> Outcome | None:
     with TemporaryDirectory(prefix="edited-") as name:
         copy, inside = Path(name), changed.relative_to(folder)
         for depth, part in enumerate(inside.parts):
-            here = Path(*inside.parts[:depth])
-            for path in (folder / here).iterdir():
+            parent = Path(*inside.parts[:depth])
+            for path in (folder / parent).iterdir():
                 if path.name not in (part, ".git"):
-                    (copy / here / path.name).symlink_to(path)
+                    (copy / parent / path.name).symlink_to(path)
             if depth < len(inside.parts) - 1:
-                (copy / here / part).mkdir()
+                (copy / parent / part).mkdir()
         (copy / inside).write_text("".join(lines), encoding="utf-8")
         typed = f"{copy / source.file.name}:{model.typed.rpartition(':')[2]}"
         return measured(replace(model, typed=typed))

@@ -246,8 +246,8 @@ def norm_as_scale_and_shift(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch
             bias = offset + (weights[1] * factor if len(weights) > 1 else 0)
 
             def folded(put: Writer) -> list[str]:
-                given = conv.input[0], put.constant(weight), put.constant(bias)
-                return [put("Conv", *given, **attributes_of(conv))]
+                inputs = conv.input[0], put.constant(weight), put.constant(bias)
+                return [put("Conv", *inputs, **attributes_of(conv))]
 
             return OnnxMatch(node, (conv.input[0],), folded)
     if not (shape := model.shape(x)):
@@ -485,10 +485,10 @@ class RepairedOnnx(Repaired[OnnxMatch]):
             return
         folded = optimized(self.plain, self.into, self.runtime)
         left = {name for node in folded.graph.node if node.op_type == "If" for name in node.output}
-        gone = [node for node in conditions if left.isdisjoint(node.output)]
-        if gone:
+        constant_ifs = [node for node in conditions if left.isdisjoint(node.output)]
+        if constant_ifs:
             self.plain = folded
-        for node in gone:
+        for node in constant_ifs:
             self.note(need, self.place_of(node))
 
     def put(self, match: OnnxMatch, need: Need) -> None:

@@ -215,10 +215,10 @@ def tried(samples: Sequence[Sequence[Array]], values: Sequence[float], low: floa
     ]
     for of_floats, of_others in makers:
         arrays = []
-        for every in zip(*samples, strict=True):
-            array = every[0]
+        for column in zip(*samples, strict=True):
+            array = column[0]
             if array.dtype.kind == "f":
-                finite = np.concatenate([drawn[np.isfinite(drawn)] for drawn in every])
+                finite = np.concatenate([drawn[np.isfinite(drawn)] for drawn in column])
                 ends = (float(finite.min()), float(finite.max())) if finite.size else (-1.0, 1.0)
                 arrays.append(np.maximum(of_floats(array.shape, *ends), low).astype(array.dtype))
             else:
@@ -338,10 +338,10 @@ def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> MatrixProduct 
         order = [left.index(letter) for letter in (*batch, *parts[0], *parts[1])]
         return Factor(summed, order, sizes(*parts))
 
-    every = [*batch, *alone[0], *alone[1]]
+    letters = [*batch, *alone[0], *alone[1]]
     return MatrixProduct(
         (factor(words[0], alone[0], common), factor(words[1], common, alone[1])),
         sizes(*alone),
-        [size[letter] for letter in every],
-        [every.index(letter) for letter in result],
+        [size[letter] for letter in letters],
+        [letters.index(letter) for letter in result],
     )

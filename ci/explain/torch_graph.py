@@ -131,11 +131,11 @@ class TorchGraph(Graph):
         whole = copy.deepcopy(self.module)
         nodes = {node.name: node for node in whole.graph.nodes}
         (output,) = whole.graph.find_nodes(op="output")
-        given = list(output.all_input_nodes)
+        results = list(output.all_input_nodes)
         for end in (nodes[self.end_of(name)] for name in names):
             with whole.graph.inserting_after(end):
-                given.append(whole.graph.call_function(torch.ops.aten.clone.default, (end,)))
-        output.args = (tuple(given),)
+                results.append(whole.graph.call_function(torch.ops.aten.clone.default, (end,)))
+        output.args = (tuple(results),)
         return self._settled(whole)
 
     def _settled(self, module: Any) -> TorchGraph:
@@ -180,8 +180,8 @@ class TorchGraph(Graph):
         """The source of a script of one operator, with so many `before` it."""
         alone, inputs = self._cut_out(request.operator, request.sample, before)
         weights = arrays_source({name: buffer.numpy() for name, buffer in alone.named_buffers()})
-        given, forward = arrays_source(inputs), indent(alone.code.strip(), "    ")
-        parts = {"weights": weights, "forward": forward, "inputs": given, "halves": halves, "soc": soc}
+        arrays, forward = arrays_source(inputs), indent(alone.code.strip(), "    ")
+        parts = {"weights": weights, "forward": forward, "inputs": arrays, "halves": halves, "soc": soc}
         return f"{IMPORTS}{ARRAYS}{LOWERED.format(**parts)}"
 
     def _cut_out(self, name: str, sample: int, before: int) -> tuple[GraphModule, dict[str, Array]]:

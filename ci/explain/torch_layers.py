@@ -148,8 +148,8 @@ def _places(model: Exported, node: Node) -> list[Tensor]:
         numbers = torch.arange(float(shape[axis])).reshape(
             [-1 if place == axis else 1 for place in range(len(shape))]
         )
-        every: Any = target(numbers.expand(1, 1, *shape[2:]).contiguous(), *node.args[1:])
-        places.append(every.movedim(axis, 0).reshape(every.shape[axis], -1)[:, 0].long())
+        result: Any = target(numbers.expand(1, 1, *shape[2:]).contiguous(), *node.args[1:])
+        places.append(result.movedim(axis, 0).reshape(result.shape[axis], -1)[:, 0].long())
     return places
 
 
@@ -177,15 +177,15 @@ def _for_each(value: Any, count: int) -> list[int]:
 def pool_as_convolution(model: Exported, node: Node) -> NodeMatch | None:
     """Of windows that reach over the edge. Those that move by one are right, unless what is padded does not
     count."""
-    given, rest, pool = shape_of(model, node.args[0]), [*node.args[2:]], callable_of(node)
+    shape, rest, pool = shape_of(model, node.args[0]), [*node.args[2:]], callable_of(node)
     count, convolve = AVERAGES[pool]
-    if len(given) != count + 2:
+    if len(shape) != count + 2:
         # Without a dimension of the batch, in which each channel would be one.
         return None
     kernel = _for_each(node.args[1], count)
     stride = _for_each(rest[0], count) if rest and rest[0] else kernel
     padding = _for_each(rest[1], count) if len(rest) > 1 else [0] * count
-    steps = zip(shape_of(model, node)[2:], stride, kernel, given[2:], padding, strict=True)
+    steps = zip(shape_of(model, node)[2:], stride, kernel, shape[2:], padding, strict=True)
     beyond = [(out - 1) * step + wide - old - pad for out, step, wide, old, pad in steps]
     counts = rest[3] if len(rest) > 3 else True
     if (max(stride) == 1 and counts) or not (any(padding) or max(beyond) > 0):
@@ -193,10 +193,10 @@ def pool_as_convolution(model: Exported, node: Node) -> NodeMatch | None:
     ends = [end for pad, more in zip(padding, beyond, strict=True) for end in (max(more, 0), pad)]
     pads = ends[::-1]
     # A sum of each window, with a factor for each place: by how many values it is divided.
-    ones, weight = torch.ones(1, 1, *given[2:]), torch.ones(1, 1, *kernel)
+    ones, weight = torch.ones(1, 1, *shape[2:]), torch.ones(1, 1, *kernel)
     factor = pool(ones, *node.args[1:]) / convolve(functional.pad(ones, pads), weight, stride=stride)
     largest = float(factor.max())
-    alike, channels = largest - float(factor.min()) < NEAR * largest, given[1]
+    alike, channels = largest - float(factor.min()) < NEAR * largest, shape[1]
 
     def write(x: Tensor, *_: Any) -> Tensor:
         weights = torch.full((channels, 1, *kernel), largest)
@@ -361,8 +361,8 @@ def cell_in_parts(model: Exported, node: Node) -> NodeMatch:
 
 def _cell(is_lstm: bool, reads: set[Any], x: Tensor, state: Any, *weights: Tensor | None) -> Any:
     """The quantizer has no rule for it, and what it becomes when lowered stays in float."""
-    given = [tensor for tensor in weights if tensor is not None]
-    _, last = _steps(is_lstm, [x], list(state) if is_lstm else [state], given)
+    tensors = [tensor for tensor in weights if tensor is not None]
+    _, last = _steps(is_lstm, [x], list(state) if is_lstm else [state], tensors)
     return (
         tuple(part if number in reads else None for number, part in enumerate(last)) if is_lstm else last[0]
     )
@@ -389,8 +389,8 @@ def _recurrent(is_lstm: bool, empty: bool, reads: set[Any]) -> Callable[..., Any
                 place = layer * ways + way
                 begin = None if empty else [tensor[place] for tensor in states]
                 steps = x.unbind(0)[:: -1 if way else 1]
-                given, last = _steps(is_lstm, steps, begin, weights[place * count : (place + 1) * count])
-                outputs.append(torch.stack(given[:: -1 if way else 1]))
+                hiddens, last = _steps(is_lstm, steps, begin, weights[place * count : (place + 1) * count])
+                outputs.append(torch.stack(hiddens[:: -1 if way else 1]))
                 for kept, tensor in zip(lasts, last, strict=True):
                     kept.append(tensor)
             x = torch.cat(outputs, -1) if two_ways else outputs[0]

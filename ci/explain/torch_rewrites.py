@@ -127,8 +127,8 @@ def _is_of_two(model: Exported, node: Node) -> bool:
 
 @each("matmul-for-einsum", aten.einsum.default)
 def matmul_for_einsum(model: Exported, node: Node) -> NodeMatch | None:
-    taken: Any = node.args[1]
-    shapes = [shape_of(model, operand) for operand in taken]
+    tensors: Any = node.args[1]
+    shapes = [shape_of(model, operand) for operand in tensors]
     if len(shapes) != 2 or not (product := product_of(str(node.args[0]), shapes)):
         return None
 

@@ -79,8 +79,8 @@ class Exported:
         """Whether it depends on no other."""
         return self._constant(node, (operand,))
 
-    def _constant(self, node: Node, besides: Sequence[Node]) -> bool:
-        todo, seen = [node], {*besides}
+    def _constant(self, node: Node, exempt: Sequence[Node]) -> bool:
+        todo, seen = [node], {*exempt}
         while todo:
             maker = todo.pop()
             if maker in seen:

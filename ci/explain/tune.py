@@ -111,8 +111,8 @@ def neighbours_of(units: Sequence[GroupScore]) -> list[dict[int, float]]:
     for index, unit in enumerate(units):
         for name, elements in unit.reads.items():
             other = owners[name]
-            for mine, theirs in ((index, other), (other, index)):
-                found[mine][theirs] = found[mine].get(theirs, 0) + elements
+            for one, neighbour in ((index, other), (other, index)):
+                found[one][neighbour] = found[one].get(neighbour, 0) + elements
     return found
 
 
@@ -321,13 +321,13 @@ class TuneSearch:
     def _spare(self, chosen: Point) -> list[int]:
         """The largest units whose scores fit into what the point has above the floor; else the least useful
         one."""
-        mine = sorted(chosen.units, key=lambda index: -self.units[index].size)
+        largest_first = sorted(chosen.units, key=lambda index: -self.units[index].size)
         slack, fitting = self._slack(chosen), list[int]()
-        for index in mine:
+        for index in largest_first:
             if self.units[index].gain <= slack:
                 slack -= self.units[index].gain
                 fitting.append(index)
-        return fitting or sorted(mine, key=lambda index: self.units[index].gain)[:1]
+        return fitting or sorted(largest_first, key=lambda index: self.units[index].gain)[:1]
 
     def _slack(self, chosen: Point) -> float:
         total = sum(unit.gain for unit in self.units)

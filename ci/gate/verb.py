@@ -199,7 +199,7 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, w
     # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
     python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program]
     typed = session(stage.name, *flags)
-    with folded(stage.name, typed, os.environ) if whole else at_work(f"{stage.name} into {log}", every=60):
+    with folded(stage.name, typed, os.environ) if whole else at_work(f"{stage.name} into {log}", interval=60):
         sys.stdout.flush()
         code = supervise([*python, stage.name, *flags], os.environ, log, shown=1 if whole else None)
     duration = round(time.monotonic() - started, 3)

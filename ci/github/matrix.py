@@ -78,12 +78,12 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
     count = min(shards, len(jobs), max(1, worth))
     include: list[dict[str, object]] = []
     for index in range(1, count + 1):
-        mine = shard(jobs, index, count)
+        members = shard(jobs, index, count)
         include.append(
             {
                 "shard": f"{index}/{count}",
-                "programs": len(mine),
-                "seconds": round(sum(job.seconds for job in mine)),
+                "programs": len(members),
+                "seconds": round(sum(job.seconds for job in members)),
                 "arguments": shlex.join([*flags, "--shard", f"{index}/{count}"]),
             }
         )

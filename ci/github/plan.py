@@ -269,9 +269,9 @@ def merge(chosen: dict[str, CiJob], reasons: dict[str, str], shards: Shards) -> 
             if replaced in chosen and chosen[replaced].suite
         ]
         few = bool(split) and len(shards(max(split))) == 1
-        for gone in row.replaces if few else (name,):
-            if chosen.pop(gone, None):
-                reasons[gone] = (
+        for loser in row.replaces if few else (name,):
+            if chosen.pop(loser, None):
+                reasons[loser] = (
                     f"left out: the job {name} does it" if few else "left out: too much for one job"
                 )
 

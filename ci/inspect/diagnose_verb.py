@@ -201,8 +201,8 @@ def _bundle(names: Sequence[str]) -> str:
 
 def _as_text(result: Diagnosis) -> str:
     if result.lines and not result.trouble and not result.operators:
-        beside = f" ({result.harmless} look like it and are harmless)" if result.harmless else ""
-        return f"{in_line(result.subject)}: no line reports a failure{beside}"
+        note = f" ({result.harmless} look like it and are harmless)" if result.harmless else ""
+        return f"{in_line(result.subject)}: no line reports a failure{note}"
     lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):
         lines += ["  known from:"] if number == 1 else []

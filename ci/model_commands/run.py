@@ -117,12 +117,12 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(as_text(ran)))
         if not typed:
             return 0
-        beside = compared(ran.outputs, others, typed)
-        print("\n".join(beside.lines))
-        answer.add(compared={name: dict(row) for name, row in beside.figures.items()})
-        if beside.differ:
-            report.fail(beside.lines[-1])
-        return int(beside.differ)
+        comparison = compared(ran.outputs, others, typed)
+        print("\n".join(comparison.lines))
+        answer.add(compared={name: dict(row) for name, row in comparison.figures.items()})
+        if comparison.differ:
+            report.fail(comparison.lines[-1])
+        return int(comparison.differ)
 
     return reported("run", model, [], work)
 

@@ -127,8 +127,8 @@ def _drop_counters(model: Any) -> None:
 def _in_training(graph: Any) -> bool:
     """Whether a batch norm or a dropout was exported in training mode."""
     places = {torch.ops.aten.batch_norm.default: 5, torch.ops.aten.dropout.default: 2}
-    given = [(node.args, places[node.target]) for node in graph.nodes if node.target in places]
-    return any(len(args) > place and args[place] is True for args, place in given)
+    calls = [(node.args, places[node.target]) for node in graph.nodes if node.target in places]
+    return any(len(args) > place and args[place] is True for args, place in calls)
 
 
 SEEN = frozenset({"aten", "prim", "prims", "quantized_decomposed", "higher_order"})

@@ -115,8 +115,8 @@ def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
         return torch.randint(
             int(wanted.low), int(wanted.high) + 1, wanted.shape, generator=generator, dtype=dtype
         )
-    even = torch.rand(wanted.shape, generator=generator)
-    return (wanted.low + (wanted.high - wanted.low) * even).to(dtype)
+    uniform = torch.rand(wanted.shape, generator=generator)
+    return (wanted.low + (wanted.high - wanted.low) * uniform).to(dtype)
 
 
 def samples_of(folder: Path) -> Samples:
@@ -387,8 +387,8 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
         return tensor
     low, high = tensor.min(), tensor.max()
     if tensor.dtype.is_floating_point:
-        even = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-        return (low + (high - low) * even).to(tensor.dtype)
+        uniform = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        return (low + (high - low) * uniform).to(tensor.dtype)
     drawn = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
     if tensor.ndim > 1 and len(tensor) > 1:
         drawn = drawn.clamp(tensor.long().amin(0), tensor.long().amax(0))

@@ -109,9 +109,9 @@ def user_model(text: str, folder: Path) -> UserModel:
 def _file(path: Path, text: str) -> Path:
     if not path.is_file():
         problem = "it is a directory" if path.is_dir() else "there is no such file"
-        there = [file.name for file in path.parent.glob(f"*{path.suffix}")]
-        if not path.is_dir() and get_close_matches(path.name, there, n=1):
-            raise UnknownName(f"{text}: {problem}", path.name, there)
+        names = [file.name for file in path.parent.glob(f"*{path.suffix}")]
+        if not path.is_dir() and get_close_matches(path.name, names, n=1):
+            raise UnknownName(f"{text}: {problem}", path.name, names)
         raise UsageError(f"{text}: {problem}", fix="name a model that is there")
     return path.absolute()
 

@@ -87,26 +87,26 @@ def pads_beyond_its_range(node: Traits) -> bool:
 
 
 def resizes_to_no_multiple(node: Traits) -> bool:
-    given, made = _sizes(node)
-    return any(new % old for old, new in zip(given[2:], made[2:], strict=True))
+    in_shape, out_shape = _sizes(node)
+    return any(new % old for old, new in zip(in_shape[2:], out_shape[2:], strict=True))
 
 
 def resizes_aligned_to_an_even_multiple(node: Traits) -> bool:
-    given, made = _sizes(node)
-    even = any(new % (2 * old) == 0 for old, new in zip(given[2:], made[2:], strict=True))
-    return bool(_argument(node, "align_corners", False)) and even
+    in_shape, out_shape = _sizes(node)
+    multiple = any(new % (2 * old) == 0 for old, new in zip(in_shape[2:], out_shape[2:], strict=True))
+    return bool(_argument(node, "align_corners", False)) and multiple
 
 
 def pools_over_the_edge(node: Traits) -> bool:
     """Windows that move by one are right, unless what is padded does not count."""
-    given, made = _sizes(node)
+    in_shape, out_shape = _sizes(node)
     count = len(_each(_argument(node, "kernel_size", ()), 1))
-    kernel = _each(_argument(node, "kernel_size", ()), len(given[2:]))
-    if not given or count == 0:
+    kernel = _each(_argument(node, "kernel_size", ()), len(in_shape[2:]))
+    if not in_shape or count == 0:
         return False
     stride = _each(_argument(node, "stride"), len(kernel)) or kernel
     padding = _each(_argument(node, "padding", 0), len(kernel))
-    rows = zip(made[-len(kernel) :], stride, kernel, given[-len(kernel) :], padding, strict=True)
+    rows = zip(out_shape[-len(kernel) :], stride, kernel, in_shape[-len(kernel) :], padding, strict=True)
     beyond = any((new - 1) * step + wide - old - pad > 0 for new, step, wide, old, pad in rows)
     counts = _argument(node, "count_include_pad", True)
     return (max(stride) > 1 or not counts) and (any(padding) or beyond)
@@ -114,11 +114,13 @@ def pools_over_the_edge(node: Traits) -> bool:
 
 def pools_by_four(node: Traits) -> bool:
     """By its kernel; an adaptive pool by its sizes."""
-    given, made = _sizes(node)
+    in_shape, out_shape = _sizes(node)
     if kernel := _each(_argument(node, "kernel_size", ()), 2):
         stride = _each(_argument(node, "stride"), 2) or kernel
         return {*kernel, *stride} == {4}
-    return bool(given) and all(old == 4 * new for old, new in zip(given[-2:], made[-2:], strict=True))
+    return bool(in_shape) and all(
+        old == 4 * new for old, new in zip(in_shape[-2:], out_shape[-2:], strict=True)
+    )
 
 
 def pools_pairs_with_padding(node: Traits) -> bool:
@@ -127,8 +129,8 @@ def pools_pairs_with_padding(node: Traits) -> bool:
 
 
 def pools_to_no_root(node: Traits) -> bool:
-    given, made = _sizes(node)
-    return any(new * new != old for old, new in zip(given[-3:], made[-3:], strict=True))
+    in_shape, out_shape = _sizes(node)
+    return any(new * new != old for old, new in zip(in_shape[-3:], out_shape[-3:], strict=True))
 
 
 def has_a_parameter_for_each_channel(node: Traits) -> bool:
@@ -159,8 +161,8 @@ def has_a_positive_largest_bias(node: Traits) -> bool:
 
 
 def runs_along_no_last_dimension(node: Traits) -> bool:
-    given, dimension = node.input or (), _argument(node, "dim", -1)
-    return bool(given) and dimension % len(given) != len(given) - 1
+    shape, dimension = node.input or (), _argument(node, "dim", -1)
+    return bool(shape) and dimension % len(shape) != len(shape) - 1
 
 
 def ends_with_one_number(node: Traits) -> bool:

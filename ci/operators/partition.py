@@ -496,12 +496,12 @@ def _arguments_of(node: Any, constants: Constants) -> dict[str, Argument | tuple
     if schema is None:
         return {}
     names = [argument.name for argument in schema.arguments]
-    every = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     plain = {
         name: tuple(_plain(element, constants) for element in value)
         if isinstance(value, list | tuple)
         else _plain(value, constants)
-        for name, value in every.items()
+        for name, value in arguments.items()
     }
     return {name: value for name, value in plain.items() if value is not None}
 

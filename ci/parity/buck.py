@@ -361,14 +361,14 @@ class _Evaluation:
         for option in options:
             if option not in ("include_dotfiles", "exclude_directories", "allow_empty"):
                 raise ValueError(f"glob() with {option}")
-        taken: set[str] = set()
+        members: set[str] = set()
         left_out: set[str] = set()
         for pattern in include:
-            taken |= self._matched(stack, pattern, frozenset(), exclude=False)
+            members |= self._matched(stack, pattern, frozenset(), exclude=False)
         for pattern in exclude:
-            left_out |= self._matched(stack, pattern, frozenset(taken), exclude=True)
+            left_out |= self._matched(stack, pattern, frozenset(members), exclude=True)
         start = len(self.package) + 1 if self.package else 0
-        return sorted(path[start:] for path in taken - left_out)
+        return sorted(path[start:] for path in members - left_out)
 
     def _matched(self, stack: str, pattern: str, among: frozenset[str], *, exclude: bool) -> frozenset[str]:
         paths = self.tree.match(pattern, self.package)

@@ -156,7 +156,7 @@ class _Everything:
         rule = "parity-unknown-file"
         modules = [path for path in known if is_python(path)]
         peopled = {"", *(folder for path in modules for folder in _folders(path))}
-        beside = {posixpath.dirname(path) for path in modules}
+        listed_folders = {posixpath.dirname(path) for path in modules}
         packages: dict[str, list[str]] = {}
         for path in unknown:
             if (
@@ -164,7 +164,7 @@ class _Everything:
                 and not re.sub("#.*", "", self.tree.read(path)).strip()
             ):
                 continue  # Buck creates these itself.
-            if posixpath.dirname(path) in beside:
+            if posixpath.dirname(path) in listed_folders:
                 self.report(rule, TreePlace(path, 1), path, _TREE, case="module")
                 continue
             folders = [folder for folder in _folders(path) if folder not in peopled]
@@ -197,11 +197,11 @@ class _Everything:
                     f", and {sides['lacks']} does not",
                 )
                 continue
-            here, there = _flags(one), _flags(other)
-            for flag in sorted(here ^ there):
-                sides = has_and_lacks(flag in here)
+            buck_flags, cmake_flags = _flags(one), _flags(other)
+            for flag in sorted(buck_flags ^ cmake_flags):
+                sides = has_and_lacks(flag in buck_flags)
                 how = f" with {flag}, {sides['lacks']} without"
-                report(one if flag in here else other, flag, path, sides["has"], how)
+                report(one if flag in buck_flags else other, flag, path, sides["has"], how)
             if one.command[:1] != other.command[:1]:
                 report(one, path, path, "Buck", f" by {one.command[0]}, and CMake by {other.command[0]}")
 

@@ -95,8 +95,8 @@ class _Comparison:
             self._header_names()
         self._unmapped()
         elsewhere = {label for pair in self.resolved for label in pair.buck}
-        here = {label for pair in self.pairs for label in pair.buck}
-        self._compiled_twice(self.buck, leave_out=elsewhere - here)
+        labels = {label for pair in self.pairs for label in pair.buck}
+        self._compiled_twice(self.buck, leave_out=elsewhere - labels)
         self._compiled_twice(self.cmake, leave_out=set())
         self._compiled_again()
         self._dependencies_and_flags_of_buck()
@@ -300,7 +300,7 @@ class _Comparison:
 
     def _flags(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
         for kind, rule in _FLAGS.items():
-            here, there = (
+            of_buck, of_cmake = (
                 first_places(
                     item
                     for library in libraries
@@ -309,9 +309,9 @@ class _Comparison:
                 )
                 for side, libraries in ((self.buck, buck), (self.cmake, cmake))
             )
-            for name in sorted(here.keys() ^ there.keys()):
-                place, note = here.get(name) or there[name], name.startswith("-W")
-                self.report(rule, place, name, pair.name, has_and_lacks(name in here), note=note)
+            for name in sorted(of_buck.keys() ^ of_cmake.keys()):
+                place, note = of_buck.get(name) or of_cmake[name], name.startswith("-W")
+                self.report(rule, place, name, pair.name, has_and_lacks(name in of_buck), note=note)
         ours, theirs = ([library.whole for library in one if library.whole] for one in (buck, cmake))
         if bool(ours) != bool(theirs):
             place, words = (ours or theirs)[0], has_and_lacks(bool(ours))

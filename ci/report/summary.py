@@ -127,11 +127,11 @@ def conclusion(
     if wrong:
         parts.append(Text())
     counts = severity_counts(finding for report in reports for finding in report.findings)
-    less = ", ".join(
+    milder = ", ".join(
         plural(count, kind.value) for kind, count in counts.items() if count and kind is not Severity.ERROR
     )
-    if less and more:
-        parts.append(Text(f"{less}: {more}", style="dim", no_wrap=True, overflow="ignore"))
+    if milder and more:
+        parts.append(Text(f"{milder}: {more}", style="dim", no_wrap=True, overflow="ignore"))
     word, style = VERDICTS[worst(reports).value]
     total = seconds(sum(report.seconds for report in reports))
     line = f"  {headline(reports)}, {total}"

@@ -244,11 +244,11 @@ def least_sqnr_db(pairs: Iterable[Pair]) -> float:
 
 def each_sample_db(pairs: Iterable[Pair], samples: int) -> list[float]:
     """The SQNR of each sample by itself; of whole numbers none. The pairs are in the order of the samples."""
-    every = list(pairs)
-    size = len(every) // samples
+    rows = list(pairs)
+    size = len(rows) // samples
     floats = [
-        [pair for pair in every[first : first + size] if pair.expected.dtype.kind == "f"]
-        for first in range(0, len(every), size or 1)
+        [pair for pair in rows[first : first + size] if pair.expected.dtype.kind == "f"]
+        for first in range(0, len(rows), size or 1)
     ]
     return [least_sqnr_db(of_sample) for of_sample in floats if of_sample]
 
@@ -278,8 +278,8 @@ def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], who
 
 
 def with_samples(words: str, each_db: Sequence[float]) -> str:
-    beside = samples_in_words(each_db)
-    return f"{words} ({beside})" if beside else words
+    samples = samples_in_words(each_db)
+    return f"{words} ({samples})" if samples else words
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -589,11 +589,11 @@ LOSS = f"max_{METRIC}_loss"
 def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
     """What FOLDER/MODULE:FUNCTION, or FOLDER/FILE.py:FUNCTION, gives for the program's outputs and the float
     model's: of both a list for each inference, with the arrays in order."""
-    every = list(pairs)
-    count = len(every) // inferences
+    rows = list(pairs)
+    count = len(rows) // inferences
     outputs, floats = (
         [values[start : start + count] for start in range(0, len(values), count)]
-        for values in ([pair.found for pair in every], [pair.expected for pair in every])
+        for values in ([pair.found for pair in rows], [pair.expected for pair in rows])
     )
     path, _, name = metric.rpartition(":")
     module = Path(path).name.removesuffix(".py")
@@ -632,9 +632,9 @@ def side_by_side(
 ) -> dict[str, float]:
     """The figures of the program, the float model, and the quantized model on the CPU where there is one:
     `against` pairs the program's outputs with its."""
-    every = list(pairs)
-    floats = [pair._replace(found=pair.expected) for pair in every]
-    quantized = [pair._replace(found=other.expected) for pair, other in zip(every, against, strict=False)]
-    found = {METRIC: every, f"float_{METRIC}": floats, f"reference_{METRIC}": quantized}
-    figures = {name: measured_by(metric, mine, inferences) for name, mine in found.items() if mine}
+    rows = list(pairs)
+    floats = [pair._replace(found=pair.expected) for pair in rows]
+    quantized = [pair._replace(found=other.expected) for pair, other in zip(rows, against, strict=False)]
+    found = {METRIC: rows, f"float_{METRIC}": floats, f"reference_{METRIC}": quantized}
+    figures = {name: measured_by(metric, side, inferences) for name, side in found.items() if side}
     return {**figures, LOSS: max(0.0, figures[f"float_{METRIC}"] - figures[METRIC])}

@@ -404,8 +404,8 @@ def _provisioned_environment(selection: Selection, environ: Mapping[str, str]) -
         return resolve(selection, environ)
     except EnvironmentLacking:
         sys.stderr.write(f"Fetching what the profile {selection.profile} names, once\n")
-        here = replace(selection, named_targets=(DEFAULT_TARGET,), named_socs=())
-        flags = selecting_flags(here, environ)
+        host = replace(selection, named_targets=(DEFAULT_TARGET,), named_socs=())
+        flags = selecting_flags(host, environ)
         failed = "QNN could not be provisioned"
         require_stage("provisioning", "provision", flags, selection.reports, environ, failed)
     return resolve(selection, environ)

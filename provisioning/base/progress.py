@@ -142,12 +142,12 @@ SILENT = Progress()
 
 
 @contextmanager
-def ticking(every: float, tick: Callable[[], None]) -> Iterator[None]:
+def ticking(interval: float, tick: Callable[[], None]) -> Iterator[None]:
     """Call `tick` again and again, in a thread of its own, until the block ends."""
     ended = threading.Event()
 
     def call() -> None:
-        while not ended.wait(every):
+        while not ended.wait(interval):
             tick()
 
     thread = threading.Thread(target=call, daemon=True)
@@ -160,15 +160,17 @@ def ticking(every: float, tick: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def at_work(what: str, say: Callable[[str], None] | None = None, every: float = SILENT_FOR) -> Iterator[None]:
+def at_work(
+    what: str, say: Callable[[str], None] | None = None, interval: float = SILENT_FOR
+) -> Iterator[None]:
     """Work whose progress is not known: a bar where one can be drawn, else a line now and then."""
     bar = None if say else bar_for(sys.stderr)
     out, began = say or Progress(sys.stderr).note, time.monotonic()
     if bar:
         bar.draw(what, 0, None, "")
-        every = threading.TIMEOUT_MAX
+        interval = threading.TIMEOUT_MAX
     try:
-        with ticking(every, lambda: out(f"{what}: {seconds(time.monotonic() - began)} so far")):
+        with ticking(interval, lambda: out(f"{what}: {seconds(time.monotonic() - began)} so far")):
             yield
     finally:
         if bar:

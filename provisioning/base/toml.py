@@ -34,19 +34,19 @@ def line_of(place: Place, path: Path) -> int:
     except (OSError, ValueError):
         return 0
     for number, text in enumerate(lines, 1):
-        here: Place
+        position: Place
         if head := _TABLE.match(text):
             table = _names(head[2])
             if head[1] == "[[":
                 items[table] = items.get(table, -1) + 1
                 table = (*table, items[table])
-            here = table
+            position = table
         elif key := _KEY.match(text):
-            here = (*table, *_names(key[1]))
+            position = (*table, *_names(key[1]))
         else:
             continue
-        shared = min(len(here), len(place))
-        if nearest < shared and here[:shared] == place[:shared]:
+        shared = min(len(position), len(place))
+        if nearest < shared and position[:shared] == place[:shared]:
             line, nearest = number, shared
     return line
 

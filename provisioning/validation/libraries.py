@@ -359,13 +359,13 @@ def _severity(name: str) -> Severity:
 
 def _on_device(context: Context, system: System) -> Iterator[Problem]:
     provided = set(qnn_libraries.device_table().provides(system))
-    beside: dict[Path, set[str]] = {}
+    names_by_folder: dict[Path, set[str]] = {}
     for library, elf in context.readable:
-        beside.setdefault(library.path.parent, set()).update({library.name, elf.soname})
+        names_by_folder.setdefault(library.path.parent, set()).update({library.name, elf.soname})
     needing: dict[str, list[Library]] = {}
     for library, elf in context.of_system(system):
         for name in elf.needed:
-            if name not in provided and name not in beside[library.path.parent]:
+            if name not in provided and name not in names_by_folder[library.path.parent]:
                 needing.setdefault(name, []).append(library)
     fix = "put the library beside it, or name it in manifests/device_libraries.toml if the device has it"
     where = f"is neither beside it nor among what {system} itself provides"

@@ -96,8 +96,8 @@ def _main(soc: str) -> int:
     import tempfile
 
     # sys.path has the script's own directory, where modules have names that other packages use.
-    here = str(Path(__file__).resolve().parent)
-    sys.path[:] = [entry for entry in sys.path if entry != here]
+    own_folder = str(Path(__file__).resolve().parent)
+    sys.path[:] = [entry for entry in sys.path if entry != own_folder]
     if importlib.util.find_spec("executorch") is None:
         _say(step="absent", detail="executorch is not installed")
         return 0

@@ -160,15 +160,15 @@ def _chosen(profile: Profile, named: Sequence[str], targets: Set[str]) -> dict[s
     from provisioning.environment import serves
     from provisioning.store.inventory import parts_for, targets_in
 
-    every = profile.pins
+    pins = profile.pins
     for name in named:
-        if name not in every:
-            raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, every)
+        if name not in pins:
+            raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, pins)
     if named:
-        return {name: every[name] for name in every if name in named}
+        return {name: pins[name] for name in pins if name in named}
     return {
         name: component
-        for name, component in every.items()
+        for name, component in pins.items()
         if name not in profile.optional
         and serves(name, targets)
         and parts_for(component, targets_in(component, targets))

@@ -84,6 +84,6 @@ def test_work_whose_progress_is_not_known_says_that_it_goes_on() -> None:
         said.append(text)
         told.set()
 
-    with at_work("making it", say, every=0.01):
+    with at_work("making it", say, interval=0.01):
         assert told.wait(30)
     assert said[0].startswith("making it: ")

@@ -167,8 +167,8 @@ def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """Every partition is compiled at each precision."""
     usual = ("qdq",) if model.file.quantized else SCHEMES
-    every = [program_of(replace(model, precision=name)) for name in precisions or usual]
-    programs = {program.run.precision: program for program in every}
+    variants = (program_of(replace(model, precision=name)) for name in precisions or usual)
+    programs = {program.run.precision: program for program in variants}
     plan = plan_of_model(model, "audit", list(programs.values()))
     results = compile_programs(plan, crashes_on_cpu=True)
     rows: dict[str, AuditRow | NoProgram] = {}

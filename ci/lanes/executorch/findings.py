@@ -311,8 +311,8 @@ def of_run(
         record = compiled_in(lowered)
         yield from findings_of(program, results[RAN], record, plan.build_id)
         if (figures := figures_of(results[RAN])) is not None:
-            every = SUITES.repeat(program, EMULATION, every_chip=True)
-            yield from placeholder(program, figures, every.plus("--accept"))
+            on_all_chips = SUITES.repeat(program, EMULATION, every_chip=True)
+            yield from placeholder(program, figures, on_all_chips.plus("--accept"))
             slices = ran_in(results[RAN]).slices
             yield from constant_outputs(program, figures, slices, again)
             causes = partial(causes_of, program, record, slices, figures, plan.build_id)

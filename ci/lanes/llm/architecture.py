@@ -226,19 +226,19 @@ class Architecture(BaseModel):
     @property
     def local(self) -> frozenset[int]:
         """Layers with a rope of their own."""
-        layers, every = range(self.num_layers), self.sliding_window_pattern
+        layers, period = range(self.num_layers), self.sliding_window_pattern
         if not self.family.gemma:
             return frozenset()
-        kinds = self.layer_types or ["sliding_attention" if (n + 1) % every else "" for n in layers]
+        kinds = self.layer_types or ["sliding_attention" if (n + 1) % period else "" for n in layers]
         return frozenset(layer for layer in layers if kinds[layer] == "sliding_attention")
 
     @property
     def unrotated(self) -> frozenset[int]:
         """Layers without a rope."""
-        layers, every = range(self.num_layers), self.no_rope_layer_interval
+        layers, period = range(self.num_layers), self.no_rope_layer_interval
         if not self.family.unrotated:
             return frozenset()
-        rotated = self.no_rope_layers or [(layer + 1) % every for layer in layers]
+        rotated = self.no_rope_layers or [(layer + 1) % period for layer in layers]
         return frozenset(layer for layer in layers if not rotated[layer])
 
     @model_validator(mode="after")
@@ -278,8 +278,8 @@ class Architecture(BaseModel):
             "self_attn.o_proj.weight": (width, queries),
         }
         for whole, rows in self._fused_rows.items():
-            every = {whole: sum(rows.values())} if self.family.fused else rows
-            parts |= {f"{name}.weight": (count, width) for name, count in every.items()}
+            counts = {whole: sum(rows.values())} if self.family.fused else rows
+            parts |= {f"{name}.weight": (count, width) for name, count in counts.items()}
         if self.bias:
             attention = self._fused_rows["self_attn.qkv_proj"]
             parts |= {f"{name}.bias": (count,) for name, count in attention.items()}

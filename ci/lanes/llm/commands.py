@@ -252,8 +252,8 @@ def tokenizer_differences(
     expected, _ = encoded_by_transformers(checkpoint, text, special)
     if seen != expected:
         place = next(at for at, pair in enumerate(zip_longest(seen, expected)) if pair[0] != pair[1])
-        here = slice(max(0, place - 1), place + 3)
+        near = slice(max(0, place - 1), place + 3)
         yield (
-            f"of a {name} Genie reads {seen[here]} from position {here.start}, and transformers' tokenizer"
-            f" gives {expected[here]}"
+            f"of a {name} Genie reads {seen[near]} from position {near.start}, and transformers' tokenizer"
+            f" gives {expected[near]}"
         )

@@ -224,8 +224,8 @@ def _step(sessions: Sequence[Any], encodings: Mapping[str, Encoding]) -> Step:
         outputs = Sample()
         for session in sessions:
             names = [value.name for value in session.get_outputs()]
-            given = {value.name: known[value.name] for value in session.get_inputs()}
-            outputs |= zip(names, session.run(names, given), strict=True)
+            feed = {value.name: known[value.name] for value in session.get_inputs()}
+            outputs |= zip(names, session.run(names, feed), strict=True)
             known |= outputs
         return {
             name: encodings[name].floats(values) if name in encodings else values.astype(np.float32)

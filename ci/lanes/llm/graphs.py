@@ -172,8 +172,8 @@ def compared_places(length: int, count: int) -> list[int]:
     which see the least, and some others."""
     if count > 1:
         return list(range(0, length - count + 1, count))
-    every = max(4, length // 32)
-    return [start for start in range(length - 1) if start < 8 or start % every == every - 1]
+    step = max(4, length // 32)
+    return [start for start in range(length - 1) if start < 8 or start % step == step - 1]
 
 
 def prepared(model: Path) -> Path:

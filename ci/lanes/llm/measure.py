@@ -198,10 +198,10 @@ def _errors(expected: Array, found: Array, axis: int) -> Array:
 
 def _typical(errors: Sequence[Array]) -> float:
     """At the median position, in dB; the lowest if any value is no number."""
-    every = np.concatenate(errors)
-    if not np.isfinite(every).all():
+    ratios = np.concatenate(errors)
+    if not np.isfinite(ratios).all():
         return -EXACT_DB
-    return float(-10 * np.log10(max(np.median(every), TINY)))
+    return float(-10 * np.log10(max(np.median(ratios), TINY)))
 
 
 def order_parts(order: MeasureOrder) -> Parts:
@@ -273,6 +273,6 @@ class GraphReader:
     def _keep(self, name: str, new: Array, count: int) -> None:
         """Put the first values behind those that are there. What does not fit is read in this call only."""
         cache, axis = self._caches[name], place_axis(name)
-        there = (slice(None),) * axis + (slice(self.position, self.position + count),)
-        here = (slice(None),) * axis + (slice(0, cache[there].shape[axis]),)
-        cache[there] = new[here]
+        target = (slice(None),) * axis + (slice(self.position, self.position + count),)
+        source = (slice(None),) * axis + (slice(0, cache[target].shape[axis]),)
+        cache[target] = new[source]

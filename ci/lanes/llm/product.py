@@ -219,8 +219,8 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     )
     # Of an earlier compile, in more parts or for another runtime.
     earlier = record_in(output)
-    there = output.absolute().iterdir() if earlier else ()
-    stale = [path for path in there if earlier and path.name in earlier.files]
+    entries = output.absolute().iterdir() if earlier else ()
+    stale = [path for path in entries if earlier and path.name in earlier.files]
     genie = order.through == GENIE
     what = f"{written.binaries} binaries" if genie else "a program"
     costs = f"{seconds(result.facts['cpu_seconds'])} of a core and {size(result.facts['peak'])} of memory"
@@ -280,9 +280,9 @@ class CompileNeeds:
         ]
         yield f"about {seconds(self.seconds)} of one core, {', '.join(amounts)}"
         for name, amount in needed.items():
-            if (there := free[name]) is not None and amount > there:
+            if (room := free[name]) is not None and amount > room:
                 remedy = "; more --parts take less" if name == "memory" else ""
-                yield f"warning: {size(amount)} of {name} is more than the {size(there)} free{remedy}"
+                yield f"warning: {size(amount)} of {name} is more than the {size(room)} free{remedy}"
 
 
 def pace() -> float:

@@ -62,8 +62,10 @@ class RunnerLayout(nn.Module):
         layers = len(caches) // 2
         pairs = zip(caches[:layers], caches[layers:], strict=True)
         ropes = [getattr(self, table)[positions][:, None] for table in self.tables]
-        every = [cache.reshape(cache.shape[1], 1, *cache.shape[2:]) for pair in pairs for cache in pair]
-        logits, *new = self.decoder(tokens, mask, *ropes, *every)
+        decoder_caches = [
+            cache.reshape(cache.shape[1], 1, *cache.shape[2:]) for pair in pairs for cache in pair
+        ]
+        logits, *new = self.decoder(tokens, mask, *ropes, *decoder_caches)
         ordered = (*new[0::2], *new[1::2])
         return (logits, *(cache.reshape(1, cache.shape[0], *cache.shape[2:]) for cache in ordered))
 
@@ -80,8 +82,8 @@ class RunnerLayout(nn.Module):
         )
 
     def empty(self) -> list[Tensor]:
-        every = self.decoder.example()[-len(self.decoder.caches) :]
-        caches = [cache.transpose(0, 1).contiguous() for cache in every]
+        examples = self.decoder.example()[-len(self.decoder.caches) :]
+        caches = [cache.transpose(0, 1).contiguous() for cache in examples]
         return [*caches[0::2], *caches[1::2]]
 
     def calibration(self, samples: Iterable[Sample]) -> Iterator[tuple[Tensor, ...]]:

@@ -185,8 +185,8 @@ class RoundedModel:
 
     def kept_from(self, cuts: Sequence[int]) -> dict[str, Array]:
         """The same of the rounded model, where each layer of `cuts` gets what float's gets."""
-        given = {cut: torch.from_numpy(self.kept[f"hidden_{cut}"]) for cut in cuts if cut}
-        self.rounding.given = given
+        inputs = {cut: torch.from_numpy(self.kept[f"hidden_{cut}"]) for cut in cuts if cut}
+        self.rounding.given = inputs
         return _kept(self.reference, self.rounding, self.row)
 
 

@@ -227,8 +227,8 @@ def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
 
 def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
     """What is not as `compile` wrote it, by its record."""
-    there = {name: folder / name for name in record.files if (folder / name).is_file()}
-    found = digests_of(store, there)
+    present = {name: folder / name for name in record.files if (folder / name).is_file()}
+    found = digests_of(store, present)
     return [name for name, digest in record.files.items() if found.get(name) != digest]
 
 
@@ -288,7 +288,7 @@ def run(options: StageOptions) -> int:
 
 
 def _chosen_programs(choice: Choice, selection: Selection) -> list[LlmProgram]:
-    return chosen(SUITES, choice, selection, lambda every: {row.name: Job(row.name) for row in every})
+    return chosen(SUITES, choice, selection, lambda rows: {row.name: Job(row.name) for row in rows})
 
 
 def _measured(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:

@@ -68,9 +68,9 @@ class Texts:
 
 
 def texts() -> Texts:
-    every = list(dict.fromkeys(_sentences()))
-    parts = {part: tuple(every[part::PARTS]) for part in (HELD_OUT, CALIBRATION)}
-    training = tuple(text for index, text in enumerate(every) if index % PARTS not in parts)
+    sentences = list(dict.fromkeys(_sentences()))
+    parts = {part: tuple(sentences[part::PARTS]) for part in (HELD_OUT, CALIBRATION)}
+    training = tuple(text for index, text in enumerate(sentences) if index % PARTS not in parts)
     return Texts(training, parts[HELD_OUT], parts[CALIBRATION])
 
 

@@ -85,17 +85,17 @@ Figures = Mapping[str, Figure]
 
 
 def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
-    every = [{name: np.array(values) for name, values in asdict(window).items()} for window in windows]
+    places = [{name: np.array(values) for name, values in asdict(window).items()} for window in windows]
 
     def measured(some: Sequence[Places]) -> dict[str, float]:
-        joined = {name: np.concatenate([window[name] for window in some]) for name in every[0]}
+        joined = {name: np.concatenate([window[name] for window in some]) for name in places[0]}
         return {name: figure(joined) for name, figure in FIGURES.items()}
 
-    draws = np.random.default_rng(1).integers(0, len(every), (BOOTSTRAPS, len(every)))
-    drawn = [measured([every[index] for index in draw]) for draw in draws]
+    draws = np.random.default_rng(1).integers(0, len(places), (BOOTSTRAPS, len(places)))
+    drawn = [measured([places[index] for index in draw]) for draw in draws]
     return {
         name: Figure(value, float(np.std([sample[name] for sample in drawn], ddof=1)))
-        for name, value in measured(every).items()
+        for name, value in measured(places).items()
     }
 
 

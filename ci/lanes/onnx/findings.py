@@ -93,9 +93,9 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         return
     facts = facts_in(result)
     context = facts.context
-    near, every = context.near.figures, SUITES.repeat(program, every_chip=True)
+    near, on_all_chips = context.near.figures, SUITES.repeat(program, every_chip=True)
     if not program.case.recorded:
-        yield from placeholder(program, near, every.plus("--accept"))
+        yield from placeholder(program, near, on_all_chips.plus("--accept"))
         yield from constant_outputs(program, near, context.near.slices, again)
     yield from factory_notes(program, facts.prepared.notes, again)
     if program.case.recorded and computed_otherwise(near):

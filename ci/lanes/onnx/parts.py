@@ -157,8 +157,8 @@ class Comparison:
         floats = _pairs_by_sample(self.expected, outputs, self.floats)
         quantized = _pairs_by_sample(self.reference, outputs, self.quantized)
         both = zip_longest(floats, quantized, fillvalue=())
-        every = (compare(*pairs, non_finite=self.non_finite) for pairs in both)
-        return [{name: figure for name, figure in row.items() if name in OF_A_DRAW} for row in every]
+        draws = (compare(*pairs, non_finite=self.non_finite) for pairs in both)
+        return [{name: figure for name, figure in row.items() if name in OF_A_DRAW} for row in draws]
 
     def each_db(self, outputs: Sequence[Sample]) -> list[float]:
         count = len(self.expected)
@@ -266,8 +266,8 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
     else:
         model = look(located(case.model, order.search_path), case.dimensions, into)
         signature = signature_of(load_graph(model))
-        every = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
-        samples, calibration, used = divided(every, case.inferences, count)
+        rows = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
+        samples, calibration, used = divided(rows, case.inferences, count)
     if how.drawn and not calibration:
         wanted = most_calibrating(count, given=False)
         calibration = [drawn(signature, seed) for seed in range(1, wanted + 1)]
@@ -299,7 +299,7 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     if is_context(graph):
         message = f"{model} is compiled already"
         raise UsageError(message, fix=commands.session("run", model, "--input", "FILE.npy"))
-    beside = external_files(graph, model.parent)
+    data_files = external_files(graph, model.parent)
     if dimensions:
         fix_dimensions(graph, dimensions)
     if problems := problems_of(graph):
@@ -313,7 +313,7 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     make_plain(whole)
     path = into / "static.onnx"
     # Its weights are external data again: one file may not hold more than 2 GB.
-    more = {"save_as_external_data": True, "location": "static.bin"} if beside else {}
+    more = {"save_as_external_data": True, "location": "static.bin"} if data_files else {}
     onnx.save(whole, str(path), **more)
     return path
 

@@ -380,7 +380,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
     if sizes:
         message = f"--dimension: the sizes of {model.typed} were fixed when it was compiled"
         raise UsageError(message, fix=leave_out("--dimension"))
-    context, beside = read_context(path), nodes_beside_context(path)
+    context, cpu_nodes = read_context(path), nodes_beside_context(path)
     soc = next(iter(model.selection.named_socs), "") or soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
     if context.record is None:
@@ -388,7 +388,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
     inputs, outputs, build_id = _asked(model, files, context.signature, soc, settings)
     parts = plural(sum(node.op_type == CONTEXT_OPERATOR for node in graph.graph.node), "part")
     where = f"{parts} on the emulator (HTP, {soc}, QNN {build_id})"
-    on_cpu = f"on the CPU: {', '.join(beside)}" if beside else "nothing on the CPU"
+    on_cpu = f"on the CPU: {', '.join(cpu_nodes)}" if cpu_nodes else "nothing on the CPU"
     return Ran(inputs, outputs, f"{where}; {on_cpu}")
 
 
@@ -400,7 +400,7 @@ def _asked(
     settings: Settings = NO_SETTINGS,
 ) -> tuple[Sample, Sample, str]:
     """Inputs, outputs, and QNN's build. Without `soc`, on the CPU."""
-    given = read_inputs(files, signature) if files else drawn(signature)
+    arrays = read_inputs(files, signature) if files else drawn(signature)
     path, logs = Parser.user_folder() / model.typed, model.selection.reports.absolute() / "onnx"
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
@@ -408,8 +408,8 @@ def _asked(
         at_work(f"running {model.typed}"),
     ):
         inputs, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))
-        save(inputs, [given])
+        save(inputs, [arrays])
         places = (str(path.absolute()), str(inputs), str(outputs), str(Parser.user_folder()))
         request = OnnxRunRequest(*places, soc, settings, model.as_it_is)
         reply = read(RunReply, ask(**as_json(request)))
-        return given, saved(outputs)[0], reply.build_id
+        return arrays, saved(outputs)[0], reply.build_id

@@ -90,8 +90,8 @@ class OnnxRun(MixedRun):
 
     def settings(self, soc: str) -> Settings:
         """The options, of a context that lies beside its .onnx."""
-        given = self.options.items()
-        values = {name: value if isinstance(value, bool | int) else str(value) for name, value in given}
+        options = self.options.items()
+        values = {name: value if isinstance(value, bool | int) else str(value) for name, value in options}
         return settings_of(values, soc=soc_named(soc), embed=False, where="options")
 
 

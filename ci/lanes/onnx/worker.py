@@ -256,15 +256,15 @@ def _ran(request: Mapping[str, object]) -> dict[str, object]:
     asked = read(OnnxRunRequest, request)
     os.chdir(asked.user_folder)
     path = Path(asked.model)
-    (given,) = saved(Path(asked.inputs))
+    (arrays,) = saved(Path(asked.inputs))
     if not asked.soc:
-        inputs = [checked(given, signature_of(load_graph(path)), "--input")]
+        inputs = [checked(arrays, signature_of(load_graph(path)), "--input")]
         outputs = provider.on_cpu(path, inputs)
     else:
         context, soc = read_context(path), soc_named(asked.soc)
         if not asked.as_it_is:
             require_fit(context, qnn_provider.installed_build(), soc_id=soc.id, arch=soc.arch)
-        inputs = [checked(given, context.signature, "--input")]
+        inputs = [checked(arrays, context.signature, "--input")]
         outputs = provider.reloaded(path, soc, asked.settings, inputs, cpu=True)
     save(Path(asked.outputs), outputs)
     return as_json(RunReply(qnn_provider.installed_build()))

@@ -115,9 +115,9 @@ class DelegateAdapter(ComparingAdapter):
 
     def prepare(self) -> None:
         suite = importlib.import_module("executorch.backends.qualcomm.tests.test_qnn_delegate")
-        here = str(Path.cwd())
+        folder = str(Path.cwd())
         words = ["--soc_model", os.environ["QNN_SOC_MODEL"], "--build_folder", os.environ["QNN_BUILD_FOLDER"]]
-        words += ["--executorch_root", here, "--artifact_dir", here, "--enable_x86_64"]
+        words += ["--executorch_root", folder, "--artifact_dir", folder, "--enable_x86_64"]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [sys.argv[0], *words])
             suite.setup_environment()
@@ -196,8 +196,8 @@ def least_db(computed: Iterable[Any], expected: Iterable[Any]) -> float | None:
 
 def least_of(figures: Iterable[float]) -> float | None:
     """None if there is none; NaN if one is, as min() of a NaN and a number depends on their order."""
-    every = list(figures)
-    return math.nan if any(map(math.isnan, every)) else min(every, default=None)
+    values = list(figures)
+    return math.nan if any(map(math.isnan, values)) else min(values, default=None)
 
 
 def part(
