@@ -83,7 +83,12 @@ class CheckVerb:
     def run(self, args: argparse.Namespace) -> int:
         from ci.lanes.llm import commands
 
-        limits = {name: getattr(args, name) for name in LIMITS}
+        limits = {
+            "top1": args.top1,
+            "perplexity_ratio": args.perplexity_ratio,
+            "divergence": args.divergence,
+            "divergence_99": args.divergence_99,
+        }
         options = commands.CheckOptions(
             model=args.model,
             text=args.text,
