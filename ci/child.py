@@ -32,8 +32,8 @@ _libc = ctypes.CDLL(None)
 own_folder: Path | None = None
 """For the temporary files of the task that this process does."""
 
-_log = 0
-"""The number of the open file that gets what this process prints."""
+_log = -1
+"""The number of the open file that gets what this process prints, where that is not the standard output."""
 
 DOING = "doing"
 """The file in it that has what the process does."""

@@ -37,6 +37,15 @@ class TestOutput:
             raise KeyError
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
+    def test_two_commands_never_write_into_one_folder(self, tmp_path: Path) -> None:
+        store = tmp_path / "store"
+        with writing_into(tmp_path / "out", store) as (scratch, _):
+            with pytest.raises(UsageError, match="another compile is writing"):
+                writing_into(tmp_path / "out", store).__enter__()
+            assert scratch.is_dir()
+        with writing_into(tmp_path / "out", store):
+            pass
+
     def test_what_a_killed_compile_left_is_cleared_away(self, tmp_path: Path) -> None:
         (tmp_path / f"{SCRATCH}1" / "compiled").mkdir(parents=True)
         (tmp_path / "mine").touch()
