@@ -16,7 +16,7 @@ from ci.diagnose.logs import nearest, read
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity
-from provisioning.base.settings import Selection
+from provisioning.base.settings import ANDROID, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.dist import BUNDLES, RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES
@@ -127,9 +127,9 @@ def _kind(options: DeviceOptions, selection: Selection) -> str:
     """The target that the user named, or that --ssh or --serial implies; empty for any."""
     if selection.named_targets:
         return selection.target
-    return {(True, False): "aarch64-linux", (False, True): "aarch64-android"}.get(
-        (bool(options.ssh), bool(options.serial)), ""
-    )
+    if options.ssh:
+        return "aarch64-linux"
+    return ANDROID if options.serial else ""
 
 
 def _push(device: Device, job: DeviceRun, listed: Path | None, stage: StageRun) -> None:
@@ -159,7 +159,7 @@ def _device(options: DeviceOptions, bundle: Bundle) -> Device:
         raise UsageError("--serial is for adb, --ssh is not: give one of them")
     if options.ssh:
         return transport.ssh(options.ssh)
-    if bundle.target != "aarch64-android" and not options.serial:
+    if bundle.target != ANDROID and not options.serial:
         raise UsageError(
             f"the bundle is for {bundle.target}: expected --ssh USER@HOST, found none",
             fix=Fix("{}; a Linux device that speaks adb is named with --serial", ("--ssh", "USER@HOST")),

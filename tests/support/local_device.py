@@ -12,16 +12,12 @@ from ci.device.transport import CommandResult
 class Local:
     name = "local"
 
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-
     def shell(self, script: str, *, seconds: float = 0) -> CommandResult:
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
         return CommandResult(done.returncode, done.stdout + done.stderr)
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
         for place, path in files.items():
-            self.sent.append(place)
             (Path(folder) / place).write_bytes(path.read_bytes())
 
     def pull(self, folder: str, into: Path) -> None:

@@ -101,7 +101,6 @@ class Late(Local):
         return super().shell(script)
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
         self.folder = folder
 
 

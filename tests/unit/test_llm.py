@@ -871,7 +871,6 @@ class TestCheck:
         calibrated: Sequence[Sequence[int]] = ([9] * 16,),
         sizes: tuple[int, int] = (0, 0),
         asked: list[dict[str, Any]] | None = None,
-        words: int = 3000,
         edited: Sequence[str] = (),
         begun: bool = False,
         noise: Sequence[Window] = tuple(reading(0.1)),
@@ -899,7 +898,7 @@ class TestCheck:
         save_record(out, order, files=digests_of(store_path(), files), source=source)
         for name in edited:
             (out / name).write_text("another")
-        (folder / "text.txt").write_text("a " * words)
+        (folder / "text.txt").write_text("a " * 3000)
         alone = Rounded(
             read={name: list(noise) for name in (WINDOWS, "prefill_genie", "decode_genie")},
             parts=[{"hidden_1": db} for db in kept],
