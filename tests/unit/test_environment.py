@@ -202,6 +202,23 @@ def test_the_two_variables_of_one_sdk_agree(sdk: Path, tmp_path: Path) -> None:
     assert _resolved(sdk, {"QNN_SDK_ROOT": own, "QAIRT_SDK_ROOT": own}).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("environ", "wrong"),
+    [
+        ({"QNN_SDK_ROOT": ""}, "QNN_SDK_ROOT"),
+        ({"ANDROID_NDK_ROOT": "", "ANDROID_NDK_HOME": ""}, "ANDROID_NDK_ROOT ANDROID_NDK_HOME"),
+        ({"ANDROID_NDK_ROOT": "/one", "ANDROID_NDK_HOME": "/other"}, "ANDROID_NDK_HOME ANDROID_NDK_ROOT"),
+        ({"ADSP_LIBRARY_PATH": "/a:/b"}, "ADSP_LIBRARY_PATH"),
+        ({"LD_LIBRARY_PATH": "/q/lib/aarch64-android"}, "LD_LIBRARY_PATH"),
+    ],
+)
+def test_each_variable_that_is_not_taken_as_it_is_has_a_note_of_its_own(
+    sdk: Path, environ: dict[str, str], wrong: str
+) -> None:
+    notes = _resolved(sdk, environ, target="aarch64-android").notes
+    assert [note.variable for note in notes] == wrong.split()
+
+
 def test_resolving_within_the_environment_changes_nothing(sdk: Path) -> None:
     (sdk / "bin/x86_64-linux-clang").mkdir(parents=True)
     once = _resolved(sdk, {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/a"}, target="aarch64-android")
