@@ -18,7 +18,7 @@ from ci.jobs import WorkOptions
 from ci.one_model.model import PYTORCH, OneModel
 from ci.one_model.report import ModelReport, reported
 from ci.report import verb
-from ci.report.collect import collect, did_not_run, in_unit, verdict_of
+from ci.report.collect import collect, did_not_run, in_unit, merge, verdict_of
 from ci.report.page import html
 from ci.report.summary import headline
 from provisioning.base.errors import CheckFailed
@@ -490,6 +490,18 @@ def test_a_folder_below_the_one_that_it_is_compared_with_is_apart(tmp_path: Path
     bad = ran(good / nested, "wheels", {"net": (31.0, 1000)})
     assert run_here(verb, "--reports", bad, "--against", good) == 1
     assert run_here(verb, "--reports", good, "--against", bad) == 0
+
+
+@pytest.mark.parametrize("failed", ["one", "two"])
+def test_of_shards_the_worst_is_the_outcome(tmp_path: Path, failed: str) -> None:
+    for shard in ("one", "two"):
+        (tmp_path / "jobs" / shard).mkdir(parents=True)
+        findings = [BAD] if shard == failed else []
+        outcome = Outcome.FAIL if findings else Outcome.PASS
+        _report("test_emulator", *findings, outcome=outcome).write(tmp_path / "jobs" / shard)
+    merge(tmp_path / "jobs", tmp_path / "merged")
+    (merged,) = collect(tmp_path / "merged")
+    assert (merged.outcome, merged.findings) == (Outcome.FAIL, (BAD,))
 
 
 def test_two_folders_without_a_program_in_both_never_pass(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_the_users_variables_are_kept_beside_the_corrected_ones(selection: Selec
 def test_what_one_of_the_targets_does_not_take_is_a_mistake_and_told_once(
     selection: Selection, tmp_path: Path
 ) -> None:
-    several = replace(selection, named_targets=("x86_64-linux", "aarch64-linux", "aarch64-android"))
+    several = replace(selection, named_targets=("x86_64-linux", "aarch64-linux"))
     context = gathered(several, tmp_path, ADSP_LIBRARY_PATH="/a:/b", LD_LIBRARY_PATH="/q/lib/hexagon-v75")
     (result,) = check([context], chosen_rules(["user-variables"]))
     assert [finding.subject for finding in result.findings] == ["LD_LIBRARY_PATH", "ADSP_LIBRARY_PATH"]
