@@ -580,7 +580,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_training_again_gives_the_same_bytes(trained: Path, tmp_path: Path) -> None:
     again = train(tmp_path)
     for file in trained.iterdir():
