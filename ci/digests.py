@@ -125,18 +125,18 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
 def installed(folders: tuple[str, ...], search: list[str], store: Path) -> dict[str, str]:
     """What every key has of these folders of distributions, and of the folders of PYTHONPATH."""
     found: dict[str, str] = {}
-    others: list[list[str]] = []
+    loose: list[list[str]] = []
     for number, folder in enumerate(folders):
         content = content_of(folder, store)
         found |= {name: version for name, version in content.distributions.items() if name not in found}
-        others += [[str(number), *row] for row in content.others.items()]
-        others += [[str(number), name, _text(Path(folder, name))] for name in content.started]
+        loose += [[str(number), *row] for row in content.others.items()]
+        loose += [[str(number), name, _text(Path(folder, name))] for name in content.started]
     for number, folder in enumerate(search):
         for name in STARTED[1:]:
             if (path := Path(folder, name)).exists():
-                others.append([f"PYTHONPATH {number}", name, _text(path)])
+                loose.append([f"PYTHONPATH {number}", name, _text(path)])
     # No distribution has this name.
-    return {**found, "(files)": _digest(json.dumps(sorted(others)))}
+    return {**found, "(files)": _digest(json.dumps(sorted(loose)))}
 
 
 @cache

@@ -296,8 +296,8 @@ class _Schedule:
         self.outcomes[job.name] = outcome
         shown.ended(job, outcome, seconds)
         export = self._tasks[job.name].export
-        others = (*(job.name for job in self.waiting), *self._active)
-        if export in self._exported and not any(self._tasks[name].export == export for name in others):
+        names = (*(job.name for job in self.waiting), *self._active)
+        if export in self._exported and not any(self._tasks[name].export == export for name in names):
             # Its memory is free for the next one.
             entry = self._exported.pop(export)
             entry.close()

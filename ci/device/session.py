@@ -220,8 +220,8 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> dict[str, Me
     _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be created")
     there = hashes(device, folder, sorted({*wanted, *_present(device, folder)}))
     stale = sorted(place for place in there if place not in wanted)
-    for some in batches(stale):
-        _expect(device.shell(f"rm -f {_below(folder, some)}"), device, "an old file could not be removed")
+    for batch in batches(stale):
+        _expect(device.shell(f"rm -f {_below(folder, batch)}"), device, "an old file could not be removed")
     missing = [place for place, artifact in wanted.items() if there.get(place) != artifact.sha256]
     if missing:
         device.push({place: files[place] for place in missing}, folder)
@@ -241,8 +241,8 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> dict[str, Me
 def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]:
     """SHA-256 by place, without files that are missing."""
     digests = {}
-    for some in batches(places):
-        names = " ".join(map(shlex.quote, some))
+    for batch in batches(places):
+        names = " ".join(map(shlex.quote, batch))
         script = (
             f"cd {shlex.quote(folder)} || exit 1\nset --\n"
             f'for f in {names}; do [ -f "$f" ] && set -- "$@" "$f"; done\n'

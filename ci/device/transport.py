@@ -97,8 +97,8 @@ class Adb:
         for place in sorted(files):
             by_folder.setdefault(PurePosixPath(place).parent, []).append(str(files[place]))
         for below, paths in by_folder.items():
-            for some in batches(paths):
-                self._adb(["push", *some, f"{folder}/{below}/"], _time_for(files))
+            for batch in batches(paths):
+                self._adb(["push", *batch, f"{folder}/{below}/"], _time_for(files))
 
     def pull(self, folder: str, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)

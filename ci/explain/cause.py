@@ -110,11 +110,11 @@ def of_scores(scores: Scores) -> Cause:
         return Cause("no single operator loses accuracy when quantized")
     worst = max(units, key=lambda unit: unit.noise[0])
     place, noise = named(worst, worst.nodes[0]), worst.noise[0]
-    some = f" of the {len(units)} that there was time for" if scores.left else ""
+    out_of = f" of the {len(units)} that there was time for" if scores.left else ""
     if noise < STANDS_OUT * whole:
-        return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of the error{some}")
+        return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of the error{out_of}")
     of_all = f"{_decibels(noise)} if only it is quantized, {_decibels(whole)} if all are"
-    return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst.nodes, worst.line)
+    return Cause(f"the cause is quantizing {place}{out_of}: {of_all}", worst.nodes, worst.line)
 
 
 def _decibels(noise: float) -> str:
@@ -177,7 +177,7 @@ def proofs_of(
     last_begin = began + max(seconds, min(needed, longest))
     until = began + max(seconds, min(2 * needed, longest))
     limited = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False)
-    repairing, nearer, others, late = list[str](), list[str](), list[str](), list[str]()
+    repairing, nearer, useless, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
     for candidate in islice(_candidates(limited, cause, before), MOST):
         if time.monotonic() > last_begin:
@@ -192,7 +192,7 @@ def proofs_of(
             if is_late:
                 late.append(words)
             elif not helped:
-                others.append(words)
+                useless.append(words)
             elif not after.green:
                 nearer.append(words)
             else:
@@ -201,7 +201,7 @@ def proofs_of(
                     break
     # What changes one line changes least.
     helping = sorted([*repairing, *nearer], key=lambda words: edits[words] is None)
-    return Proofs(helping, others, late, edits[helping[0]] if helping else None)
+    return Proofs(helping, useless, late, edits[helping[0]] if helping else None)
 
 
 def outcome_with_cause(

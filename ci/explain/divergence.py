@@ -206,13 +206,13 @@ def with_error(graph: Graph, names: Sequence[str], operands: Sequence[str], chip
             floats = wanted.dtype.kind == "f"
             changed = wanted + (seen - passed_on) if floats else numpy.where(seen == passed_on, wanted, seen)
             wrong.setdefault(name, []).append(changed)
-    both = zip(graph.exact, graph.outputs(wrong), strict=True)
-    return [pair for rows in both for pair in _pairs(*rows)]
+    pairs = zip(graph.exact, graph.outputs(wrong), strict=True)
+    return [pair for rows in pairs for pair in _pairs(*rows)]
 
 
 def _pairs(expected: Sequence[Array], outputs: Sequence[Array]) -> list[Pair]:
-    both = enumerate(zip(expected, outputs, strict=True))
-    return [Pair(f"output {number}", *arrays) for number, arrays in both]
+    pairs = enumerate(zip(expected, outputs, strict=True))
+    return [Pair(f"output {number}", *arrays) for number, arrays in pairs]
 
 
 def _sqnr_db(pairs: Sequence[Pair]) -> float:

@@ -206,9 +206,9 @@ def _next(repair: Repair, model: OneModel) -> None:
     if repair.now.error:
         command = session("audit", *words)
     elif repair.now.wrong and (precision := written_name(model.precision or "")) in MORE_EXACT:
-        both = ("--precision", precision, "--precision", MORE_EXACT[precision])
+        precisions = ("--precision", precision, "--precision", MORE_EXACT[precision])
         words = replace(model, precision=None).words(model.selection.soc)
-        command = session("tune", *words, *both, "--floor", FLOOR, *output)
+        command = session("tune", *words, *precisions, "--floor", FLOOR, *output)
     else:
         command = session("compile", *words, *output)
     print(f"next: {command}")

@@ -317,23 +317,27 @@ def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> MatrixProduct 
         result = "".join(sorted(letter for letter in {*operands} - {","} if operands.count(letter) == 1))
     size = {
         letter: number
-        for both in zip(words, shapes, strict=True)
-        for letter, number in zip(*both, strict=True)
+        for pair in zip(words, shapes, strict=True)
+        for letter, number in zip(*pair, strict=True)
     }
     same = all(
         [size[letter] for letter in word] == [*shape] for word, shape in zip(words, shapes, strict=True)
     )
     if not same or any(len({*word}) != len(word) for word in (*words, result)):
         return None
-    both = [letter for letter in words[0] if letter in words[1]]
-    batch, common = ([letter for letter in both if (letter in result) is kept] for kept in (True, False))
-    alone = [[letter for letter in word if letter not in both and letter in result] for word in words]
+    common_letters = [letter for letter in words[0] if letter in words[1]]
+    batch, common = (
+        [letter for letter in common_letters if (letter in result) is kept] for kept in (True, False)
+    )
+    alone = [
+        [letter for letter in word if letter not in common_letters and letter in result] for word in words
+    ]
 
     def sizes(*parts: Sequence[str]) -> list[int]:
         return [*map(size.__getitem__, batch), *(math.prod(map(size.__getitem__, part)) for part in parts)]
 
     def factor(word: str, *parts: Sequence[str]) -> Factor:
-        left = [letter for letter in word if letter in both or letter in result]
+        left = [letter for letter in word if letter in common_letters or letter in result]
         summed = [axis for axis, letter in enumerate(word) if letter not in left]
         order = [left.index(letter) for letter in (*batch, *parts[0], *parts[1])]
         return Factor(summed, order, sizes(*parts))

@@ -132,8 +132,8 @@ class ImagePlan:
     def layers(self) -> tuple[ImageLayer, ...]:
         """In order; images that begin alike have the same."""
         layers = [ImageLayer(("install-packages", "/mnt/packages"), "packages")]
-        others = tuple(name for name in self.environments if name not in IN_EVERY_IMAGE)
-        for names in filter(None, (IN_EVERY_IMAGE, others)):
+        own = tuple(name for name in self.environments if name not in IN_EVERY_IMAGE)
+        for names in filter(None, (IN_EVERY_IMAGE, own)):
             layers.append(ImageLayer(("make-environments", *names), "environments"))
         layers += [ImageLayer(("install-component", name), name) for name in self.components]
         return tuple(layers)

@@ -204,23 +204,23 @@ def _as_text(result: Diagnosis) -> str:
         note = f" ({result.harmless} look like it and are harmless)" if result.harmless else ""
         return f"{in_line(result.subject)}: no line reports a failure{note}"
     lines = [in_line(result.subject)]
-    for number, shown in enumerate(result.explanations):
+    for number, row in enumerate(result.explanations):
         lines += ["  known from:"] if number == 1 else []
-        where = f"line {shown.line}: {in_line(shown.text)}" if shown.line else ""
-        lines += [f"  {shown.id}" + (f"  ({where})" if where else "")]
-        cause, fix = ("cause:", "fix:  ") if shown.decided else ("means:", "check:")
+        where = f"line {row.line}: {in_line(row.text)}" if row.line else ""
+        lines += [f"  {row.id}" + (f"  ({where})" if where else "")]
+        cause, fix = ("cause:", "fix:  ") if row.decided else ("means:", "check:")
         lines += [
-            f"    {cause} {shown.cause}",
-            f"    {fix} {shown.fix}",
+            f"    {cause} {row.cause}",
+            f"    {fix} {row.fix}",
         ]
-        if shown.public:
-            lines += [f"    see:   {shown.source}"]
-        elif shown.line:
-            lines += [f"    see:   {session('diagnose', shown.id)}"]
-        lines += [f"    page:  {page}"] if (page := _page(shown.id)) else []
+        if row.public:
+            lines += [f"    see:   {row.source}"]
+        elif row.line:
+            lines += [f"    see:   {session('diagnose', row.id)}"]
+        lines += [f"    page:  {page}"] if (page := _page(row.id)) else []
     if result.later:
-        others = ", ".join(f"{shown.id} (line {shown.line})" for shown in result.later[:LATER])
-        lines += [f"  later: {others}"]
+        later = ", ".join(f"{row.id} (line {row.line})" for row in result.later[:LATER])
+        lines += [f"  later: {later}"]
     if not result.explanations or not result.explanations[0].line:
         lines += [f"  code {code}" for code in result.codes]
     lines += [f"  data type {name}" for name in result.data_types]
@@ -239,8 +239,8 @@ def _facts(result: Diagnosis) -> dict[str, object]:
     return {
         "subject": result.subject,
         "explained": result.explained,
-        "explanations": [{**asdict(shown), "page": _page(shown.id)} for shown in result.explanations],
-        "later": [{"id": shown.id, "line": shown.line, "text": shown.text} for shown in result.later],
+        "explanations": [{**asdict(row), "page": _page(row.id)} for row in result.explanations],
+        "later": [{"id": row.id, "line": row.line, "text": row.text} for row in result.later],
         "codes": [asdict(code) for code in result.codes],
         "data_types": list(result.data_types),
         "operators": list(result.operators),

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
     def work(report: ModelReport) -> int:
         # A folder that is another one is refused before anything runs.
-        others = outputs_in(Parser.user_folder() / typed) if typed else {}
+        other_outputs = outputs_in(Parser.user_folder() / typed) if typed else {}
         ran = running.run_program(model, inputs)
         if output:
             write(ran, output, model.typed)
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(as_text(ran)))
         if not typed:
             return 0
-        comparison = compared(ran.outputs, others, typed)
+        comparison = compared(ran.outputs, other_outputs, typed)
         print("\n".join(comparison.lines))
         answer.add(compared={name: dict(row) for name, row in comparison.figures.items()})
         if comparison.differ:

@@ -159,9 +159,9 @@ def smallest(
     while (count := len(now)) > 1:
         cuts = [count * number // parts for number in range(parts + 1)]
         chunks = [now[low:high] for low, high in pairwise(cuts)]
-        others = [(*now[:low], *now[high:]) for low, high in pairwise(cuts)]
+        complements = [(*now[:low], *now[high:]) for low, high in pairwise(cuts)]
         # Of two parts, each is what the other leaves.
-        candidates = chunks if parts == 2 else [*(chunks if parts < count else ()), *others]
+        candidates = chunks if parts == 2 else [*(chunks if parts < count else ()), *complements]
         if shown := first(candidates):
             parts = 2 if len(shown) <= count // 2 else max(parts - 1, 2)
             now = shown

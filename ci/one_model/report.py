@@ -102,8 +102,8 @@ def _merged(report: ModelReport, printed: str, reports: Path) -> None:
     models: dict[str, Metric] = {name: row}
     with suppress(FileNotFoundError, ValueError):
         earlier = Report.read(reports / f"{stage.stage}.json")
-        if isinstance(others := earlier.metrics.get(MODELS), dict):
-            models = {**{other: others[other] for other in others if other != name}, name: row}
+        if isinstance(rows := earlier.metrics.get(MODELS), dict):
+            models = {**{other: rows[other] for other in rows if other != name}, name: row}
         stage.findings += [finding for finding in earlier.findings if finding.subject != name]
         written = {artifact.path for artifact in stage.artifacts}
         stage.artifacts += [

@@ -101,8 +101,8 @@ class Search:
                 self.visited = match[1]
 
         def preprocess(programs: Any, compile_specs: Any) -> Any:
-            both = [zip(programs[method], compile_specs[method], strict=True) for method in programs]
-            self.later = list(itertools.chain(*both))
+            partitions = [zip(programs[method], compile_specs[method], strict=True) for method in programs]
+            self.later = list(itertools.chain(*partitions))
             return whole(programs, compile_specs)
 
         def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:

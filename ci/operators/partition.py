@@ -528,11 +528,11 @@ def _constant(node: Any, constants: Constants) -> Any:
         return torch.tensor(float(node.args[1])).expand(_shape_of(node) or [])
     if node.op == "call_function" and is_quantizer(node):
         whole = _constant(node.args[0], constants)
-        others = [
+        arguments = [
             _constant(argument, constants) if isinstance(argument, torch.fx.Node) else argument
             for argument in node.args[1:]
         ]
-        return None if whole is None else node.target(whole, *others, **node.kwargs)
+        return None if whole is None else node.target(whole, *arguments, **node.kwargs)
     return constants(node)
 
 

@@ -115,7 +115,7 @@ class _Everything:
             and not any(path.startswith(f"{package}/") for package in self.failed)
         ]
         self._unknown_modules([path for path in unknown if is_python(path)], known)
-        others = self._other_builds({folder for side in self.sides for folder in side.packages})
+        other_builds = self._other_builds({folder for side in self.sides for folder in side.packages})
         libraries = [library for side in self.cmakes for library in side.libraries.values()]
         included = first_places(
             item for library in libraries for item in library.includes if self.scope.holds(item.name)
@@ -124,7 +124,9 @@ class _Everything:
             place = next((place for folder, place in included.items() if path.startswith(f"{folder}/")), None)
             if is_header(path) and place is not None:
                 self.report("parity-missing-in-buck", place, path, _TREE, case="included")
-            elif not is_python(path) and not any(_has(text, folder, path) for folder, text in others.items()):
+            elif not is_python(path) and not any(
+                _has(text, folder, path) for folder, text in other_builds.items()
+            ):
                 self.report("parity-unknown-file", TreePlace(path, 1), path, _TREE)
         self._listed(known)
 

@@ -242,11 +242,15 @@ class _Reader:
         """Elements of a property and of its INTERFACE twin, with their texts and scopes."""
         own = self._elements(target, name)
         handed = self._elements(target, f"INTERFACE_{name}", linking=False)
-        both = {element for element, _ in handed}
+        elements = {element for element, _ in handed}
         names = {element for element, _ in own}
         interface = target["TYPE"] == "INTERFACE_LIBRARY"
         return [
-            *((item, text, "PUBLIC" if item in both else "PRIVATE") for item, text in own if not interface),
+            *(
+                (item, text, "PUBLIC" if item in elements else "PRIVATE")
+                for item, text in own
+                if not interface
+            ),
             *((item, text, "INTERFACE") for item, text in handed if interface or item not in names),
         ]
 

@@ -140,8 +140,8 @@ class _Comparison:
 
     def _missing_targets(self, pair: MappedPair) -> list[tuple[str, str]]:
         """Names that a build does not declare, each with the build."""
-        both = ("Buck", pair.buck, self.buck), ("CMake", pair.cmake, self.cmake)
-        return [(name, build) for build, names, side in both for name in names if name not in side.libraries]
+        sides = ("Buck", pair.buck, self.buck), ("CMake", pair.cmake, self.cmake)
+        return [(name, build) for build, names, side in sides for name in names if name not in side.libraries]
 
     def _targets_exist(self, pair: MappedPair) -> None:
         rule = "parity-target-missing"

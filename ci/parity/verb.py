@@ -58,8 +58,8 @@ def _report(stage: StageRun, result: Checked) -> None:
     alike += [(Severity.NOTE, *of_one) for of_one in _alike(result.notes).items()]
     for severity, (rule, place, _), group in alike:
         message = group[0].message
-        if others := [difference.where for difference in group[1:]]:
-            message += f"; the same in {', '.join(others)}"
+        if places := [difference.where for difference in group[1:]]:
+            message += f"; the same in {', '.join(places)}"
         if variants := dict.fromkeys(variant for difference in group for variant in difference.variants):
             message += f" [{', '.join(variants)}]"
         stage.add(rule, severity, place, message, group[0].fix)

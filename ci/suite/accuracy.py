@@ -161,7 +161,7 @@ class Missed:
         decibels = [".1f"] if self.figure.endswith("_db") else []
         forms = [*decibels, *(f".{digits}g" for digits in range(DIGITS, 18))]
         texts = ((format(self.bound, form), format(self.value, form)) for form in forms)
-        bound, value = next(both for both in texts if both[0] != both[1])
+        bound, value = next(pair for pair in texts if pair[0] != pair[1])
         return f"{FIGURES[self.figure]}: expected {side} {bound}, found {value}"
 
 

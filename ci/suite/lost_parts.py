@@ -72,8 +72,8 @@ class _Compared:
         noise = float(((found - wanted) ** 2).sum())
         sqnr_db, separate = decibels(float((wanted**2).sum()), noise), places is not ...
         if (distinct := _few(wanted, found)) is not None:
-            others = tuple(index for index in range(wanted.ndim) if index != axis or not separate)
-            varies = float(((wanted - wanted.mean(others, keepdims=True)) ** 2).sum())
+            axes = tuple(index for index in range(wanted.ndim) if index != axis or not separate)
+            varies = float(((wanted - wanted.mean(axes, keepdims=True)) ** 2).sum())
             sqnr_db, separate = min(sqnr_db, decibels(varies, noise), self.least * distinct / FEW), True
             of_float = _distinct(wanted, wanted.size)
             words += f", {plural(distinct, 'distinct value')} for {of_float:,} in float"
@@ -84,8 +84,8 @@ class _Compared:
         import numpy
 
         wanted, error = self.wanted, self.found - self.wanted
-        others = tuple(index for index in range(wanted.ndim) if index != axis)
-        power, noise, varies = (wanted**2).mean(others), (error**2).mean(others), wanted.var(others)
+        axes = tuple(index for index in range(wanted.ndim) if index != axis)
+        power, noise, varies = (wanted**2).mean(axes), (error**2).mean(axes), wanted.var(axes)
         count = wanted.shape[axis]
 
         def named(numbers: Any) -> str:
@@ -102,7 +102,7 @@ class _Compared:
         still = varies <= STILL**2 * power
         if still.any() and not still.all():
             yield OutputPart(f"{named(numpy.flatnonzero(still))}: constant in float, not judged", None)
-        judged = ~still & ~self._decided(error, others)
+        judged = ~still & ~self._decided(error, axes)
         below = judged & (power < 10 ** (self.least / 10) * noise)
 
         def has_few(numbers: Any) -> bool:
@@ -115,7 +115,7 @@ class _Compared:
         noisy = below & (noise * (count - 1) >= NOISIER * (noise.sum() - noise))
         # Where many are dead, they are the noise of one another.
         right = judged & ~below
-        dead = below & (self.found.max(others) == self.found.min(others))
+        dead = below & (self.found.max(axes) == self.found.min(axes))
         noisy |= dead & (noise * right.sum() >= NOISIER * noise[right].sum())
         for several in (few | weak, noisy & ~few & ~weak):
             if several.any():
@@ -128,7 +128,7 @@ class _Compared:
                 None,
             )
 
-    def _decided(self, error: Any, others: tuple[int, ...]) -> Any:
+    def _decided(self, error: Any, axes: tuple[int, ...]) -> Any:
         """Which slices of probabilities are near 0 or 1 everywhere, and are found there. Beside values of
         another kind they have another step, so none is."""
         import numpy
@@ -136,8 +136,8 @@ class _Compared:
         wanted = self.wanted / self.unit
         if wanted.min() < 0 or wanted.max() > 1:
             return numpy.False_
-        near = numpy.minimum(wanted, 1 - wanted).max(others) <= DECIDED
-        return near & (abs(error).max(others) <= STEP * self.unit)
+        near = numpy.minimum(wanted, 1 - wanted).max(axes) <= DECIDED
+        return near & (abs(error).max(axes) <= STEP * self.unit)
 
 
 def _of_a_weak_kind(varies: Any, judged: Any) -> Any:

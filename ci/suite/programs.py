@@ -317,9 +317,9 @@ class Suites:
 
         near = get_close_matches(value, known)
         shown = list(dict.fromkeys([*near, *sorted(known)]))[:MAX_SUGGESTIONS]
-        others = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+        more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         return UsageError(
-            f"{message}; {kind} are {', '.join(shown) or 'on no run'}{others}",
+            f"{message}; {kind} are {', '.join(shown) or 'on no run'}{more}",
             fix=session(self.stage, "--list"),
         )
 

@@ -176,8 +176,8 @@ def why_unusable(ndk: Path, seconds: float = _SECONDS) -> str:
     compiler, shared = ndk / NDK_PREBUILT / "bin" / "clang++", ndk / NDK_PREBUILT / NDK_RUNTIME
     if not compiler.exists():
         prebuilt = ndk / NDK_PREBUILT
-        others = sorted(path.name for path in prebuilt.parent.glob("*") if path.name != prebuilt.name)
-        return f"has no {compiler.relative_to(ndk)}" + (f", but {', '.join(others)}" if others else "")
+        names = sorted(path.name for path in prebuilt.parent.glob("*") if path.name != prebuilt.name)
+        return f"has no {compiler.relative_to(ndk)}" + (f", but {', '.join(names)}" if names else "")
     toolchain = ndk / NDK_TOOLCHAIN
     if not toolchain.is_file() or toolchain.stat().st_size == 0:
         return f"has no {NDK_TOOLCHAIN}, or an empty one, by which CMake builds for Android"

@@ -455,8 +455,8 @@ def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
     if len(named) != len(signature.inputs):
         message = f"expected --input {len(signature.inputs)} times, found {len(named)}"
         raise UsageError(message, fix="one for each input")
-    both = zip(signature.inputs, named, strict=True)
-    return read_inputs([f"{tensor.name}={file}" for tensor, file in both], signature)
+    pairs = zip(signature.inputs, named, strict=True)
+    return read_inputs([f"{tensor.name}={file}" for tensor, file in pairs], signature)
 
 
 def write_raw(inputs: Sample, folder: Path) -> Iterator[Path]:

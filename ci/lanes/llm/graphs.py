@@ -148,8 +148,8 @@ def blocks(
         for name, cache in caches.items():
             before = (slice(None),) * place_axis(name) + (slice(0, start),)
             cache[before] = outputs[name.replace("_in", "_out")][before]
-        some = row[start : start + count]
-        yield start, call(decoder.shape, context, count, some, start, caches, name=decoder.inputs[0])
+        block = row[start : start + count]
+        yield start, call(decoder.shape, context, count, block, start, caches, name=decoder.inputs[0])
 
 
 def samples(

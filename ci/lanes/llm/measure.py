@@ -147,9 +147,9 @@ def _windows_of_texts(
 ) -> Windows:
     found: Windows = {f"{kind}_genie": [] for kind in KINDS}
     for text, theirs, rows in zip(texts, expected, logits, strict=True):
-        for some, part in zip(found.values(), (slice(0, 1), slice(1, None)), strict=True):
+        for of_kind, part in zip(found.values(), (slice(0, 1), slice(1, None)), strict=True):
             if following := text.tokens[part]:
-                some.append(window_of(rows[part], theirs[part], following))
+                of_kind.append(window_of(rows[part], theirs[part], following))
     return found
 
 
@@ -168,10 +168,11 @@ def order_rounding(order: MeasureOrder) -> Rounded:
         calibration=compiled.calibration,
     )
     count = len(rows)
-    exact, rounded = ([logits[:-1] for logits in every] for every in (model.exact, model.rounded))
+    exact, rounded = ([logits[:-1] for logits in readings] for readings in (model.exact, model.rounded))
     read = _windows_of_texts(texts, exact[count:], rounded[count:]) if texts else {}
     read[WINDOWS] = [
-        window_of(some, every, row[1:]) for some, every, row in zip(rounded, exact, rows, strict=False)
+        window_of(rounded_row, exact_row, row[1:])
+        for rounded_row, exact_row, row in zip(rounded, exact, rows, strict=False)
     ]
     layers = [shape.part(number, compiled.parts) for number in range(compiled.parts)]
     kept = model.kept_from([first for first, _ in layers])
@@ -190,8 +191,8 @@ def _decibels_of(
 
 def _errors(expected: Array, found: Array, axis: int) -> Array:
     """At each position, which `axis` has: the error for each unit of signal."""
-    others = tuple(index for index in range(expected.ndim) if index != axis % expected.ndim)
-    error, signal = (np.square(x, dtype=np.float64).sum(others) for x in (found - expected, expected))
+    axes = tuple(index for index in range(expected.ndim) if index != axis % expected.ndim)
+    error, signal = (np.square(x, dtype=np.float64).sum(axes) for x in (found - expected, expected))
     ratios: Array = error / np.maximum(signal, TINY)
     return ratios
 
@@ -231,7 +232,7 @@ def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, ou
             axis = place_axis(name) if name.startswith("past_") else 1
             expected = outputs[name].take(range(start, start + count), axis)
             errors.setdefault(name, []).append(_errors(expected, values.reshape(expected.shape), axis))
-    return {name: _typical(some) for name, some in errors.items()}
+    return {name: _typical(rows) for name, rows in errors.items()}
 
 
 # What reads tokens with graphs of static shapes.
@@ -262,12 +263,14 @@ class GraphReader:
     def read(self, tokens: Sequence[int]) -> Array:
         rows = []
         for start in range(0, len(tokens), self.count):
-            some = tokens[start : start + self.count]
-            outputs = self.step(call(self.shape, self.context, self.count, some, self.position, self._caches))
+            block = tokens[start : start + self.count]
+            outputs = self.step(
+                call(self.shape, self.context, self.count, block, self.position, self._caches)
+            )
             for name in (name for name in outputs if name.startswith("past_")):
-                self._keep(name.replace("_out", "_in"), outputs[name], len(some))
-            self.position += len(some)
-            rows.append(outputs["logits"].reshape(self.count, -1)[: len(some)])
+                self._keep(name.replace("_out", "_in"), outputs[name], len(block))
+            self.position += len(block)
+            rows.append(outputs["logits"].reshape(self.count, -1)[: len(block)])
         return np.concatenate(rows).astype(np.float32)
 
     def _keep(self, name: str, new: Array, count: int) -> None:

@@ -124,10 +124,10 @@ def quantized(
             QuantDtype[f"use_{scheme}"], is_linear_per_channel=True, act_observer=MinMaxObserver
         )
         first = next(samples[name])
-        others = () if prepared else samples[name]
+        more_samples = () if prepared else samples[name]
         exported = torch.export.export(module, first, strict=True).module()
         prepared[name] = prepare_pt2e(exported, quantizer)
-        for sample in itertools.chain([first], others):
+        for sample in itertools.chain([first], more_samples):
             prepared[name](*sample)
     for observers in zip(*map(_observers, prepared.values()), strict=True):
         _share_range(observers)
@@ -221,10 +221,12 @@ def lower(
     )
     for name in modules:
         nodes = [node for node in edge.exported_program(name).graph.nodes if node.op == "call_function"]
-        others = [str(node.target) for node in nodes if node.target is not operator.getitem]
-        if [other for other in others if "executorch_call_delegate" not in other] or len(others) != 1:
+        operators = [str(node.target) for node in nodes if node.target is not operator.getitem]
+        if [target for target in operators if "executorch_call_delegate" not in target] or len(
+            operators
+        ) != 1:
             raise CheckFailed(
-                f"{name} is not one delegate: {', '.join(sorted(set(others)))}",
+                f"{name} is not one delegate: {', '.join(sorted(set(operators)))}",
                 fix="report it: the decoder has an operator that HTP does not take",
             )
     # qnn_llama_runner gives the memory of inputs and outputs itself.

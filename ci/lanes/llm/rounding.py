@@ -327,9 +327,9 @@ def _attention(
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     hidden, mixed = torch.full((count, count), scheme.far).triu(1), list[Tensor]()
     heads = (tensor.split(max(1, SCORES // count**2), 1) for tensor in (query, key, value))
-    for some, others, values in zip(*heads, strict=True):
+    for queries, keys, values in zip(*heads, strict=True):
         # Places after a token are empty where decode reads it, and so is their product.
-        products = (some @ others.transpose(2, 3)).tril()
+        products = (queries @ keys.transpose(2, 3)).tril()
         scores = rounding(f"{name} products", products) * scaling
         weights = torch.softmax(rounding(f"{name} scores", scores + hidden), -1)
         mixed.append(rounding(f"{name} mixed", rounding(f"{name} weights", weights) @ values))

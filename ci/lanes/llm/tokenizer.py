@@ -198,6 +198,6 @@ def words_after(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) ->
     """What tokens add to a prompt's text. Decoded without it they lose the space that they begin with
     (sentencepiece)."""
     before = list(prompt[-1:])
-    text, longer = (tokenizer.decode(some) for some in (before, [*before, *tokens]))
+    text, longer = (tokenizer.decode(ids) for ids in (before, [*before, *tokens]))
     added: str = longer[len(text) :]
     return added

@@ -87,8 +87,8 @@ Figures = Mapping[str, Figure]
 def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
     places = [{name: np.array(values) for name, values in asdict(window).items()} for window in windows]
 
-    def measured(some: Sequence[Places]) -> dict[str, float]:
-        joined = {name: np.concatenate([window[name] for window in some]) for name in places[0]}
+    def measured(rows: Sequence[Places]) -> dict[str, float]:
+        joined = {name: np.concatenate([window[name] for window in rows]) for name in places[0]}
         return {name: figure(joined) for name, figure in FIGURES.items()}
 
     draws = np.random.default_rng(1).integers(0, len(places), (BOOTSTRAPS, len(places)))
@@ -367,7 +367,7 @@ class Judgement:
 
 
 def _figures_row(figures: Mapping[str, Figures]) -> dict[str, Metric]:
-    return {name: {key: asdict(figure) for key, figure in some.items()} for name, some in figures.items()}
+    return {name: {key: asdict(figure) for key, figure in row.items()} for name, row in figures.items()}
 
 
 # Of `test_llm`.

@@ -104,8 +104,8 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
     _require_stored(folder, names, stored)
     _require_tied(folder, shape, stored)
     # The rotation is computed.
-    others = set(stored) - set(names) - {HEAD}
-    if unread := sorted(name for name in others if not name.endswith("rotary_emb.inv_freq")):
+    extra = set(stored) - set(names) - {HEAD}
+    if unread := sorted(name for name in extra if not name.endswith("rotary_emb.inv_freq")):
         raise UsageError(
             f"{folder} has the weight {_first_of(unread)}, which nothing here reads: it would be left out",
             fix=f"take a model that is built like {shape.family.models}",

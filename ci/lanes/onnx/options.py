@@ -115,7 +115,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
 
 
 def _problems(
-    option: Option, text: str, others: Mapping[str, str], soc: Soc, *, embed: bool
+    option: Option, text: str, values: Mapping[str, str], soc: Soc, *, embed: bool
 ) -> Iterator[tuple[str, str]]:
     """What is wrong with a value, each with what to write instead."""
     name, least, left_out = option.name, option.least or 0, f"leave {option.name} out"
@@ -134,10 +134,10 @@ def _problems(
     if option.kind == "flag" and text == "0":
         return
     for other in option.needs:
-        if others.get(other, "0") == "0":
+        if values.get(other, "0") == "0":
             yield f"{name} has no effect without {other}", f"add {other}=1"
     for other in option.conflicts:
-        if others.get(other, "0") != "0":
+        if values.get(other, "0") != "0":
             yield f"{name} contradicts {other}", f"leave {name} or {other} out"
     if option.not_embedded and embed:
         yield f"{name} does not work with an embedded context", leave_out("--embed")

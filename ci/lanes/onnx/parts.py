@@ -156,8 +156,8 @@ class Comparison:
         """The figures of each sample by itself that a word of the operator table is made from."""
         floats = _pairs_by_sample(self.expected, outputs, self.floats)
         quantized = _pairs_by_sample(self.reference, outputs, self.quantized)
-        both = zip_longest(floats, quantized, fillvalue=())
-        draws = (compare(*pairs, non_finite=self.non_finite) for pairs in both)
+        samples = zip_longest(floats, quantized, fillvalue=())
+        draws = (compare(*pairs, non_finite=self.non_finite) for pairs in samples)
         return [{name: figure for name, figure in row.items() if name in OF_A_DRAW} for row in draws]
 
     def each_db(self, outputs: Sequence[Sample]) -> list[float]:
@@ -181,17 +181,17 @@ def comparison_of(
 ) -> Comparison:
     """With what indices choose among, in the float model and in the quantized one if it has outputs."""
     floats = _choosers(files.source)
-    others = _choosers(files.model) if reference else floats
-    names = [name for name in floats if name in others]
+    of_quantized = _choosers(files.model) if reference else floats
+    names = [name for name in floats if name in of_quantized]
     if not names or not samples:
         return Comparison(expected, reference, non_finite)
     wanted = _chosen_among(files.source, floats, names, samples, into)
-    found = _chosen_among(files.model, others, names, samples, into) if reference else {}
+    found = _chosen_among(files.model, of_quantized, names, samples, into) if reference else {}
     axes = {name: _axis(floats[name]) % wanted[name][0].ndim for name in names}
     noise = {name: tie_noise(wanted[name], found.get(name, ()), axes[name]) for name in names}
     choosers = [f"{floats[name].op_type} ({floats[name].name})" for name in names]
-    both = Choices(wanted, axes, noise), Choices(found, axes, noise)
-    return Comparison(expected, reference, non_finite, *both, choosers)
+    choices = Choices(wanted, axes, noise), Choices(found, axes, noise)
+    return Comparison(expected, reference, non_finite, *choices, choosers)
 
 
 def _choosers(path: Path) -> dict[str, onnx.NodeProto]:
@@ -234,8 +234,8 @@ def _pairs_by_sample(
     expected: Sequence[Sample], outputs: Sequence[Sample], among: Choices
 ) -> Iterator[Iterator[Pair]]:
     """None if nothing is expected."""
-    both = zip(expected, outputs, strict=True) if expected else ()
-    return (_pairs_of(number, wanted, found, among) for number, (wanted, found) in enumerate(both))
+    pairs = zip(expected, outputs, strict=True) if expected else ()
+    return (_pairs_of(number, wanted, found, among) for number, (wanted, found) in enumerate(pairs))
 
 
 def _pairs_of(number: int, wanted: Sample, found: Sample, among: Choices) -> Iterator[Pair]:
@@ -345,8 +345,8 @@ def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
 
     count = most_calibrating(count, given=False)
     samples = [resembling(sample, number) for number in range(case.inferences or DRAWN_COMPARED)]
-    others = [resembling(sample, CALIBRATION_SEED + index) for index in range(count)]
-    return Divided(samples, [*samples, *others][:count], InputsUsed(len(samples), count))
+    calibration = [resembling(sample, CALIBRATION_SEED + index) for index in range(count)]
+    return Divided(samples, [*samples, *calibration][:count], InputsUsed(len(samples), count))
 
 
 def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
