@@ -11,6 +11,7 @@ import pytest
 from ci.artifacts.compiler_log import Traffic
 from ci.artifacts.program import CompiledProgram, Delegate, parse
 from ci.jobs import WorkOptions
+from ci.lanes.executorch import stage
 from ci.lanes.executorch.findings import (
     artifact,
     cost,
@@ -19,6 +20,7 @@ from ci.lanes.executorch.findings import (
     findings_of,
     mismatches_of,
     of_compiled,
+    of_run,
 )
 from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import product_of
@@ -27,6 +29,7 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import PYTORCH, OneModel
 from ci.operators import CpuOperator
 from ci.outcome import Failure, Result
+from ci.runner import Runner
 from ci.suite.accepted import Recorded, load_tolerances
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
@@ -260,3 +263,20 @@ class TestWhole:
             results[RAN] = Result(record=run)
         with pytest.raises(CheckFailed, match=words):
             product_of(model, plan, made, results)
+
+    def test_a_metric_that_fails_is_the_failure_of_its_program(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = make_program(tmp_path / "suite")
+        ran = Result(record=EmulatorRun({"sqnr_db": 60.0}), folder=tmp_path / "ran")
+        failure = Failure("metric", "score.py has no function", exit_code=1)
+        monkeypatch.setattr(stage, "run_cached_step", lambda step, programs: {made.name: ran})
+        monkeypatch.setattr(stage, "scores_of", lambda *_: {made.name: failure})
+        compiled = {made.name: Result(record=compiled_as(), folder=tmp_path / "compiled")}
+        for folder in ("ran", "compiled"):
+            (tmp_path / folder).mkdir()
+        plan = self.plan(made, tmp_path)
+        results = stage.measure(plan, Runner(tmp_path / "runner"), compiled)
+        assert results[made.name].failure == failure
+        found = of_run(plan, made, {COMPILED: compiled[made.name], RAN: results[made.name]})
+        assert [finding.rule for finding in found] == ["emulator-metric"]

@@ -36,6 +36,7 @@ REASONS = {
     "unit/test_keys.py": SHIPPED,
     "unit/test_llm.py": PROCESS,
     "unit/test_logs.py": SHORTER,
+    "unit/test_lowering_judge.py": PROCESS,
     "unit/test_onnx_commands.py": PROCESS,
     "unit/test_onnx_model_file.py": PLANTED,
     "unit/test_onnx_stage.py": PROCESS,
