@@ -250,12 +250,14 @@ def test_what_pays_for_more_machines_or_is_named_is_split(adopter: dict[str, str
     assert [job["name"] for job in jobs] == ["validate", *names]
 
 
-@pytest.mark.parametrize("name", ["none.toml", "../outside.toml", "/etc/hostname"])
+@pytest.mark.parametrize("name", ["none.toml", "../outside.toml", "link.toml", "/etc/hostname"])
 def test_a_suite_that_is_not_in_the_calling_repository_is_an_error(
     adopter: dict[str, str], tmp_path: Path, name: str
 ) -> None:
-    (tmp_path / "outside.toml").write_text("schema = 2\n")
-    with pytest.raises(UsageError, match=name):
+    source = tmp_path / "source"
+    (tmp_path / "outside.toml").write_bytes((source / "ci/my models.toml").read_bytes())
+    (source / "link.toml").symlink_to(tmp_path / "outside.toml")
+    with pytest.raises(UsageError, match=f"{name}: there is no such file in the calling repository"):
         plan.plan({**adopter, "QNN_CI_SUITE": name})
 
 

@@ -426,9 +426,14 @@ def test_it_runs_on_no_other_event() -> None:
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """Of the API: it takes no token, and sends archives without end."""
+    """Of the API: it takes no token, sends elsewhere and sends archives without end."""
 
     def do_GET(self) -> None:
+        if self.path.endswith("moved"):
+            self.send_response(302)
+            self.send_header("Location", "/artifacts")
+            self.end_headers()
+            return
         self.send_response(200 if "artifacts" in self.path else 403)
         self.end_headers()
         with suppress(OSError):
@@ -448,6 +453,8 @@ def test_a_token_without_rights_is_told_what_to_write_and_no_archive_is_read_wit
         with pytest.raises(UpstreamError) as refused:
             api("GET", "pulls/5")
         assert "pull-requests: write" in refused.value.fix
+        with pytest.raises(UpstreamError, match="302"):
+            api("GET", "moved")
         with pytest.raises(CheckFailed):
             api.download("actions/artifacts/1/zip")
         server.shutdown()

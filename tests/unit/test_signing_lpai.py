@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ci.signing import lpai_libraries
-from ci.signing.lpai_signers import interpreter
+from ci.signing.lpai_signers import Consent, interpreter
 from ci.signing.verb import SIGN_LPAI
 from provisioning import qnn_libraries
 from provisioning.base.command_line import guarded
@@ -221,3 +221,11 @@ def test_the_python_for_elfsigner_is_an_older_one(tmp_path: Path, monkeypatch: p
 def test_every_lpai_has_a_first_qnn() -> None:
     versions = {str(soc.lpai) for soc in load_socs().values() if soc.lpai is not None}
     assert versions <= qnn_libraries.table().lpai.keys()
+
+
+def test_an_accepted_text_is_no_consent_to_another(tmp_path: Path) -> None:
+    consent = Consent(tmp_path, "6.5.0.0", {Consent.name("Do you  accept\nthis?"): "the variable"})
+    assert not consent("Do you accept that?")
+    assert consent("Do you accept this?")
+    again = Consent(tmp_path, "6.5.0.0", {})
+    assert again("Do you accept this?") and not again("Do you accept that?")
