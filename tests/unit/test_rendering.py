@@ -354,7 +354,7 @@ def test_junit_shows_errors_as_failures_and_warnings_as_skipped() -> None:
 
 
 def test_the_table_of_files_fits_its_width() -> None:
-    path = "/a/folder/of/somebody/.cache/qnn-ci/installed/ec6987115a41/dist/x86_64-linux/wheel/lib/libexecutorch.so"
+    path = "/disk/somebody/.cache/qnn-ci/installed/ec6987115a41/dist/x86_64-linux/wheel/lib/libexecutorch.so"
     report = report_of("build_runner", artifacts=(Artifact("library", path, "ab" * 32, 437_000),))
     lines = console(report, colour=False, width=100).splitlines()
     assert max(map(len, lines)) <= 100
