@@ -46,7 +46,6 @@ from ci.models.mistakes import (
 )
 from ci.models.model_lines import described, explained, known_of, users_line
 from ci.models.user_model import EXPORTED, SAMPLE_FILES, BadFactory, search_first, where_paths_begin
-from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import repository_of
 
@@ -281,8 +280,6 @@ def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, objec
 def _fix_of_call(error: Exception) -> str:
     """Of an error in the user's code."""
     if isinstance(error, ModuleNotFoundError):
-        if (package := (error.name or "").partition(".")[0]) in OWN_PACKAGES:
-            return f"rename the package {package}: this toolkit has one of that name"
         return (
             "export the model in your own environment, which has it:"
             ' torch.export.save(torch.export.export(model.eval(), inputs), "net.pt2"), and compile net.pt2;'

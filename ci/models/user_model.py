@@ -3,14 +3,16 @@ and the modules of its author, which come first on the search path."""
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import walk_tb
+from types import ModuleType
 
 from ci.artifacts.program import as_model, torch_kind_of
 from provisioning.base.command_line import OWN_PACKAGES
@@ -150,22 +152,69 @@ def _is_quantized(path: Path) -> bool:
 OURS = tuple(f"{ROOT / name}/" for name in OWN_PACKAGES)
 
 _first: Path | None = None
+_end_sharing: Callable[[], None] | None = None
 
 
 def search_first(folder: Path) -> None:
     """Import from this folder first from now on, also in factories and models that are called later.
 
-    A process that serves suites of several folders forgets the modules of the previous one, because modules
-    of equal names would be confused."""
-    global _first
+    If it has packages with our names, such as `ci`, these names mean the user's packages from now on, except
+    in our own imports. A process that serves suites of several folders forgets the modules of the previous
+    one, because modules of equal names would be confused."""
+    global _first, _end_sharing
     if _first == folder:
         return
+    if _end_sharing is not None:
+        _end_sharing()
     if _first is not None:
         sys.path.remove(str(_first))
         if _first != ROOT:
             _forget(_first)
     sys.path.insert(0, str(folder))
+    shared = [name for name in OWN_PACKAGES if folder != ROOT and (folder / name).is_dir()]
+    _end_sharing = _share(shared) if shared else None
     _first = folder
+
+
+def _share(packages: Sequence[str]) -> Callable[[], None]:
+    """Hide our packages from all code but ours. The result shows them again."""
+    shown, hidden, original = False, _hide(packages), builtins.__import__
+
+    def swap() -> None:
+        nonlocal shown, hidden
+        replaced = _hide(packages)
+        sys.modules.update(hidden)
+        shown, hidden = not shown, replaced
+
+    def import_(
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        own = str((globals or {}).get("__file__")).startswith(OURS)
+        if own == shown or not (level or name.partition(".")[0] in packages):
+            return original(name, globals, locals, fromlist, level)
+        swap()
+        try:
+            return original(name, globals, locals, fromlist, level)
+        finally:
+            swap()
+
+    def end() -> None:
+        builtins.__import__ = original
+        _hide(packages)
+        sys.modules.update(hidden)
+
+    builtins.__import__ = import_
+    return end
+
+
+def _hide(packages: Sequence[str]) -> dict[str, ModuleType]:
+    """The modules of these packages, which nobody finds from now on."""
+    names = [name for name in sys.modules if name.partition(".")[0] in packages]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def _forget(folder: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ci.__main__ import VERBS
-from ci.models.factory import make, samples_of
+from ci.models.factory import find, make, samples_of
 from ci.models.inputs import InputsUsed
 from ci.models.user_model import BadFactory, search_first
 from ci.one_model.output import writing_into
@@ -56,16 +57,50 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
             loaded.sample(1)
 
 
-def test_a_package_with_the_name_of_ours_is_to_be_renamed(tmp_path: Path) -> None:
+LATE = """\
+import importlib
+import torch
+from ci.layers import WIDTH
+class Net(torch.nn.Module):
+    def forward(self, x):
+        from ci import values
+        return x * values.one(WIDTH) + values.HALF
+def net():
+    def draw(generator):
+        from ci import values
+        return (values.one(WIDTH),)
+    return Net(), draw
+def annotation(graph):
+    importlib.import_module("ci.late")
+"""
+
+
+def test_a_models_imports_of_their_package_called_ci_are_theirs_for_its_whole_life(tmp_path: Path) -> None:
     (tmp_path / "ci").mkdir()
-    (tmp_path / "ci" / "layers.py").write_text("WIDTH = 3\n")
-    (tmp_path / "late.py").write_text("from ci.layers import WIDTH\n")
+    for name, text in (
+        ("__init__", ""),
+        ("layers", "WIDTH = 3\n"),
+        ("late", ""),
+        (
+            "values",
+            "import torch\nfrom ci import layers\nHALF = 0.5\n"
+            "def one(n): return torch.ones(n, layers.WIDTH)\n",
+        ),
+    ):
+        (tmp_path / "ci" / f"{name}.py").write_text(text)
+    (tmp_path / "late.py").write_text(LATE)
     try:
-        with pytest.raises(BadFactory, match=r"ci\.layers.*late\.py:1") as refused:
-            make("late:net", {}, tmp_path)
+        loaded = make("late:net", {}, tmp_path)
+        sample = loaded.sample(1)
+        exported = torch.export.export(loaded.model, sample, strict=True).module()
+        assert torch.equal(exported(*sample), torch.full((3, 3), 1.5))
+        find("late:annotation", tmp_path)(exported)
+        # Ours are ours in our own code, which imports late, too.
+        with pytest.raises(BadFactory, match=r"net\.pt2"):
+            make("net.pt2", {"width": 3}, tmp_path)
     finally:
         search_first(ROOT)
-    assert "rename the package ci" in refused.value.fix
+    assert Path(str(sys.modules["ci"].__file__)).is_relative_to(ROOT)
 
 
 TWO = """\

@@ -103,14 +103,14 @@ def test_compile_of_such_a_detector_ends_with_1_and_its_fix_helps(folder: Path) 
 
 
 @pytest.mark.long("searches a cause, and compiles each fix")
-def test_a_moved_mask_of_int64_is_named_at_its_line_with_fixes_that_were_tried(folder: Path) -> None:
+def test_a_moved_mask_of_int64_is_named_at_its_line_with_a_fix_that_was_tried(folder: Path) -> None:
     words = ("compile", "faulty_models.py:masked", "--precision", "8a8w", "-o", folder / "out")
     said, _, tried = ci(folder, *words, code=1).stderr.rpartition("try: ")
     line = "`return self.linear(x) * mask.unsqueeze(-1).float()`"
     assert re.search(r"the cause is aten.to.dtype at faulty_models.py:\d+ " + re.escape(line), said)
     figures = [float(figure) for figure in re.findall(r"([\d.]+) dB SQNR", tried)]
-    assert "`mask.float().unsqueeze(-1)` for" in tried and "pass mask as float32" in tried
-    assert len(figures) == 2 and min(figures) > 25
+    assert "`mask.float().unsqueeze(-1)` for" in tried
+    assert len(figures) == 1 and min(figures) > 25
 
 
 BROKEN = (
