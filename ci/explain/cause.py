@@ -20,7 +20,7 @@ from ci.explain.divergence import DIFFERS_DB, MANY_ROUND, STANDS_OUT, Divergence
 from ci.explain.lane import explainer, measured
 from ci.explain.losses import Scores
 from ci.explain.repair import fewest_of
-from ci.explain.rewriting import RewriteChoice, RewrittenPlace
+from ci.explain.rewriting import RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, NoGraph, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
@@ -276,7 +276,7 @@ def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iter
     """Rewrites at the place of the cause, or of the whole model; then flags. None of a model that does not
     export."""
     try:
-        rewritten = explainer(model).rewritten(model, RewriteChoice())
+        rewritten = explainer(model).rewritten(model)
     except ToolkitError as error:
         if error.exit_code != CheckFailed.exit_code:
             raise
@@ -307,7 +307,7 @@ def _rewrites(
         # One edit alone is the whole rewrite.
         if len(edits) == 1 and (edit := edits.pop()):
             yield Candidate(str(edit), _tried(lambda: _of_edit(model, edit)), edit)
-        yield _repaired(model, RewriteChoice(rules), before)
+        yield _repaired(model, rules, before)
 
 
 def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[str, ...]:
@@ -315,14 +315,14 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
     return tuple(dict.fromkeys(rule for change in at_cause for rule in change.rules))
 
 
-def _repaired(model: OneModel, choice: RewriteChoice, before: Outcome) -> Candidate:
+def _repaired(model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candidate:
     """As the command does it: by the fewest rewrites that help."""
 
     def outcome() -> Outcome | None:
-        repair = fewest_of(model, choice, before)
+        repair = fewest_of(model, rules, before)
         return repair.after or repair.together
 
-    flags = [word for rule in choice.rules or () for word in ("--only", rule)]
+    flags = [word for rule in rules for word in ("--only", rule)]
     command = session("repair", *model.words(model.selection.soc), *flags, "-o", "repaired")
     return Candidate(command, _tried(outcome))
 

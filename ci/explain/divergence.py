@@ -80,7 +80,7 @@ class Cuts:
         if name not in self.sqnr and name not in self.failed:
             graph = self.graph.ending_at(name) if name else self.graph
             try:
-                self._measure(name, graph.exact, self.trial.outputs(graph, graph.exact))
+                self._measure(name, graph.exact, self.trial(graph, graph.exact))
             except Exception as error:
                 if not name:
                     raise
@@ -123,7 +123,7 @@ class Cuts:
         try:
             if (graph := self.graph.showing(names)) is None:
                 return False
-            expected, chip = graph.exact, self.trial.outputs(graph, graph.exact)
+            expected, chip = graph.exact, self.trial(graph, graph.exact)
         except Exception as error:
             self.failed[EVERY] = _first_line(error)
             return False

@@ -4,11 +4,11 @@ model that ends at a node; the model of which nodes have other values. Two adapt
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
@@ -179,12 +179,9 @@ class Graph(ABC):
         return list(makers)
 
 
-class Trial(Protocol):
-    """Of a graph: it is compiled at the precision of a program for its chip, and run."""
-
-    def outputs(self, graph: Any, expected: Sequence[Sequence[Array]]) -> Sequence[Sequence[Array]]:
-        """Those of each sample on the emulator, in the types and shapes that are expected. Raises why there
-        are none."""
+Trial = Callable[[Any, Sequence[Sequence[Array]]], Sequence[Sequence[Array]]]
+"""A graph's outputs for each sample on the emulator, compiled at a program's precision for its chip, in the
+types and shapes that are expected. Raises why there are none."""
 
 
 def groups_of(graph: Graph) -> list[list[Node]]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from ci.explain.audit import AuditRows
 from ci.explain.divergence import DivergenceResult, DivergentOperator, OperatorScript
 from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.rewriting import RewriteChoice, Rewritten
+from ci.explain.rewriting import Rewritten
 from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Outcome, Product
 from ci.suite.options import Choice
@@ -42,8 +42,8 @@ class Explains(Protocol):
     def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
         """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
 
-    def rewritten(self, model: OneModel, choice: RewriteChoice) -> Rewritten:
-        """The model with the rewrites that answer known faults, each proved on the CPU."""
+    def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
+        """The model with the rewrites that answer known faults, all or these, each proved on the CPU."""
 
     def audited(self, model: OneModel, precisions: Sequence[str]) -> AuditRows:
         """For each precision, or for the usual ones."""

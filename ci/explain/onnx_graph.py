@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import indent
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +18,7 @@ from ci.explain.divergence import ARRAYS, ScriptRequest, arrays_source
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
+from ci.suite.qnn_provider import OnnxModel, on_cpu
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 NO_PLACE = OperatorAt("", "", "", "")
@@ -42,41 +43,22 @@ computed = ort.InferenceSession(MODEL, HTP).run(None, INPUTS)
 """
 
 
-class CpuRuntime(Protocol):
-    """ONNX Runtime on the CPU."""
-
-    def on_cpu(self, model: Path, samples: Iterable[Sample]) -> list[Sample]:
-        """The outputs of the model as written."""
-
-    def folded(self, model: Path, into: Path) -> Path:
-        """A copy without what does not depend on inputs."""
-
-
 class OnnxGraph(Graph):
     def __init__(
         self,
         model: onnx.ModelProto,
         samples: Sequence[Sample],
-        into: Path,
-        runtime: CpuRuntime,
         places: Mapping[str, OperatorAt] | None = None,
         reference: str = FLOAT_MODEL,
         file: Path | None = None,
         types: Mapping[str, int] | None = None,
     ) -> None:
-        """`into` is for files of parts of the model; `file` is its own, if it has one. `places` are by the
-        names of operators; `types` of tensors, if they are known."""
-        self.model, self.samples, self.into, self.runtime = model, samples, into, runtime
-        self.places, self.reference, self._file, self._types = places or {}, reference, file, types
-
-    @property
-    def file(self) -> Path:
-        return self._file or self.saved(self.model, "graph.onnx")
-
-    def saved(self, model: onnx.ModelProto, name: str) -> Path:
-        self.into.mkdir(parents=True, exist_ok=True)
-        onnx.save(model, str(self.into / name))
-        return self.into / name
+        """`file` is the model's own, if it has one. `places` are by the names of operators; `types` of
+        tensors, if they are known."""
+        self.model, self.samples, self.places, self.reference = model, samples, places or {}, reference
+        self.source: OnnxModel = file or model
+        """What a session is made of: a file may be larger than a message."""
+        self._types = types
 
     @cached_property
     def maker(self) -> Mapping[str, onnx.NodeProto]:
@@ -156,8 +138,7 @@ class OnnxGraph(Graph):
 
     def ending_at(self, name: str) -> OnnxGraph:
         part = self._computing([self.tensors[self.end_of(name)]])
-        own = (self.places, self.reference, None, self.types)
-        return OnnxGraph(part, self.samples, self.into, self.runtime, *own)
+        return OnnxGraph(part, self.samples, self.places, self.reference, types=self.types)
 
     def fed(self) -> list[Sample]:
         """The samples, as the model has inputs of them."""
@@ -173,7 +154,7 @@ class OnnxGraph(Graph):
             for place in self.everywhere(name)
         }
         if not given:
-            computed = self.runtime.on_cpu(self.file, self.fed())
+            computed = on_cpu(self.source, self.fed())
         else:
             computed = self._computed([name for name in names if name not in given], given)
         return [
@@ -191,7 +172,7 @@ class OnnxGraph(Graph):
             {name: given[name][number] if name in given else sample[name] for name in read}
             for number, sample in enumerate(self.samples)
         ]
-        return self.runtime.on_cpu(self.saved(part, "part.onnx"), fed)
+        return on_cpu(part, fed)
 
     def _computing(self, outputs: Sequence[str], given: Collection[str] = ()) -> onnx.ModelProto:
         """The part that computes these tensors, of tensors that are given and of the inputs."""
@@ -237,7 +218,7 @@ class OnnxGraph(Graph):
     def values(self, sample: int) -> dict[str, Array]:
         names = [name for name, node in self.nodes.items() if node.floats and not node.several]
         tensors = [self.tensors[name] for name in names]
-        (row,) = values_of(self.model, [self.samples[sample]], self.into, self.runtime, tensors)
+        (row,) = values_of(self.model, [self.samples[sample]], tensors)
         weights = {row.name: numpy_helper.to_array(row) for row in self.model.graph.initializer}
         given = {name: array for name, array in {**row, **weights}.items() if name in self._given}
         floats = {self.node_of(name): array for name, array in given.items() if array.dtype.kind == "f"}
@@ -258,12 +239,12 @@ class OnnxGraph(Graph):
 
     def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterator[Sequence[Array]]:
         nothing = {f"{ERROR}{tensor}": np.zeros_like(array) for tensor, array in self._first.items()}
-        path = self.saved(_with_errors(self.model, self._first), "disturbed.onnx")
+        model = _with_errors(self.model, self._first)
         inputs = (
             {**self.fed()[0], **nothing, **{f"{ERROR}{self.tensors[name]}": row[name] for name in row}}
             for row in errors
         )
-        for outputs in self.runtime.on_cpu(path, inputs):
+        for outputs in on_cpu(model, inputs):
             yield [outputs[value.name] for value in self.model.graph.output]
 
     def script(self, request: ScriptRequest, options: Mapping[str, str], before: int) -> str:
@@ -273,8 +254,7 @@ class OnnxGraph(Graph):
             rows = [operand for row in rows for operand in self.operands_of(row)]
         begins = list(dict.fromkeys(self.tensors[row] for row in rows))
         part = self._computing([self.tensors[self.end_of(request.operator)]], begins)
-        sample = [self.samples[request.sample]]
-        (values,) = values_of(self.model, sample, self.into, self.runtime, begins)
+        (values,) = values_of(self.model, [self.samples[request.sample]], begins)
         inputs = {value.name: values[value.name] for value in part.graph.input}
         part.graph.ClearField("input")
         part.graph.input.extend(
@@ -288,26 +268,15 @@ def name_of(node: onnx.NodeProto) -> str:
     return str(node.name or node.output[0])
 
 
-def values_of(
-    model: onnx.ModelProto,
-    samples: Sequence[Sample],
-    into: Path,
-    runtime: CpuRuntime,
-    names: Iterable[str],
-) -> list[Sample]:
-    """By name those of inputs, outputs and these tensors. `into` has the model meanwhile."""
-    whole, path = onnx.ModelProto(), into / "exposed.onnx"
+def values_of(model: onnx.ModelProto, samples: Sequence[Sample], names: Iterable[str] = ()) -> list[Sample]:
+    """By name those of inputs, outputs and these tensors."""
+    whole = onnx.ModelProto()
     whole.CopyFrom(model)
     known = {value.name for value in (*model.graph.output, *model.graph.input)}
     whole.graph.output.extend(
         helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name not in known
     )
-    into.mkdir(parents=True, exist_ok=True)
-    try:
-        onnx.save(whole, str(path))
-        outputs = runtime.on_cpu(path, samples)
-    finally:
-        path.unlink(missing_ok=True)
+    outputs = on_cpu(whole, samples)
     return [{**sample, **row} for sample, row in zip(samples, outputs, strict=True)]
 
 
@@ -338,7 +307,7 @@ def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sampl
     graph.input.extend(_float(f"{FLOAT}{name}", values[name].shape) for name in used)
     fed = {name: array for name, array in sample.items() if name in known}
     fed |= {f"{FLOAT}{name}": values[name] for name in used}
-    (found,) = quantized.runtime.on_cpu(quantized.saved(model, "own.onnx"), [fed])
+    (found,) = on_cpu(model, [fed])
     results = [(name, found[tensor]) for name, tensor in measured.items()]
     return {name: array - values[name] for name, array in results if array.shape == values[name].shape}
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.explain.onnx_graph import NO_PLACE, CpuRuntime, OnnxGraph, make_plain, name_of, values_of
+from ci.explain.onnx_graph import NO_PLACE, OnnxGraph, make_plain, name_of, values_of
 from ci.explain.rewriting import HTP_DIMENSIONS, Batch, Need, Repaired, merged, product_of, prove
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
+from ci.suite.qnn_provider import folded
 
 MICROSOFT = "com.microsoft"
 
@@ -48,20 +48,61 @@ class OnnxMatch:
     low: float = float("-inf")
 
 
-class Rewriting:
+class RepairedOnnx(Repaired[OnnxMatch]):
+    """An ONNX model with every rewrite that it needs, each proved on the CPU."""
+
     def __init__(
-        self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path, runtime: CpuRuntime
+        self,
+        model: onnx.ModelProto,
+        samples: Sequence[Sample],
+        places: Mapping[str, OperatorAt] | None = None,
     ) -> None:
-        self.model, self.samples, self.into, self.runtime = model, samples, into, runtime
+        self.model, self.samples, self.places = onnx.ModelProto(), samples, places or {}
+        self.model.CopyFrom(model)
+        super().__init__(self.outputs())
+
+    def place_of(self, node: onnx.NodeProto) -> tuple[str, str, str]:
+        place = self.places.get(node.name, NO_PLACE)
+        return name_of(node), place.source, place.code
+
+    def apply(self, needs: Sequence[Need]) -> None:
+        # Other rewrites look for constants, so they are folded first.
+        for need in needs:
+            if need.rewrite == FOLDED and not need.withheld:
+                self._fold(need)
+        make_plain(self.model)
         # Nothing infers types behind an operator of another domain, which a rewrite may write. What has no
         # type is not quantized.
-        inferred = onnx.shape_inference.infer_shapes(model)
-        del model.graph.value_info[:]
-        model.graph.value_info.extend(inferred.graph.value_info)
+        inferred = onnx.shape_inference.infer_shapes(self.model)
+        del self.model.graph.value_info[:]
+        self.model.graph.value_info.extend(inferred.graph.value_info)
         self.settle()
+        super().apply(needs)
+
+    def _fold(self, need: Need) -> None:
+        """By ONNX Runtime itself: a condition that is constant leaves one branch."""
+        conditions = [node for node in self.model.graph.node if node.op_type == "If"]
+        if not conditions:
+            return
+        plain = optimized(self.model)
+        left = {name for node in plain.graph.node if node.op_type == "If" for name in node.output}
+        constant_ifs = [node for node in conditions if left.isdisjoint(node.output)]
+        if constant_ifs:
+            self.model = plain
+        for node in constant_ifs:
+            self.note(need, self.place_of(node))
+
+    def found(self, need: Need) -> Iterator[Sequence[OnnxMatch]]:
+        if need.rewrite in REWRITES and (matches := list(REWRITES[need.rewrite](self))):
+            self.operand_values = self.values([name for match in matches for name in match.operands])
+            yield matches
+
+    def outputs(self) -> list[list[Array]]:
+        names = [value.name for value in self.model.graph.output]
+        rows = values_of(self.model, self.samples)
+        return [[np.asarray(row[name]) for name in names] for row in rows]
 
     def settle(self) -> None:
-        """After rewrites: what nothing reads goes."""
         graph = self.model.graph
         for node in _unread(graph):
             graph.node.remove(node)
@@ -70,7 +111,7 @@ class Rewriting:
             graph.initializer.remove(weight)
         for value in [value for value in graph.value_info if value.name not in read]:
             graph.value_info.remove(value)
-        self.graph = OnnxGraph(self.model, self.samples, self.into, self.runtime)
+        self.graph = OnnxGraph(self.model, self.samples)
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         inferred = onnx.shape_inference.infer_shapes(self.model)
         values = [*inferred.graph.value_info, *graph.output, *graph.input]
@@ -103,7 +144,7 @@ class Rewriting:
 
     def values(self, names: Sequence[str]) -> list[Sample]:
         """Of tensors, by name, for each sample."""
-        return values_of(self.model, self.samples, self.into, self.runtime, names)
+        return values_of(self.model, self.samples, names)
 
     def proved(self, match: OnnxMatch, need: Need, values: Sequence[Sample]) -> Writer:
         """What is to stand for the node. Raises NotTheSame."""
@@ -149,15 +190,12 @@ class Rewriting:
             model = helper.make_model(graph, **versions)
             allow(model, MICROSOFT)
             samples = [dict(zip(operands, arrays, strict=True)) for arrays in inputs]
-            return [
-                [sample[name] for name in names]
-                for sample in values_of(model, samples, self.into, self.runtime, ())
-            ]
+            return [[row[name] for name in names] for row in values_of(model, samples)]
 
         return computed
 
-    def put(self, match: OnnxMatch, written: Writer) -> None:
-        graph = self.model.graph
+    def put(self, match: OnnxMatch, need: Need) -> None:
+        written, graph = self.proved(match, need, self.operand_values), self.model.graph
         place = list(graph.node).index(match.node)
         nodes = [*graph.node[:place], *written.nodes, *graph.node[place + 1 :]]
         graph.ClearField("node")
@@ -192,9 +230,9 @@ def _unread(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return unread
 
 
-Match = Callable[[Rewriting, onnx.NodeProto], OnnxMatch | None]
+Match = Callable[[RepairedOnnx, onnx.NodeProto], OnnxMatch | None]
 
-REWRITES: dict[str, Callable[[Rewriting], Iterator[OnnxMatch]]] = {}
+REWRITES: dict[str, Callable[[RepairedOnnx], Iterator[OnnxMatch]]] = {}
 """By name: what finds the places."""
 
 FOLDED = "constants-folded"
@@ -213,13 +251,13 @@ def search(name: str, *operators: str) -> Callable[[Match], Match]:
     return register
 
 
-def _read(model: Rewriting, names: Iterable[str]) -> tuple[str, ...]:
+def _read(model: RepairedOnnx, names: Iterable[str]) -> tuple[str, ...]:
     """Those that are no constants."""
     return tuple(name for name in dict.fromkeys(names) if name and model.constant(name) is None)
 
 
 @search("division-by-root", "Mul")
-def division_by_root(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+def division_by_root(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
     makers = [(model.maker(name), place) for place, name in enumerate(node.input)]
     found = [(maker.input[0], place) for maker, place in makers if maker and maker.op_type == "Reciprocal"]
     if not found:
@@ -229,7 +267,7 @@ def division_by_root(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None
 
 
 @search("norm-as-scale-and-shift", "BatchNormalization")
-def norm_as_scale_and_shift(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+def norm_as_scale_and_shift(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
     """Also behind a convolution: no quantizer folds it there."""
     x, *names = node.input
     values = [model.constant(name) for name in names]
@@ -260,7 +298,7 @@ def norm_as_scale_and_shift(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch
 
 
 @search("gelu-for-erf", "Erf")
-def gelu_for_erf(model: Rewriting, erf: onnx.NodeProto) -> OnnxMatch | None:
+def gelu_for_erf(model: RepairedOnnx, erf: onnx.NodeProto) -> OnnxMatch | None:
     scaled = model.maker(erf.input[0])
     x = next((name for name in scaled.input if model.constant(name) is None), "") if scaled else ""
     if not x or scaled is None or scaled.op_type not in ("Div", "Mul"):
@@ -281,7 +319,7 @@ def _is_gelu(x: Any, found: Any) -> bool:
     return bool(found.shape == wanted.shape and np.allclose(wanted, found, rtol=0, atol=NEAR))
 
 
-def _following(model: Rewriting, node: onnx.NodeProto, steps: int) -> list[onnx.NodeProto]:
+def _following(model: RepairedOnnx, node: onnx.NodeProto, steps: int) -> list[onnx.NodeProto]:
     found: dict[str, onnx.NodeProto] = {}
     now = [node]
     for _ in range(steps):
@@ -290,7 +328,7 @@ def _following(model: Rewriting, node: onnx.NodeProto, steps: int) -> list[onnx.
     return list(found.values())
 
 
-def _only_of(model: Rewriting, node: onnx.NodeProto, operand: str) -> bool:
+def _only_of(model: RepairedOnnx, node: onnx.NodeProto, operand: str) -> bool:
     todo, seen = [*node.input], {operand}
     while todo:
         name = todo.pop()
@@ -305,7 +343,7 @@ def _only_of(model: Rewriting, node: onnx.NodeProto, operand: str) -> bool:
 
 
 @search("depthwise-as-product", "Conv")
-def depthwise_as_product(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+def depthwise_as_product(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
     attributes, weight = attributes_of(node), model.constant(node.input[1])
     if weight is None or weight.ndim != 4 or weight.shape[1:] != (1, 1, 1):
         return None
@@ -322,7 +360,7 @@ def depthwise_as_product(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | 
 
 
 @search("fewer-dimensions", "Reshape")
-def fewer_dimensions(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+def fewer_dimensions(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
     permuted = model.maker(node.input[0])
     first = model.maker(permuted.input[0]) if permuted is not None else None
     if permuted is None or first is None or (permuted.op_type, first.op_type) != ("Transpose", "Reshape"):
@@ -341,7 +379,7 @@ def fewer_dimensions(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None
 
 
 @search("recurrent-cell-by-cell", "GRU", "LSTM")
-def recurrent_cell_by_cell(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+def recurrent_cell_by_cell(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
     attributes, is_lstm = attributes_of(node), node.op_type == "LSTM"
     names = [*node.input, *[""] * 8][:8]
     weights: list[Any] = [model.constant(name) if name else None for name in names[1:4]]
@@ -407,7 +445,7 @@ def recurrent_cell_by_cell(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch 
 
 
 @search("matmul-for-einsum", "Einsum")
-def matmul_for_einsum(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+def matmul_for_einsum(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
     """The provider takes few forms of it."""
     shapes = [model.shape(name) for name in node.input]
     equation = attributes_of(node)["equation"].decode()
@@ -433,80 +471,11 @@ def matmul_for_einsum(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | Non
     return OnnxMatch(node, _read(model, node.input), write)
 
 
-class RepairedOnnx(Repaired[OnnxMatch]):
-    """An ONNX model with every rewrite that it needs, each proved on the CPU."""
-
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        samples: Sequence[Sample],
-        into: Path,
-        runtime: CpuRuntime,
-        places: Mapping[str, OperatorAt] | None = None,
-    ) -> None:
-        self.samples, self.into, self.runtime, self.places = samples, into, runtime, places or {}
-        super().__init__(self._outputs(model))
-        self.plain = onnx.ModelProto()
-        self.plain.CopyFrom(model)
-
-    def place_of(self, node: onnx.NodeProto) -> tuple[str, str, str]:
-        place = self.places.get(node.name, NO_PLACE)
-        return name_of(node), place.source, place.code
-
-    def apply(self, needs: Sequence[Need]) -> None:
-        # Other rewrites look for constants, so they are folded first.
-        for need in needs:
-            if need.rewrite == FOLDED and not need.withheld:
-                self._fold(need)
-        make_plain(self.plain)
-        self.model = Rewriting(self.plain, self.samples, self.into, self.runtime)
-        super().apply(needs)
-
-    def found(self, need: Need) -> Iterator[Sequence[OnnxMatch]]:
-        if need.rewrite in REWRITES and (matches := list(REWRITES[need.rewrite](self.model))):
-            self.values = self.model.values([name for match in matches for name in match.operands])
-            yield matches
-
-    def settle(self) -> None:
-        self.model.settle()
-
-    def outputs(self) -> list[list[Array]]:
-        return self._outputs(self.model.model)
-
-    def _outputs(self, model: onnx.ModelProto) -> list[list[Array]]:
-        names = [value.name for value in model.graph.output]
-        rows = values_of(model, self.samples, self.into, self.runtime, ())
-        return [[np.asarray(row[name]) for name in names] for row in rows]
-
-    def _fold(self, need: Need) -> None:
-        """By ONNX Runtime itself: a condition that is constant leaves one branch."""
-        conditions = [node for node in self.plain.graph.node if node.op_type == "If"]
-        if not conditions:
-            return
-        folded = optimized(self.plain, self.into, self.runtime)
-        left = {name for node in folded.graph.node if node.op_type == "If" for name in node.output}
-        constant_ifs = [node for node in conditions if left.isdisjoint(node.output)]
-        if constant_ifs:
-            self.plain = folded
-        for node in constant_ifs:
-            self.note(need, self.place_of(node))
-
-    def put(self, match: OnnxMatch, need: Need) -> None:
-        self.model.put(match, self.model.proved(match, need, self.values))
-
-
-def optimized(model: onnx.ModelProto, into: Path, runtime: CpuRuntime) -> onnx.ModelProto:
+def optimized(model: onnx.ModelProto) -> onnx.ModelProto:
     """As ONNX Runtime folds its constants, with the operator sets that it uses."""
-    before, after = into / "before.onnx", None
-    try:
-        onnx.save(model, str(before))
-        after = runtime.folded(before, into)
-        folded = onnx.load(str(after))
-    finally:
-        for path in filter(None, (before, after)):
-            path.unlink(missing_ok=True)
-    used = {node.domain for node in folded.graph.node}
-    imported = [opset for opset in folded.opset_import if opset.domain in used]
-    folded.ClearField("opset_import")
-    folded.opset_import.extend(imported)
-    return folded
+    plain = folded(model)
+    used = {node.domain for node in plain.graph.node}
+    imported = [opset for opset in plain.opset_import if opset.domain in used]
+    plain.ClearField("opset_import")
+    plain.opset_import.extend(imported)
+    return plain

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.explain.lane import explainer, measured
-from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.output import file_line, keep_origins, require_own, writing_into
 from ci.one_model.product import ELSEWHERE, Outcome, cells_of, smallest
@@ -50,18 +50,18 @@ class Repair:
         return {"before": self.before, "after": self.after} if self.after else {"before": self.before}
 
 
-def fewest_of(model: OneModel, choice: RewriteChoice, before: Outcome) -> Repair:
+def fewest_of(model: OneModel, only: tuple[str, ...] | None, before: Outcome) -> Repair:
     """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
-    that were tried. `before` is what it is without them."""
+    that were tried. `only` for these faults, if any is named; `before` is what it is without them."""
     lane = explainer(model)
-    rewritten = lane.rewritten(model, choice)
+    rewritten = lane.rewritten(model, only)
     all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.made))
     known: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
 
     def outcome_of(chosen: Rules) -> Outcome:
         if chosen not in known:
             rules = tuple(rule for names in chosen for rule in names)
-            part = rewritten if chosen == all_rules else lane.rewritten(model, replace(choice, rules=rules))
+            part = rewritten if chosen == all_rules else lane.rewritten(model, rules)
             candidate = of_rewritten(model, part)
             known[chosen] = part, measured(candidate) if candidate else before
             if len(all_rules) > 1:
@@ -108,9 +108,9 @@ FLOOR = "30dB"
 """That `tune` is asked for where the rewritten model is still wrong."""
 
 
-def repair_model(model: OneModel, choice: RewriteChoice, report: ModelReport) -> int:
+def repair_model(model: OneModel, only: tuple[str, ...] | None, report: ModelReport) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
-    repair = fewest_of(model, choice, measured(model))
+    repair = fewest_of(model, only, measured(model))
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
     files = _write(repair, report) if after else []

@@ -64,12 +64,6 @@ class RewrittenPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class RewriteChoice:
-    rules: tuple[str, ...] | None = None
-    """None: all."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rewritten:
     """What a lane's step gave."""
 
@@ -124,7 +118,7 @@ class Repaired(ABC, Generic[Match]):
 
     @abstractmethod
     def settle(self) -> None:
-        """After rewrites: what nothing reads goes."""
+        """After rewrites: what nothing reads goes, and what is known of the model is computed again."""
 
     @abstractmethod
     def outputs(self) -> Sequence[Sequence[Array]]:
@@ -165,17 +159,17 @@ class Repaired(ABC, Generic[Match]):
 
 
 def needs_of(
-    precision: str, lane: Lane, versions: Mapping[str, str], choice: RewriteChoice = RewriteChoice()
+    precision: str, lane: Lane, versions: Mapping[str, str], rules: Sequence[str] | None = None
 ) -> list[Need]:
-    """The rewrites that this precision calls for; those that this build does not need are withheld. By the
-    products of `versions`, as the table of faults names them."""
+    """The rewrites that this precision calls for, all or those of `rules`; those that this build does not
+    need are withheld. By the products of `versions`, as the table of faults names them."""
     faults = {fault.id: fault for fault in load_faults()}
     due: dict[str, list[KnownFix]] = {}
     for fix in load_fixes():
         fault = faults.get(fix.rule)
         if (
             fix.rewrite
-            and (choice.rules is None or fix.rule in choice.rules)
+            and (rules is None or fix.rule in rules)
             and (fault.lane if fault else fix.lane) in ("any", lane)
             and (fault is None or fault.product in versions)
             and (not fix.precisions or any(fnmatchcase(precision, pattern) for pattern in fix.precisions))

@@ -24,13 +24,13 @@ from ci.explain.torch_rewrites import (
     reads_of,
     shape_of,
 )
-from ci.explain.torch_rewriting import Exported, NodeMatch, Registry
+from ci.explain.torch_rewriting import NodeMatch, Registry, RepairedModule
 
 LAYERS = Registry()
 each, one, search = LAYERS.each, LAYERS.one, LAYERS.search
 
 
-def _has_equal_bags(model: Exported, node: Node) -> bool:
+def _has_equal_bags(model: RepairedModule, node: Node) -> bool:
     offsets = node.args[2]
     if not isinstance(offsets, Node) or model.varies(offsets) or reads_of(node) != {0}:
         return False
@@ -61,7 +61,7 @@ def embedding_and_sum(
     return (rows.sum(1), rows.mean(1), rows.amax(1))[mode], None, None, None
 
 
-def _stands_alone(_: Exported, node: Node) -> bool:
+def _stands_alone(_: RepairedModule, node: Node) -> bool:
     """Whether no convolution absorbs the norm."""
     maker = node.args[0]
     folded = isinstance(maker, Node) and maker.target in CONVOLUTIONS and len(maker.users) == 1
@@ -87,7 +87,7 @@ def _constants(values: Sequence[Tensor], x: Tensor) -> list[Tensor]:
 
 
 @each("norm-folded", aten.batch_norm.default)
-def norm_folded(model: Exported, node: Node) -> NodeMatch | None:
+def norm_folded(model: RepairedModule, node: Node) -> NodeMatch | None:
     """QNN takes a larger epsilon for a smaller one."""
     conv, epsilon = node.args[0], float(str(node.args[7]))
     if epsilon < NEAR:
@@ -108,7 +108,7 @@ def norm_folded(model: Exported, node: Node) -> NodeMatch | None:
 
 
 @search("bias-for-each-call")
-def bias_for_each_call(model: Exported) -> Iterator[NodeMatch]:
+def bias_for_each_call(model: RepairedModule) -> Iterator[NodeMatch]:
     seen = set[Any]()
     for node in model.all_of(aten.linear.default, *CONVOLUTIONS):
         bias = node.args[2] if len(node.args) > 2 else None
@@ -127,7 +127,7 @@ NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsamp
 
 
 @each("nearest-by-index", *NEAREST)
-def nearest_by_index(model: Exported, node: Node) -> NodeMatch | None:
+def nearest_by_index(model: RepairedModule, node: Node) -> NodeMatch | None:
     sizes = zip(shape_of(model, node)[2:], shape_of(model, node.args[0])[2:], strict=True)
     if not any(new % old for new, old in sizes):
         return None
@@ -141,7 +141,7 @@ def nearest_by_index(model: Exported, node: Node) -> NodeMatch | None:
     return model.call(node, taken)
 
 
-def _places(model: Exported, node: Node) -> list[Tensor]:
+def _places(model: RepairedModule, node: Node) -> list[Tensor]:
     """By dimension: which places of the input the output has."""
     shape, target, places = shape_of(model, node.args[0]), node.target, []
     for axis in range(2, len(shape)):
@@ -153,7 +153,7 @@ def _places(model: Exported, node: Node) -> list[Tensor]:
     return places
 
 
-def _pools_by_four(model: Exported, node: Node) -> bool:
+def _pools_by_four(model: RepairedModule, node: Node) -> bool:
     inner, outer = (shape_of(model, place)[-2:] for place in (node.args[0], node))
     if any(old != 4 * new for old, new in zip(inner, outer, strict=True)):
         return False
@@ -174,7 +174,7 @@ def _for_each(value: Any, count: int) -> list[int]:
 
 
 @each("pool-as-convolution", *AVERAGES)
-def pool_as_convolution(model: Exported, node: Node) -> NodeMatch | None:
+def pool_as_convolution(model: RepairedModule, node: Node) -> NodeMatch | None:
     """Of windows that reach over the edge. Those that move by one are right, unless what is padded does not
     count."""
     shape, rest, pool = shape_of(model, node.args[0]), [*node.args[2:]], callable_of(node)
@@ -234,7 +234,7 @@ def prelu_by_relus(x: Tensor, weight: Tensor) -> Tensor:
     return torch.relu(x) - by_channel * torch.relu(-x)
 
 
-def _pads_two_ends(_: Exported, node: Node) -> bool:
+def _pads_two_ends(_: RepairedModule, node: Node) -> bool:
     pads: Any = node.args[1]
     ends = [(before, after) for before, after in zip(pads[::2], pads[1::2], strict=True) if before or after]
     convolved = node.users and all(user.target in CONVOLUTIONS for user in node.users)
@@ -249,7 +249,7 @@ def pad_by_dimension(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) ->
     return x
 
 
-def _cuts_and_adds(_: Exported, node: Node) -> bool:
+def _cuts_and_adds(_: RepairedModule, node: Node) -> bool:
     pads: Any = node.args[1]
     ends = zip(pads[::2], pads[1::2], strict=True)
     mode = node.args[2] if node.target is aten.pad.default and len(node.args) > 2 else "constant"
@@ -267,7 +267,7 @@ def cut_before_pad(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) -> T
     return aten.pad.default(x, added, *rest, **more) if any(added) else x
 
 
-def _repeats_its_border(_: Exported, node: Node) -> bool:
+def _repeats_its_border(_: RepairedModule, node: Node) -> bool:
     pads: Any = node.args[1]
     return len(node.args) > 2 and node.args[2] in ("replicate", "circular") and min(pads) >= 0
 
@@ -331,7 +331,7 @@ def group_norm_for_instance_norm(
     return x * scale + shift
 
 
-def _is_depthwise(model: Exported, node: Node) -> bool:
+def _is_depthwise(model: RepairedModule, node: Node) -> bool:
     weight, rest = shape_of(model, node.args[1]), [*node.args[3:]]
     plain = all(
         value in default
@@ -347,7 +347,7 @@ def depthwise_as_product(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any
 
 
 @each("recurrent-cell-by-cell", aten.lstm.input, aten.gru.input)
-def recurrent_cell_by_cell(model: Exported, node: Node) -> NodeMatch:
+def recurrent_cell_by_cell(model: RepairedModule, node: Node) -> NodeMatch:
     state: Any = node.args[1]
     first = state if isinstance(state, list | tuple) else [state]
     empty = not any(model.varies(tensor) or model.value(tensor).any() for tensor in first)
@@ -355,7 +355,7 @@ def recurrent_cell_by_cell(model: Exported, node: Node) -> NodeMatch:
 
 
 @each("recurrent-cell-by-cell", aten.lstm_cell.default, aten.gru_cell.default)
-def cell_in_parts(model: Exported, node: Node) -> NodeMatch:
+def cell_in_parts(model: RepairedModule, node: Node) -> NodeMatch:
     return model.call(node, partial(_cell, node.target is aten.lstm_cell.default, reads_of(node)))
 
 

@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.nn import functional
 
 from ci.explain.rewriting import HTP_DIMENSIONS, merged, product_of
-from ci.explain.torch_rewriting import Exported, NodeMatch, Registry
+from ci.explain.torch_rewriting import NodeMatch, Registry, RepairedModule
 
 aten: Any = torch.ops.aten
 REWRITES = Registry()
@@ -35,7 +35,7 @@ NEAR = 1e-4
 MASKED = -1e4
 
 
-def shape_of(model: Exported, node: Any) -> tuple[int, ...]:
+def shape_of(model: RepairedModule, node: Any) -> tuple[int, ...]:
     return tuple(model.value(node).shape)
 
 
@@ -47,7 +47,7 @@ def maker_of(node: Node) -> Any:
     return node.args[0].target if isinstance(node.args[0], Node) else None
 
 
-def _largest(model: Exported, node: Any) -> float:
+def _largest(model: RepairedModule, node: Any) -> float:
     return max(float(values[node].abs().max()) for values in model.values)
 
 
@@ -60,7 +60,7 @@ def _sizes(arguments: Sequence[Any]) -> Sequence[int]:
 
 
 @each("gelu-for-erf", aten.erf.default)
-def gelu_for_erf(model: Exported, erf: Node) -> NodeMatch | None:
+def gelu_for_erf(model: RepairedModule, erf: Node) -> NodeMatch | None:
     scaled = erf.args[0]
     if not isinstance(scaled, Node) or scaled.target not in (aten.div.Tensor, aten.mul.Tensor):
         return None
@@ -86,7 +86,7 @@ def _following(node: Node, steps: int) -> list[Node]:
 POSITIVE = (aten.exp.default, aten.sigmoid.default, aten.softmax.int)
 
 
-def _is_positive(_: Exported, node: Node) -> bool:
+def _is_positive(_: RepairedModule, node: Node) -> bool:
     maker = node.args[0]
     if isinstance(maker, Node) and maker.target is aten.add.Tensor and maker.args[1:]:
         amount, maker = maker.args[1], maker.args[0]
@@ -99,7 +99,7 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.relu(x) + torch.log1p(torch.exp(-torch.clamp(x.abs(), max=20)))
 
 
-def _is_along_another(model: Exported, node: Node) -> bool:
+def _is_along_another(model: RepairedModule, node: Node) -> bool:
     dimension = int(str(node.args[1])) if len(node.args) > 1 else -1
     return dimension not in (-1, len(shape_of(model, node.args[0])) - 1)
 
@@ -113,20 +113,20 @@ LOGARITHMS = {
 
 
 @each("log-of-larger", *LOGARITHMS)
-def log_of_larger(model: Exported, node: Node) -> NodeMatch | None:
+def log_of_larger(model: RepairedModule, node: Node) -> NodeMatch | None:
     x, (log, added) = node.all_input_nodes[0], LOGARITHMS[callable_of(node)]
     if x.target is aten.mul.Tensor and x.args[1] == LARGER_BY:
         return None
     return model.call(node, lambda x: log(x * LARGER_BY) - added)
 
 
-def _is_of_two(model: Exported, node: Node) -> bool:
+def _is_of_two(model: RepairedModule, node: Node) -> bool:
     values: Any = model.value(node)
     return reads_of(node) == {0} and values[0].dim() > 0 and values[0].shape[0] == 2
 
 
 @each("matmul-for-einsum", aten.einsum.default)
-def matmul_for_einsum(model: Exported, node: Node) -> NodeMatch | None:
+def matmul_for_einsum(model: RepairedModule, node: Node) -> NodeMatch | None:
     tensors: Any = node.args[1]
     shapes = [shape_of(model, operand) for operand in tensors]
     if len(shapes) != 2 or not (product := product_of(str(node.args[0]), shapes)):
@@ -145,7 +145,7 @@ def matmul_for_einsum(model: Exported, node: Node) -> NodeMatch | None:
     return model.call(node, write)
 
 
-def _is_by_condition(model: Exported, node: Node) -> bool:
+def _is_by_condition(model: RepairedModule, node: Node) -> bool:
     indices: Any = node.args[1]
     if len(indices) != 1 or indices[0] is None or (len(node.args) > 3 and node.args[3]):
         return False
@@ -184,7 +184,7 @@ def convolution_for_unfold(x: Tensor, kernel: list[int], dilation: Any, padding:
 
 
 @search("constants-folded")
-def constants_folded(model: Exported) -> Iterator[NodeMatch]:
+def constants_folded(model: RepairedModule) -> Iterator[NodeMatch]:
     """What no input changes, where something reads it that an input changes."""
     for node in list(model.module.graph.nodes):
         if node.op != "call_function" or not isinstance(model.value(node), Tensor) or model.varies(node):
@@ -201,7 +201,7 @@ COPIES = (aten.contiguous.default, aten.clone.default)
 
 
 @each("fewer-dimensions", *RESHAPES)
-def fewer_dimensions(model: Exported, node: Node) -> NodeMatch | None:
+def fewer_dimensions(model: RepairedModule, node: Node) -> NodeMatch | None:
     permuted = node.args[0]
     while isinstance(permuted, Node) and permuted.target in COPIES:
         permuted = permuted.args[0]
@@ -226,7 +226,7 @@ IMAGE = 4
     "activation-of-fewer-dimensions",
     *(aten.elu.default, aten.hardswish.default, aten.log_sigmoid.default, aten.rms_norm.default),
 )
-def activation_of_fewer_dimensions(model: Exported, node: Node) -> NodeMatch | None:
+def activation_of_fewer_dimensions(model: RepairedModule, node: Node) -> NodeMatch | None:
     target = callable_of(node)
     by_row = target is not aten.rms_norm.default or len(_sizes(node.args[1:])) == 1
     if not by_row or len(shape_of(model, node)) <= MOST_OF_ACTIVATIONS:
@@ -256,7 +256,7 @@ def group_norm_of_images(x: Tensor, *rest: Any) -> Tensor:
 
 
 @each("selects-for-unbind", aten.unbind.int)
-def selects_for_unbind(model: Exported, node: Node) -> NodeMatch | None:
+def selects_for_unbind(model: RepairedModule, node: Node) -> NodeMatch | None:
     dim, reads = int(str(node.args[1])) if len(node.args) > 1 else 0, reads_of(node)
     several = shape_of(model, node.args[0])[1:2] not in ((), (1,))
     if maker_of(node) is not aten.permute.default or dim or not several:
@@ -265,7 +265,7 @@ def selects_for_unbind(model: Exported, node: Node) -> NodeMatch | None:
 
 
 @each("sort-along-the-last", aten.sort.default)
-def sort_along_the_last(model: Exported, node: Node) -> NodeMatch | None:
+def sort_along_the_last(model: RepairedModule, node: Node) -> NodeMatch | None:
     reads = reads_of(node)
 
     def write(x: Tensor, dim: int, *more: bool) -> tuple[Tensor | None, ...]:
@@ -284,7 +284,7 @@ MOVES = (
 
 
 @each("indices-as-int32", *MOVES)
-def indices_as_int32(model: Exported, node: Node) -> NodeMatch | None:
+def indices_as_int32(model: RepairedModule, node: Node) -> NodeMatch | None:
     part, move = node.args[0], callable_of(node)
     if not isinstance(part, Node) or part.target is not getitem:
         return None
@@ -293,12 +293,12 @@ def indices_as_int32(model: Exported, node: Node) -> NodeMatch | None:
     return model.call(node, lambda x, *rest: move(x.to(torch.int32).to(torch.int64), *rest))
 
 
-def is_cast_to_float(model: Exported, node: Node) -> bool:
+def is_cast_to_float(model: RepairedModule, node: Node) -> bool:
     return node.target in CASTS and bool(model.value(node).is_floating_point())
 
 
 @each("cast-before-moves", *CASTS)
-def cast_before_moves(model: Exported, node: Node) -> NodeMatch | None:
+def cast_before_moves(model: RepairedModule, node: Node) -> NodeMatch | None:
     """Of an input of int64: a program moves it as int32."""
     source, moves = node.args[0], list[Node]()
     while isinstance(source, Node) and source.target in MOVES and len(source.all_input_nodes) == 1:

@@ -46,13 +46,19 @@ class NodeMatch:
     """The least value of an operand for which both are meant."""
 
 
-class Exported:
-    """An exported model that is being rewritten, with the values of its nodes for each sample."""
+class RepairedModule(Repaired[NodeMatch]):
+    """A PyTorch model with every rewrite that it needs, each proved on the CPU, and the values of its nodes
+    for each sample."""
 
-    def __init__(self, model: Any, samples: Sequence[Tensors]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, samples: Sequence[Tensors], rewrites: Mapping[str, Sequence[Find]]
+    ) -> None:
+        self.rewrites, self.weights = rewrites, computed_weights(model.requires_grad_(False))
+        super().__init__([_arrays(model, sample) for sample in samples])
         self.samples = [copied(sample) for sample in samples]
+        whole = with_constant_weights(model) if self.weights else model
         self.module: GraphModule = _plain(
-            torch.export.export(model, copied(samples[0]), strict=True).module()
+            torch.export.export(whole, copied(samples[0]), strict=True).module()
         )
         self.values: list[dict[Node, Any]] = []
         self.stands_for: dict[Node, Node] = {}
@@ -61,12 +67,29 @@ class Exported:
         """What is changed in place, perhaps by what depends on an input."""
         self.settle()
 
+    def exported(self) -> Any:
+        return torch.export.export(self.module, copied(self.samples[0]), strict=True)
+
+    def outputs(self) -> list[list[Array]]:
+        return [_arrays(self.module, sample) for sample in self.samples]
+
+    def found(self, need: Need) -> Iterator[Sequence[NodeMatch]]:
+        if need.rewrite == WEIGHTS:
+            for name, call in self.weights.items():
+                self.note(replace(need, words=call), (name, "", ""))
+        # The table has rewrites that are another lane's.
+        for find in self.rewrites.get(need.rewrite, ()):
+            if matches := list(find(self)):
+                yield matches
+
     def settle(self) -> None:
-        """After rewrites: what nothing reads goes, and all is computed again."""
         _settle(self.module)
         self.stands_for = {}
         self.written = _written_in_place(self.module.graph)
         self.values = [values_of(self.module, sample) for sample in self.samples]
+
+    def place_of(self, node: Node) -> tuple[str, str, str]:
+        return node.name, *source_of(node)
 
     def value(self, node: Any) -> Any:
         return self.values[0][node]
@@ -155,8 +178,8 @@ class Exported:
         )
         return GraphModule(self.module, graph)
 
-    def put(self, match: NodeMatch, traced: GraphModule) -> None:
-        graph, node = self.module.graph, match.node
+    def put(self, match: NodeMatch, need: Need) -> None:
+        traced, graph, node = self.proved(match, need), self.module.graph, match.node
         placeholders = traced.graph.find_nodes(op="placeholder")
         copies = dict(zip(placeholders, map(self._now, match.operands), strict=True))
         result: Any = None
@@ -191,9 +214,9 @@ class Exported:
         return f"{WRITTEN}{number}"
 
 
-Find = Callable[[Exported], Iterator[NodeMatch]]
-Match = Callable[[Exported, Node], NodeMatch | None]
-When = Callable[[Exported, Node], bool]
+Find = Callable[[RepairedModule], Iterator[NodeMatch]]
+Match = Callable[[RepairedModule, Node], NodeMatch | None]
+When = Callable[[RepairedModule, Node], bool]
 
 
 class Registry(dict[str, list[Find]]):
@@ -321,42 +344,6 @@ def _settle(module: GraphModule) -> None:
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
-
-
-class RepairedModule(Repaired[NodeMatch]):
-    """A PyTorch model with every rewrite that it needs, each proved on the CPU."""
-
-    def __init__(
-        self, model: torch.nn.Module, samples: Sequence[Tensors], rewrites: Mapping[str, Sequence[Find]]
-    ) -> None:
-        self.samples, self.rewrites = samples, rewrites
-        self.weights = computed_weights(model.requires_grad_(False))
-        super().__init__([_arrays(model, sample) for sample in samples])
-        self.model = Exported(with_constant_weights(model) if self.weights else model, samples)
-
-    def exported(self) -> Any:
-        return torch.export.export(self.model.module, self.samples[0], strict=True)
-
-    def outputs(self) -> list[list[Array]]:
-        return [_arrays(self.model.module, sample) for sample in self.samples]
-
-    def found(self, need: Need) -> Iterator[Sequence[NodeMatch]]:
-        if need.rewrite == WEIGHTS:
-            for name, call in self.weights.items():
-                self.note(replace(need, words=call), (name, "", ""))
-        # The table has rewrites that are another lane's.
-        for find in self.rewrites.get(need.rewrite, ()):
-            if matches := list(find(self.model)):
-                yield matches
-
-    def settle(self) -> None:
-        self.model.settle()
-
-    def place_of(self, node: Node) -> tuple[str, str, str]:
-        return node.name, *source_of(node)
-
-    def put(self, match: NodeMatch, need: Need) -> None:
-        self.model.put(match, self.model.proved(match, need))
 
 
 def _arrays(model: Any, sample: Tensors) -> list[Array]:

@@ -30,7 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.repair import repair_model
-    from ci.explain.rewriting import RewriteChoice
     from ci.one_model.report import reported
     from provisioning.base.commands import Fix
     from provisioning.known_faults import load_fixes
@@ -44,6 +43,6 @@ def run(args: argparse.Namespace) -> int:
         if why := known[rule].none:
             why = Fix(why, *known[rule].commands)
             raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
-    wanted = RewriteChoice(tuple(args.only) or None)
+    only = tuple(args.only) or None
     model = replace(model, output=args.output)
-    return reported("repair", model, model.named, lambda report: repair_model(model, wanted, report))
+    return reported("repair", model, model.named, lambda report: repair_model(model, only, report))

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Mapping
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import onnx
 import onnxruntime as ort
 import onnxruntime_qnn
 
-from provisioning.base.commands import Fix
-from provisioning.base.errors import EnvironmentLacking
+from ci.artifacts.compiler_log import Refusal
+from ci.child import doing
+from ci.diagnose.logs import read
+from ci.models.inputs import Sample
+from provisioning.base.commands import Fix, joined
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.components import build_ids
 from provisioning.manifest import Soc
 
 PROVIDER = "QNNExecutionProvider"
 FALLBACK = "session.disable_cpu_ep_fallback"
 ERRORS_ONLY, VERBOSE = 3, 0
+OnnxModel: TypeAlias = "Path | onnx.ModelProto"
+SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
 
 
 @cache
@@ -69,21 +79,80 @@ def session_options(severity: int = ERRORS_ONLY) -> Any:
 
 
 def session_on_htp(
-    model: Path, provider: Mapping[str, str], entries: Mapping[str, str], severity: int = ERRORS_ONLY
+    model: OnnxModel, provider: Mapping[str, str], entries: Mapping[str, str], severity: int = ERRORS_ONLY
 ) -> Any:
     options = session_options(severity)
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))
-    session = ort.InferenceSession(str(model), options)
+    session = ort.InferenceSession(_source_of(model), options)
     # Otherwise a failed run would be repeated on the CPU, and its outputs taken for the chip's.
     session.disable_fallback()
     return session
 
 
-def session_on_cpu(model: Path) -> Any:
+def session_on_cpu(model: OnnxModel) -> Any:
     """Of the model as written: a quantized one computes in float between roundings."""
     options = session_options()
     # Optimizing would compute quantized operators in integers, which round differently.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(_source_of(model), options, providers=["CPUExecutionProvider"])
+
+
+def _source_of(model: OnnxModel) -> str | bytes:
+    return str(model) if isinstance(model, Path) else model.SerializeToString()
+
+
+def run(session: Any, sample: Sample) -> Sample:
+    """The outputs of one inference."""
+    names = [output.name for output in session.get_outputs()]
+    with failing("it was compiled, and running it fails", "look at the inputs' values"):
+        outputs = session.run(names, sample)
+    return dict(zip(names, outputs, strict=True))
+
+
+def on_cpu(model: OnnxModel, samples: Iterable[Sample]) -> list[Sample]:
+    """The outputs of each sample."""
+    doing("run on CPU")
+    try:
+        session = session_on_cpu(model)
+    except Exception as error:
+        message = message_of(error)
+        unknown = "not a registered function/op" in message
+        message = f"the CPU cannot run the model either: {message}"
+        fix = "write it with operators that ONNX Runtime has" if unknown else "export the model again"
+        raise CheckFailed(message, fix=fix) from error
+    return [run(session, sample) for sample in samples]
+
+
+def folded(model: OnnxModel) -> onnx.ModelProto:
+    """A copy without what does not depend on inputs, so that the shapes of all values can be told."""
+    options = session_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-folded-") as folder:
+        options.optimized_model_filepath = f"{folder}/model.onnx"
+        ort.InferenceSession(_source_of(model), options, providers=["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath)
+
+
+@contextlib.contextmanager
+def failing(message: str, *fixes: str) -> Iterator[None]:
+    """An error is one of ours that begins so."""
+    try:
+        yield
+    except Exception as error:
+        fix = joined([*fixes, explained(str(error))])
+        raise CheckFailed(f"{message}: {message_of(error)}", fix=fix) from error
+
+
+def message_of(error: Exception) -> str:
+    """The message without the place in ONNX Runtime's source."""
+    text = SOURCE.sub("", " ".join(str(error).split()))
+    return text[:600] or type(error).__name__
+
+
+def explained(message: str, *refused: Refusal) -> str:
+    """The command that explains the codes; empty if none is known."""
+    codes = dict.fromkeys(str(code.code) for code in [*read(message).codes, *(row.code for row in refused)])
+    word = "code" if len(codes) == 1 else "codes"
+    return Fix(f"{{}} explains the {word}", ("diagnose", *codes)) if codes else ""

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,9 @@ import pytest
 import torch
 
 from ci.explain import onnx_rewrites, torch_rewriting
-from ci.explain.onnx_graph import CpuRuntime
 from ci.explain.onnx_rewrites import OnnxMatch, Writer
-from ci.explain.rewriting import Need, NotTheSame, RewriteChoice, needs_of
+from ci.explain.rewriting import Need, NotTheSame, needs_of
 from ci.explain.torch_layers import BY_NAME
-from ci.lanes.onnx import provider
 from provisioning.known_faults import load_faults, load_fixes, words_of
 from tests.support.repaired_graphs import TEXTS, model_of, sample_of
 from tests.support.repaired_nets import NETS, Net, weight_normed
@@ -60,19 +57,19 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
     model, sample = NETS[name][number]()
     with torch.no_grad():
         repaired = torch_rewriting.RepairedModule(model.eval(), [sample, sample], BY_NAME)
-        matches = [match for find in BY_NAME[name] for match in find(repaired.model)]
+        matches = [match for find in BY_NAME[name] for match in find(repaired)]
         assert matches
         for match in matches:
             for spoil in (_larger, _turned):
                 with pytest.raises(NotTheSame):
-                    repaired.model.proved(replace(match, write=_broken(match.write, spoil)), need(name))
-        own = str(repaired.model.module.graph).count("detach_.default")
+                    repaired.proved(replace(match, write=_broken(match.write, spoil)), need(name))
+        own = str(repaired.module.graph).count("detach_.default")
         repaired.apply([need(name)])
         assert [change.refused for change in repaired.changes] == [""] * len(matches)
         assert repaired.changes[0].source.startswith("tests/support/repaired_nets.py:")
         # ExecuTorch does not lower it.
-        assert str(repaired.model.module.graph).count("detach_.default") <= own
-        assert not [match for find in BY_NAME[name] for match in find(repaired.model)]
+        assert str(repaired.module.graph).count("detach_.default") <= own
+        assert not [match for find in BY_NAME[name] for match in find(repaired)]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +86,7 @@ def test_what_an_input_is_written_into_is_no_constant(
 
     sample = (torch.rand(1, 4),)
     with torch.no_grad():
-        model = torch_rewriting.RepairedModule(Net(fills).eval(), [sample, sample], BY_NAME).model
+        model = torch_rewriting.RepairedModule(Net(fills).eval(), [sample, sample], BY_NAME)
         found = list(BY_NAME["constants-folded"][0](model))
     assert not found
 
@@ -105,13 +102,13 @@ def test_the_words_for_an_embedding_bag_compute_the_same_in_each_of_its_modes(mo
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != onnx_rewrites.FOLDED])
 def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refused(
-    name: str, tmp_path: Path
+    name: str,
 ) -> None:
     model = model_of(name)
     sample = sample_of(model)
-    repaired = onnx_rewrites.RepairedOnnx(model, [sample, sample], tmp_path, provider)
+    repaired = onnx_rewrites.RepairedOnnx(model, [sample, sample])
     repaired.apply([])
-    matches = list(onnx_rewrites.REWRITES[name](repaired.model))
+    matches = list(onnx_rewrites.REWRITES[name](repaired))
 
     def larger(put: Writer, result: str) -> str:
         return put("Mul", result, put.constant(1.01))
@@ -128,21 +125,21 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
             first, *rest = match.write(put)
             return [spoil(put, first), *rest]
 
-        values = repaired.model.values(match.operands)
+        values = repaired.values(match.operands)
         with pytest.raises(NotTheSame):
-            repaired.model.proved(replace(match, write=broken), need(name), values)
+            repaired.proved(replace(match, write=broken), need(name), values)
     repaired.apply([need(name)])
     assert matches and [change.refused for change in repaired.changes] == [""] * len(matches)
-    assert not list(onnx_rewrites.REWRITES[name](repaired.model))
+    assert not list(onnx_rewrites.REWRITES[name](repaired))
 
 
-def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> None:
+def test_an_if_with_a_constant_condition_leaves_one_branch() -> None:
     model = model_of(onnx_rewrites.FOLDED)
     sample = sample_of(model)
-    repaired = onnx_rewrites.RepairedOnnx(model, [sample], tmp_path, provider)
+    repaired = onnx_rewrites.RepairedOnnx(model, [sample])
     repaired.apply([need(onnx_rewrites.FOLDED)])
     assert [change.refused for change in repaired.changes] == [""]
-    assert [node.op_type for node in repaired.model.model.graph.node] == ["Relu", "Neg"]
+    assert [node.op_type for node in repaired.model.graph.node] == ["Relu", "Neg"]
 
 
 def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
@@ -151,7 +148,7 @@ def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
         repaired = torch_rewriting.RepairedModule(model, [sample, sample], BY_NAME)
         repaired.apply([need(torch_rewriting.WEIGHTS)])
     assert "remove_parametrizations" in repaired.changes[0].words and repaired.rewritten
-    assert "weight_norm" not in repaired.model.module.code
+    assert "weight_norm" not in repaired.module.code
 
 
 def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,24 +167,22 @@ def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.Monkey
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
 
-def test_a_model_that_is_folded_to_another_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def other(model: onnx.ModelProto, into: Path, runtime: CpuRuntime) -> onnx.ModelProto:
-        folded = optimized(model, into, runtime)
+def test_a_model_that_is_folded_to_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(model: onnx.ModelProto) -> onnx.ModelProto:
+        folded = optimized(model)
         next(node for node in folded.graph.node if node.op_type == "Neg").op_type = "Abs"
         return folded
 
     optimized = onnx_rewrites.optimized
     monkeypatch.setattr(onnx_rewrites, "optimized", other)
     model = model_of(onnx_rewrites.FOLDED)
-    repaired = onnx_rewrites.RepairedOnnx(model, [sample_of(model)], tmp_path, provider)
+    repaired = onnx_rewrites.RepairedOnnx(model, [sample_of(model)])
     repaired.apply([need(onnx_rewrites.FOLDED)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
 
 def test_a_build_without_the_fault_needs_no_rewrite_and_is_told_so() -> None:
-    asked = RewriteChoice(("bias-used-twice",))
+    asked = ("bias-used-twice",)
     for version, withheld in (("1.5.1", False), ("9.0", True)):
         (found,) = needs_of("8a8w", "executorch", {"executorch": version, "qnn": "2.49.40"}, asked)
         assert bool(found.withheld) is withheld

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ci.explain.divergence import DivergenceResult, DivergentOperator
-from ci.explain.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.jobs import WorkOptions
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
@@ -87,9 +87,9 @@ class StandInLane:
             for _ in programs
         ]
 
-    def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
-        self.asked.append(asked.rules)
-        made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
+    def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
+        self.asked.append(rules)
+        made = [change for change in (HELPS, HARMS) if rules is None or change.rules[0] in rules]
         path = self.folder / f"{'-'.join(change.rules[0] for change in made)}.pt2"
         path.write_text("")
         return Rewritten(made, path, self.samples)

@@ -27,7 +27,7 @@ from ci.explain.cause import (
 from ci.explain.divergence import DivergenceResult
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Scores
-from ci.explain.rewriting import RewriteChoice, Rewritten
+from ci.explain.rewriting import Rewritten
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, NoGraph, Outcome
 from ci.suite.findings import is_of_chip
@@ -244,7 +244,7 @@ def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_
     change = replace(HELPS, rules=("einsum-of-matrices",), source="net.py:2", code=code)
 
     class OfOneLine(StandInLane):
-        def rewritten(self, model: OneModel, asked: RewriteChoice) -> Rewritten:
+        def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
             return Rewritten([change], tmp_path / "r.pt2")
 
     def gives(model: OneModel) -> Outcome:

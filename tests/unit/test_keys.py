@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from ci.cached_steps import NotCached, Step
-from ci.explain.rewriting import RewriteChoice
 from ci.jobs import WorkOptions
 from ci.lanes.executorch.explain import searching
 from ci.lanes.executorch.orders import EmulatorRun, ExportedRun, ExportedRuns
@@ -251,7 +250,7 @@ def test_what_an_onnx_model_is_rewritten_by_is_in_its_key(
     plan = _plan(OnnxPlan, program, tmp_path)
 
     def key(rules: tuple[str, ...] | None = None) -> Any:
-        return rewriting(plan, RewriteChoice(rules)).key(program, results)
+        return rewriting(plan, rules).key(program, results)
 
     first = key()
     assert key() == first and key(("bias-used-twice",)) != first

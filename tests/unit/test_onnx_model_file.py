@@ -27,6 +27,7 @@ from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.samples import SAMPLES, ModelFiles
 from ci.lanes.onnx.searches import beyond_half, diverge
 from ci.models.inputs import save
+from ci.suite.qnn_provider import on_cpu
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 from tests.support.onnx_suites import order_of
@@ -243,9 +244,9 @@ def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_i
     weights = {"large": np.array([300.0], "f4"), "mask": np.array([-3e38], "f4")}
     write(model_of(nodes, output=(1, 3, 8, 8), weights=weights), tmp_path / "net.onnx")
     samples = [{"x": np.full((1, 3, 8, 8), value, "f4")} for value in (1.0, 1000.0)]
-    (found,) = beyond_half(tmp_path / "net.onnx", samples, tmp_path)
+    (found,) = beyond_half(tmp_path / "net.onnx", samples)
     assert (found.node, found.largest) == ("far", 300_000)
-    assert not beyond_half(tmp_path / "net.onnx", samples[:1], tmp_path)
+    assert not beyond_half(tmp_path / "net.onnx", samples[:1])
 
 
 @pytest.mark.parametrize("quantized", [False, True])
@@ -264,13 +265,12 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     model = model_of(kept, weights={name: np.asarray(value) for name, value in weights.items()})
     write(model, tmp_path / "net.onnx")
 
-    def wrong_sum(program: Path, _precision: Any, _soc: Any, _settings: Any, fed: Any) -> Any:
-        changed = onnx.load(str(program))
+    def wrong_sum(program: Any, _precision: Any, _soc: Any, _settings: Any, fed: Any) -> Any:
+        changed = onnx.load(str(program)) if isinstance(program, Path) else program
         for weight in changed.graph.initializer:
             if weight.name == "one":
                 weight.CopyFrom(numpy_helper.from_array(np.asarray(np.float32(1.5)), "one"))
-        onnx.save(changed, str(tmp_path / "htp.onnx"))
-        return provider.on_cpu(tmp_path / "htp.onnx", fed)
+        return on_cpu(changed, fed)
 
     monkeypatch.setattr(provider, "on_htp", wrong_sum)
     samples = [{"x": np.full((1, 3, 8, 8), 2.0, "f4")}]

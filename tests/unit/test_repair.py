@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ci.explain import repair
-from ci.explain.rewriting import RewriteChoice
 from ci.model_commands.compile import compile_precisions
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome, Product, judged
@@ -24,7 +23,7 @@ def report_of(model: OneModel) -> ModelReport:
 
 
 def repair_one(model: OneModel) -> int:
-    return repair.repair_model(model, RewriteChoice(), report_of(model))
+    return repair.repair_model(model, None, report_of(model))
 
 
 def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
 ) -> None:
     lane = StandInLane(tmp_path, gives=lambda model: figures[Path(model.typed).stem])
     report = report_of(lane.model)
-    assert repair.repair_model(lane.model, RewriteChoice(), report) == code
+    assert repair.repair_model(lane.model, None, report) == code
     assert len(report.stage.findings) == code
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept

@@ -25,7 +25,7 @@ from ci.explain.divergence import (
 )
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.rewriting import RewriteChoice, Rewritten, needs_of
+from ci.explain.rewriting import Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.orders import ChipProgram, ModelRewrite, Quantized, compiled_in
 from ci.lanes.executorch.product import (
@@ -151,11 +151,11 @@ def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: 
     return require_done(program, plan, run_cached_step(step, [program])).read(Scores)
 
 
-def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
+def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
     program = programs_of(model)[0]
     plan = plan_of_model(model, "repair", [program])
     versions = {"executorch": version("executorch"), "qnn": version_in(plan.build_id)}
-    needs = needs_of(program.run.precision, "executorch", versions, choice)
+    needs = needs_of(program.run.precision, "executorch", versions, rules)
     result = require_done(program, plan, done(rewriting(plan, needs)))
     assert result.folder is not None
     path, found = result.folder / REWRITTEN, result.read(ModelRewrite)

@@ -79,7 +79,7 @@ class EmulatedTrial:
         )
         self.trials = 0
 
-    def outputs(self, graph: Any, expected: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    def __call__(self, graph: Any, expected: Sequence[Sequence[Array]]) -> list[list[Array]]:
         self.trials += 1
         doing(f"cut {self.trials}")
         program = self.folder / "cut.pte"

@@ -17,7 +17,7 @@ from ci.explain.divergence import (
 )
 from ci.explain.lane import only
 from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
-from ci.explain.rewriting import RewriteChoice, Rewritten
+from ci.explain.rewriting import Rewritten
 from ci.lanes.onnx.model_file import REWRITTEN, GraphProblem
 from ci.lanes.onnx.orders import (
     Losses,
@@ -93,17 +93,17 @@ def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float 
     return answered(step, Scores).answer
 
 
-def rewritten(model: OneModel, choice: RewriteChoice) -> Rewritten:
-    done = answered(rewriting(plan_of_model(model, program_of(model)), choice), ModelChanges)
+def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
+    done = answered(rewriting(plan_of_model(model, program_of(model)), rules), ModelChanges)
     assert done.folder
     path = done.folder / REWRITTEN
     return Rewritten(done.answer.changes, path if path.is_file() else None)
 
 
-def rewriting(plan: OnnxPlan, choice: RewriteChoice) -> Step:
+def rewriting(plan: OnnxPlan, rules: tuple[str, ...] | None) -> Step:
     """Ends with the model, with the rewrites that this build needs where they match."""
     tables = (hash_file(known_faults.MANIFEST), hash_file(known_faults.FIXES))
-    asked = WantedRewrites(choice.rules, tables)
+    asked = WantedRewrites(rules, tables)
     return command_step(plan, "onnx-rewrite", "rewritten", asked=asked, keeps_files=True)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ci.artifacts.compiler_log import Traffic
 from ci.explain.losses import BeyondHalf, Loss
-from ci.explain.rewriting import RewriteChoice, RewrittenPlace
+from ci.explain.rewriting import RewrittenPlace
 from ci.lanes.onnx.model_file import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
@@ -191,8 +191,10 @@ class CommandAnswer(TakenModel):
 
 
 @dataclass(frozen=True, slots=True)
-class WantedRewrites(RewriteChoice):
-    tables: tuple[str, ...] = ()
+class WantedRewrites:
+    rules: tuple[str, ...] | None
+    """None: all."""
+    tables: tuple[str, ...]
     """The digests of the tables of faults and of fixes: they say what is rewritten."""
 
 

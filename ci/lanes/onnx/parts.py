@@ -93,7 +93,7 @@ from ci.suite.accuracy import (
 )
 from ci.suite.findings import BEYOND_FIX, below_usual
 from ci.suite.precision import Precision, precision_named
-from ci.suite.qnn_provider import installed_build
+from ci.suite.qnn_provider import folded, installed_build, on_cpu
 from ci.suite.suite_file import Thresholds
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
@@ -175,7 +175,6 @@ def comparison_of(
     samples: Sequence[Sample],
     expected: Sequence[Sample],
     reference: Sequence[Sample],
-    into: Path,
     *,
     non_finite: bool,
 ) -> Comparison:
@@ -185,8 +184,8 @@ def comparison_of(
     names = [name for name in floats if name in of_quantized]
     if not names or not samples:
         return Comparison(expected, reference, non_finite)
-    wanted = _chosen_among(files.source, floats, names, samples, into)
-    found = _chosen_among(files.model, of_quantized, names, samples, into) if reference else {}
+    wanted = _chosen_among(files.source, floats, names, samples)
+    found = _chosen_among(files.model, of_quantized, names, samples) if reference else {}
     axes = {name: _axis(floats[name]) % wanted[name][0].ndim for name in names}
     noise = {name: tie_noise(wanted[name], found.get(name, ()), axes[name]) for name in names}
     choosers = [f"{floats[name].op_type} ({floats[name].name})" for name in names]
@@ -219,10 +218,9 @@ def _chosen_among(
     choosers: Mapping[str, onnx.NodeProto],
     names: Sequence[str],
     samples: Sequence[Sample],
-    into: Path,
 ) -> dict[str, list[Array]]:
     operands = {name: str(choosers[name].input[0]) for name in names}
-    rows = values_of(onnx.load(str(path)), samples, into, provider, operands.values())
+    rows = values_of(onnx.load(str(path)), samples, operands.values())
     return {name: [row[tensor] for row in rows] for name, tensor in operands.items()}
 
 
@@ -283,7 +281,7 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
         used = replace(used, compared=count)
     save(into / SAMPLES, samples)
     save(into / CALIBRATION, calibration)
-    save(into / EXPECTED, provider.on_cpu(model, samples))
+    save(into / EXPECTED, on_cpu(model, samples))
     return PreparedModel(
         model=str(model),
         used=used,
@@ -371,7 +369,7 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
         name=name or QUANTIZED,
         alone=order.case.recorded,
     )
-    outputs = provider.on_cpu(quantized, files.samples())
+    outputs = on_cpu(quantized, files.samples())
     save(into / REFERENCE, outputs)
     compared = Comparison(files.expected() if name else [], [], non_finite=False)
     return QuantizedModel(
@@ -428,7 +426,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
         settings=as_json(settings),
     )
     record.write(record_path(path))
-    compared = comparison_of(files, samples, expected, reference, path.parent, non_finite=case.non_finite)
+    compared = comparison_of(files, samples, expected, reference, non_finite=case.non_finite)
     if options.keeps_outputs and expected:
         for file in (files.prepared / EXPECTED, files.quantized / REFERENCE):
             if file.is_file():
@@ -436,7 +434,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
         save(order.into / OUTPUTS, outputs)
 
     def beyond() -> tuple[BeyondHalf, ...]:
-        return beyond_half(files.source, samples, path.parent) if precision.name == FLOAT_KIND else ()
+        return beyond_half(files.source, samples) if precision.name == FLOAT_KIND else ()
 
     return CompiledContext(
         record=record,
@@ -496,7 +494,7 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
         estimates=estimates,
         refused=refused,
         operators=dict(Counter(node.op_type for node in nodes)),
-        size=size_of(load_graph(provider.folded(files.source, into))),
+        size=size_of(folded(files.source)),
     )
 
 
@@ -509,6 +507,6 @@ def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreRequest) -> Scores:
         into = empty_folder(order.scratch / "exact")
         models.append(Path(quantize(replace(order, run=run, into=into), files, "").model))
     sample, source = files.calibration()[:1], changed if changed.is_file() else files.source
-    floats = graph_of(source, sample, order.scratch, places_of(files.source))
-    graphs = [graph_of(model, sample, order.scratch) for model in models]
+    floats = graph_of(source, sample, places_of(files.source))
+    graphs = [graph_of(model, sample) for model in models]
     return scores_of(floats, graphs, limits.seconds)

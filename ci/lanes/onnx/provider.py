@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 
 from ci.artifacts.compiler_log import (
     COLOUR,
@@ -27,7 +25,6 @@ from ci.artifacts.compiler_log import (
     traffic,
 )
 from ci.child import doing, printed_so_far, quiet, text_since
-from ci.diagnose.logs import read
 from ci.explain.onnx_graph import make_plain
 from ci.lanes.onnx.model_file import nodes_beside_context, opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
@@ -37,18 +34,20 @@ from ci.suite.precision import Precision
 from ci.suite.qnn_provider import (
     FALLBACK,
     VERBOSE,
+    OnnxModel,
+    explained,
+    failing,
     htp_options,
-    session_on_cpu,
+    message_of,
+    run,
     session_on_htp,
-    session_options,
 )
-from provisioning.base.commands import Fix, joined
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
 
 PREPROCESSED = "preprocessed.onnx"
 """What the quantizer made of a model first, if it changed it: it has the names of `nodes`."""
-FOLDED = "folded.onnx"
 TRACE = "qnn_op_trace.json"
 NOT_WHOLE = "it does not compile whole"
 LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
@@ -58,7 +57,6 @@ MOST_REASONS = 5
 QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 AXIS_OPSET = 13
 """The first in which ONNX's QuantizeLinear and DequantizeLinear have an axis."""
-SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
 
 
 class NotOnProvider(CheckFailed):
@@ -146,16 +144,6 @@ def quantized(
 
 
 @contextlib.contextmanager
-def _failing(message: str, *fixes: str) -> Iterator[None]:
-    """An error is one of ours that begins so."""
-    try:
-        yield
-    except Exception as error:
-        fix = joined([*fixes, _explained(str(error))])
-        raise CheckFailed(f"{message}: {_message_of(error)}", fix=fix) from error
-
-
-@contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
     """ONNX Runtime's tools import it where it is found, for an exporter of theirs: a second a model."""
     if "torch" in sys.modules:
@@ -166,20 +154,6 @@ def _without_torch() -> Iterator[None]:
         yield
     finally:
         del sys.modules["torch"]
-
-
-def on_cpu(model: Path, samples: Iterable[Sample]) -> list[Sample]:
-    """The outputs of the model as written: a quantized one computes in float between roundings."""
-    doing("run on CPU")
-    try:
-        session = session_on_cpu(model)
-    except Exception as error:
-        message = _message_of(error)
-        unknown = "not a registered function/op" in message
-        message = f"the CPU cannot run the model either: {message}"
-        fix = "write it with operators that ONNX Runtime has" if unknown else "export the model again"
-        raise CheckFailed(message, fix=fix) from error
-    return [run(session, sample) for sample in samples]
 
 
 def compiled(
@@ -235,9 +209,9 @@ def audited(
 
 
 def _not_compiled(error: Exception, reasons: Mapping[str, Refusal], why: str) -> CheckFailed:
-    message = f"the QNN provider cannot compile it: {_message_of(error)}"
+    message = f"the QNN provider cannot compile it: {message_of(error)}"
     listed = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
-    fix = _explained(message, *reasons.values()) or (why and f"{why} says why")
+    fix = explained(message, *reasons.values()) or (why and f"{why} says why")
     return CheckFailed("".join([message, *listed]), fix=fix)
 
 
@@ -246,21 +220,12 @@ def estimated(
 ) -> QnnEstimate | None:
     """QNN's own estimate, of a compile of its own. Raises CheckFailed where HTP does not take all of it."""
     profile, context = into / f"{soc.id}.csv", into / f"{soc.id}_ctx.onnx"
-    with _failing(NOT_WHOLE):
+    with failing(NOT_WHOLE):
         provider = provider_options(precision, soc, settings, profile)
         session_on_htp(model, provider, _context_options(settings, context, False))
     if nodes_beside_context(context):
         raise CheckFailed("HTP does not support all of it")
     return read_estimate(profile)
-
-
-def folded(model: Path, into: Path) -> Path:
-    """A copy without what does not depend on inputs, so that the shapes of all values can be told."""
-    options, path = session_options(), into / FOLDED
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath = str(path)
-    ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    return path
 
 
 def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str, str]:
@@ -287,16 +252,16 @@ def reloaded(
     provider = provider_options(None, soc, settings, None)
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
-    with _failing(f"{context} cannot be loaded", "compile it again"):
+    with failing(f"{context} cannot be loaded", "compile it again"):
         session = session_on_htp(context, provider, wanted)
     return [run(session, sample) for sample in samples]
 
 
 def on_htp(
-    model: Path, precision: Precision, soc: Soc, settings: Settings, samples: Sequence[Sample]
+    model: OnnxModel, precision: Precision, soc: Soc, settings: Settings, samples: Sequence[Sample]
 ) -> list[Sample]:
     """The outputs of a model that is compiled for it and not kept; the CPU takes what HTP does not."""
-    with _failing("the QNN provider cannot compile it"):
+    with failing("the QNN provider cannot compile it"):
         session = session_on_htp(model, provider_options(precision, soc, settings, None), settings.session)
     return [run(session, sample) for sample in samples]
 
@@ -317,14 +282,6 @@ def _traffic(start: int) -> Traffic | None:
     lines = [line.rpartition(OF_QNN)[2].strip() for line in text.splitlines()]
     graphs = traffic("\n".join(filter(None, lines)) + "\n")
     return total(graphs) if graphs else None
-
-
-def run(session: Any, sample: Sample) -> Sample:
-    """The outputs of one inference."""
-    names = [output.name for output in session.get_outputs()]
-    with _failing("it was compiled, and running it fails", "look at the inputs' values"):
-        outputs = session.run(names, sample)
-    return dict(zip(names, outputs, strict=True))
 
 
 def _audit(model: Path, folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
@@ -354,13 +311,6 @@ def _reason(text: str, of_qnn: Refusal | None) -> str:
     return f"{reason.rstrip('.')} ({of_qnn})" if of_qnn else reason
 
 
-def _explained(message: str, *refused: Refusal) -> str:
-    """The command that explains the codes; empty if none is known."""
-    codes = dict.fromkeys(str(code.code) for code in [*read(message).codes, *(row.code for row in refused)])
-    word = "code" if len(codes) == 1 else "codes"
-    return Fix(f"{{}} explains the {word}", ("diagnose", *codes)) if codes else ""
-
-
 def _not_taken(model: Path, audit: Audit, precision: Precision, why: str) -> NotOnProvider:
     named = "; ".join(map(str, audit.unsupported[:5]))
     more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
@@ -374,12 +324,6 @@ def _not_taken(model: Path, audit: Audit, precision: Precision, why: str) -> Not
     message = f"{len(audit.unsupported)} of {audit.nodes} nodes do not run on HTP: {named}{more}"
     operators = {node.op_type for node in onnx.load(str(model), load_external_data=False).graph.node}
     return NotOnProvider(message, fix, kinds, operators)
-
-
-def _message_of(error: Exception) -> str:
-    """The message without the place in ONNX Runtime's source."""
-    text = SOURCE.sub("", " ".join(str(error).split()))
-    return text[:600] or type(error).__name__
 
 
 def export(

@@ -10,7 +10,6 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import onnx
 
@@ -27,7 +26,7 @@ from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
-from ci.explain.rewriting import RewriteChoice, needs_of
+from ci.explain.rewriting import needs_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (
     REWRITTEN,
@@ -38,6 +37,7 @@ from ci.lanes.onnx.orders import (
     Losses,
     ModelChanges,
     Nothing,
+    WantedRewrites,
 )
 from ci.lanes.onnx.samples import ModelFiles
 from ci.lanes.onnx.suite import OnnxOrder
@@ -97,38 +97,32 @@ def _module(noted: str) -> str:
 def graph_of(
     path: Path,
     samples: Sequence[Sample],
-    into: Path,
     places: Places = NO_PLACES,
     reference: str = FLOAT_MODEL,
 ) -> OnnxGraph:
-    return OnnxGraph(onnx.load(str(path)), samples, into, provider, places, reference, path)
+    return OnnxGraph(onnx.load(str(path)), samples, places, reference, path)
 
 
-def rewrite(order: OnnxOrder, files: ModelFiles, choice: RewriteChoice) -> ModelChanges:
+def rewrite(order: OnnxOrder, files: ModelFiles, wanted: WantedRewrites) -> ModelChanges:
     """Write the model with every rewrite that is needed, matches and is proved."""
     model = onnx.load(str(files.source))
     if any(node.op_type in QUANTIZERS for node in model.graph.node):
         message = f"{order.case.model} is already quantized, but rewrites need a float model"
         raise CheckFailed(message, fix="name the float model")
     samples = [*files.samples(), *files.calibration()][:COMPARED]
-    repaired = RepairedOnnx(model, samples, order.into, provider, places_of(files.source))
+    repaired = RepairedOnnx(model, samples, places_of(files.source))
     versions = {"qnn": version_in(installed_build()), "onnxruntime-qnn": version("onnxruntime-qnn")}
-    repaired.apply(needs_of(order.run.precision, "onnx", versions, choice))
+    repaired.apply(needs_of(order.run.precision, "onnx", versions, wanted.rules))
     if repaired.rewritten:
-        onnx.save(repaired.model.model, str(order.into / REWRITTEN))
+        onnx.save(repaired.model, str(order.into / REWRITTEN))
     return ModelChanges(tuple(repaired.changes))
 
 
-class ProviderTrial:
-    """Compiles a graph for a target, and runs it."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-
-    def outputs(self, graph: Any, expected: Sequence[Sequence[Array]]) -> list[list[Array]]:
-        names = [value.name for value in graph.model.graph.output]
-        rows = provider.on_htp(graph.file, *self.target, graph.fed())
-        return [[row[name] for name in names] for row in rows]
+def on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """The graph's outputs, compiled for a target."""
+    names = [value.name for value in graph.model.graph.output]
+    rows = provider.on_htp(graph.source, *target, graph.fed())
+    return [[row[name] for name in names] for row in rows]
 
 
 def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> DivergenceResult:
@@ -138,22 +132,22 @@ def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> Di
     quantized = target[0].quantized or target[0].name == "qdq"
     reference = QUANTIZED_MODEL if quantized else FLOAT_MODEL
     into = empty_folder(order.scratch)
-    graph = graph_of(files.model, files.samples(), into, places, reference)
-    keep, trial = partial(keep_partial, into), ProviderTrial(target)
+    graph = graph_of(files.model, files.samples(), places, reference)
+    keep, trial = partial(keep_partial, into), partial(on_emulator, target)
     return Divergence(graph, trial, limits.least, seconds, limits.whole, keep).search()
 
 
 def script(order: OnnxOrder, files: ModelFiles, request: ScriptRequest) -> OperatorScript:
     """One operator of the quantized model, alone."""
     options = provider.provider_options(*target_of(order), None)
-    graph = graph_of(files.model, files.samples(), order.scratch)
+    graph = graph_of(files.model, files.samples())
     return proved_script(request, partial(graph.script, request, options))
 
 
 def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:
     """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
-    sample, into, places = files.samples()[:1], files.quantized, places_of(files.source)
-    floats, rounded = graph_of(files.source, sample, into, places), graph_of(files.model, sample, into)
+    sample, places = files.samples()[:1], places_of(files.source)
+    floats, rounded = graph_of(files.source, sample, places), graph_of(files.model, sample)
     wanted, found = floats.values(0), rounded.values(0)
 
     def decibels(name: str) -> float | None:
@@ -165,6 +159,6 @@ def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:
     return Losses(losses_of(floats, decibels))
 
 
-def beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> tuple[BeyondHalf, ...]:
+def beyond_half(source: Path, samples: Sequence[Sample]) -> tuple[BeyondHalf, ...]:
     """The operators of a float model whose values leave fp16."""
-    return beyond_of(graph_of(source, samples, into, places_of(source)), MASKS)
+    return beyond_of(graph_of(source, samples, places_of(source)), MASKS)

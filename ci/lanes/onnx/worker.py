@@ -259,7 +259,7 @@ def _ran(request: Mapping[str, object]) -> dict[str, object]:
     (arrays,) = saved(Path(asked.inputs))
     if not asked.soc:
         inputs = [checked(arrays, signature_of(load_graph(path)), "--input")]
-        outputs = provider.on_cpu(path, inputs)
+        outputs = qnn_provider.on_cpu(path, inputs)
     else:
         context, soc = read_context(path), soc_named(asked.soc)
         if not asked.as_it_is:
