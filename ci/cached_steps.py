@@ -58,30 +58,6 @@ class NotExported(NotCached):
     """There is no graph of the model. Its work is done all the same: it says what is wrong."""
 
 
-def _name_of(program: Named) -> str:
-    return program.name
-
-
-def _cheap(program: Named) -> Job:
-    return Job(program.name)
-
-
-def _any(program: Named, result: Result) -> bool:
-    return True
-
-
-def _line_of(program: Named, result: Result) -> Line:
-    return line_of(result)
-
-
-def _nothing(program: Named, gone: WorkerDied, folder: Path) -> None:
-    return None
-
-
-def _no_rows(program: Named, reply: Mapping[str, object]) -> Key:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One piece of a lane's work on its programs. `program` is what its plan has of them."""
@@ -104,17 +80,17 @@ class Step:
     """The dataclass of a reply, new or cached; None of a step that reads none."""
     keeps_files: bool = False
     """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
-    cost: Callable[[Any], Job] = _cheap
-    accepts: Callable[[Any, Result], bool] = _any
+    cost: Callable[[Any], Job] = lambda program: Job(program.name)
+    accepts: Callable[[Any, Result], bool] = lambda program, result: True
     """Whether a result is one to keep, and to take when it is there. The log of another one stays."""
-    line: Callable[[Any, Result], Line] = _line_of
+    line: Callable[[Any, Result], Line] = lambda program, result: line_of(result)
     export: Callable[[Any], ChildTask] | None = None
     """What builds the program's model; programs of one name share it."""
-    export_key: Callable[[Any, Mapping[str, object]], Key] = _no_rows
+    export_key: Callable[[Any, Mapping[str, object]], Key] = lambda program, reply: {}
     """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
-    subject: Callable[[Any], str] = _name_of
+    subject: Callable[[Any], str] = lambda program: str(program.name)
     """What tells a program from all others, of whatever suite."""
-    left: Callable[[Any, WorkerDied, Path], dict[str, object] | None] = _nothing
+    left: Callable[[Any, WorkerDied, Path], dict[str, object] | None] = lambda *_: None
     """What a process that died has left in its folder that is a result."""
 
 

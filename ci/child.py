@@ -255,18 +255,6 @@ def text_since(begin: int) -> str:
     return os.pread(_log, max(0, end - begin), begin).decode("utf-8", "replace")
 
 
-def new_text() -> Callable[[], str]:
-    """Returns what this process printed to its log since the last call."""
-    position = 0
-
-    def read() -> str:
-        nonlocal position
-        begin, position = position, printed_so_far()
-        return text_since(begin)
-
-    return read
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Hide warnings and advice, such as those of ONNX's exporter and quantizer, which do not apply here."""

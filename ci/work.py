@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,11 @@ class ChildTask:
     request: Mapping[str, object]
     """Its `log` is the file that gets the output; the folders that it names are those of child.folders_of."""
     timeout: float
-    flag: str = "--timeout"
-    """Of the command line: what sets this limit."""
     cost: Job | None = None
     export: str = ""
     """The name of the export that it needs."""
     until: float = math.inf
     """A time of time.monotonic() at which it ends, if that is before its own limit."""
-
-    def limited(self) -> ChildTask:
-        """With the time that it has if it begins now."""
-        left = self.until - time.monotonic()
-        return self if left >= self.timeout else replace(self, timeout=max(0.0, round(left, 1)), flag=OVERALL)
 
 
 @dataclass(frozen=True)
@@ -321,7 +314,6 @@ class Orders:
 
     def start(self, task: ChildTask, cores: set[int], *, holds: bool = False) -> Running:
         """With `holds`, the process of the task stays after its reply, for tasks that are forks of it."""
-        task = task.limited()
         # Made here, because a process that is killed cannot remove it.
         folder = Path(tempfile.mkdtemp(prefix="qnn-ci-"))
         order = {"function": task.function, "request": dict(task.request), "cores": sorted(cores)}
@@ -436,8 +428,13 @@ class Running:
     _late: bool = False
 
     @property
+    def _limit(self) -> float:
+        """The seconds that it has."""
+        return max(0.0, min(self.task.timeout, round(self.task.until - self._began, 1)))
+
+    @property
     def deadline(self) -> float:
-        return self._began + self.task.timeout + (GRACE_SECONDS if self._late else 0.0)
+        return self._began + self._limit + (GRACE_SECONDS if self._late else 0.0)
 
     @property
     def doing(self) -> str:
@@ -475,7 +472,8 @@ class Running:
         self.seconds = time.monotonic() - self._began
         code, used = json.loads(text) if text else (-signal.SIGKILL, 0.0)
         if self._late and code:
-            limit, flag = self.task.timeout, self.task.flag
+            limit = self._limit
+            flag = "--timeout" if limit == self.task.timeout else OVERALL
             trouble = of_time(limit, used, flag)
             outcome: TaskOutcome = WorkerDied(
                 "timeout", f"no result after {limit:g} s ({flag})", trouble=trouble

@@ -13,13 +13,12 @@ from ci.explain.lane import explainer, measured
 from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.output import file_line, keep_origins, require_own, writing_into
-from ci.one_model.product import ELSEWHERE, Outcome, cells_of, smallest
+from ci.one_model.product import Outcome, cells_of, smallest
 from ci.one_model.report import ModelReport
 from ci.suite.precision import MORE_EXACT, written_name
 from provisioning.base import answer
 from provisioning.base.commands import session
 from provisioning.base.errors import exit_code_of
-from provisioning.base.files import disk_errors
 from provisioning.base.rendering import plural
 from provisioning.base.units import aligned
 from provisioning.known_faults import fix_at
@@ -180,7 +179,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
     path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
     inferences = model.inferences
-    with disk_errors(ELSEWHERE), writing_into(output.absolute(), model.selection.store) as (new, publish):
+    with writing_into(output.absolute(), model.selection.store) as (new, publish):
         require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
         shutil.copyfile(rewritten.model, new / path.name)
         (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")

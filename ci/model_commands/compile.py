@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,17 +38,14 @@ def run(args: argparse.Namespace) -> int:
     return compile_precisions(model, precisions, suite)
 
 
-def compile_model(
-    model: OneModel, suite: Path | None, history: History, rows: list[Mapping[str, str]]
-) -> int:
-    """Write a program for each chip, and into `rows` what a table says of it; with `suite`, add the model to
-    that suite too. What is in `history` is not said again."""
+def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
+    """Write a program for each chip; with `suite`, add the model to that suite too. What is in `history` is
+    not said again."""
     from ci.explain.cause import explained
     from ci.one_model.into_suite import addition_of
     from ci.one_model.output import writing_into
-    from ci.one_model.product import ELSEWHERE, Compiles, Product, judged, write_products
+    from ci.one_model.product import Compiles, Product, judged, write_products
     from ci.one_model.report import reported
-    from provisioning.base.files import disk_errors
 
     def work(report: ModelReport) -> int:
         lane: Compiles = model.lane.product
@@ -56,12 +53,11 @@ def compile_model(
         programs = lane.programs_of(model)
         addition = addition_of(model, suite) if suite else None
         output = model.output.absolute()
-        with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
+        with writing_into(output, model.selection.store) as (new, publish):
             compiled = lane.products_of(model, programs)
             products = [product for product in compiled if isinstance(product, Product)]
             if len(products) == len(compiled):
                 write_products(products, model, new, publish, report, history)
-                rows.extend(report.cells)
                 if addition:
                     addition.write(products)
         products = explained(model, programs, compiled, history)
@@ -86,22 +82,19 @@ def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite:
     for other in precisions[1:]:
         # What cannot be meant is refused before the first is compiled.
         lane.programs_of(replace(model, precision=other))
-    rows: list[Mapping[str, str]] = []
     errors: list[str] = []
     history, code = History(), 0
     with sharing_templates():
         for precision in precisions:
-            model, cells = replace(model, precision=precision), list[Mapping[str, str]]()
             try:
-                code = max(code, compile_model(model, suite, history, cells))
+                code = max(code, compile_model(replace(model, precision=precision), suite, history))
             except ToolkitError as error:
                 if not several:
                     raise
                 show_error(error)
                 code = max(code, error.exit_code)
                 errors.append(f"{precision}: {error.message.splitlines()[0]}")
-            rows.extend({"precision": str(precision), **row} for row in cells)
-    if several and rows:
+    if several and (rows := history.rows):
         print("\n".join(aligned([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
     if errors:
         print("\n".join(errors))

@@ -58,9 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.lane import explainer
     from ci.explain.losses import as_text
     from ci.one_model.output import writing_into
-    from ci.one_model.product import ELSEWHERE, History, judged, write_products
+    from ci.one_model.product import History, judged, write_products
     from ci.one_model.report import ModelReport, reported
-    from provisioning.base.files import disk_errors
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     output = model.output.absolute()
 
     def work(report: ModelReport) -> int:
-        with disk_errors(ELSEWHERE), writing_into(output, model.selection.store) as (new, publish):
+        with writing_into(output, model.selection.store) as (new, publish):
             products = lane.quantized(model)
             write_products(products, model, new, publish, report, History())
         return judged(products, report)

@@ -4,7 +4,7 @@ language model says."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 from ci.one_model.model import (
     CHECKPOINT,
     ONNX,
-    PYTORCH,
     OneModel,
     add_dimension,
     add_limit,
     add_option,
-    present_in,
     program_to_run,
+    require_taken,
 )
 from provisioning.base import answer
 from provisioning.base.command_line import (
@@ -28,7 +27,7 @@ from provisioning.base.command_line import (
     switch,
     valued,
 )
-from provisioning.base.commands import leave_out, session
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection
 
@@ -44,12 +43,6 @@ EXAMPLES = """\
   qnn-ci run out/ --chat "What is a rope?"
 """
 
-TAKEN_BY = {
-    **dict.fromkeys(("input", "output", "compare"), (PYTORCH, ONNX)),
-    **dict.fromkeys(("dimension", "as_it_is", "option"), (ONNX,)),
-    **dict.fromkeys(("chat", "system", "tokens"), (CHECKPOINT,)),
-}
-"""The kinds of model that a flag is for, where it is not for all."""
 TOKENS = 32
 
 
@@ -97,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
 
     model, output, inputs = program_to_run(args), args.output, args.input
     typed = args.compare
-    _require_taken(model, present_in(args), args.prompt)
+    require_taken(model.lane, args, ("input", "output", "compare"))
+    _require_prompt(model, args.prompt)
     if model.lane == CHECKPOINT:
         from ci.lanes.llm import commands
 
@@ -127,13 +121,8 @@ def run(args: argparse.Namespace) -> int:
     return reported("run", model, [], work)
 
 
-def _require_taken(model: OneModel, present: Collection[str], prompt: str | None) -> None:
-    """Refuse flags that this kind of model ignores: the user would believe that they worked."""
-    for name in sorted(present):
-        if model.lane not in TAKEN_BY.get(name, (model.lane,)):
-            flag = f"--{name.replace('_', '-')}"
-            kinds = " and ".join(lane.models for lane in TAKEN_BY[name])
-            raise UsageError(f"{flag} is for {kinds}, not for {model.typed}", fix=leave_out(flag))
+def _require_prompt(model: OneModel, prompt: str | None) -> None:
+    """Of a language model, and of no other."""
     if prompt and model.lane != CHECKPOINT:
         message = f"{prompt!r}: a text is for language models, and {model.typed} is none"
         raise UsageError(message, fix="--input FILE.npy names an input")

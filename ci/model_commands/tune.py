@@ -117,9 +117,7 @@ def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -
     """Write which operators have which precision, if a mixture holds what it must."""
     from ci.explain.tune import as_text, document, settings_of, wrong
     from ci.one_model.output import file_line, keep_origins, require_own, writing_into
-    from ci.one_model.product import ELSEWHERE
     from ci.suite.suite_file import PRECISION_SUFFIX, precision_text
-    from provisioning.base.files import disk_errors
 
     answer.add(model=model.typed, **document(found))
     print("\n".join(as_text(found)))
@@ -133,7 +131,7 @@ def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -
     precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
     name = f"{stem}{PRECISION_SUFFIX}"
     text = precision_text(model.lane.suites.lane, precision, nodes, comment)
-    with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
+    with writing_into(folder, model.selection.store) as (scratch, publish):
         require_own([folder / name], model.typed)
         (scratch / name).write_text(text, encoding="utf-8")
         files = publish([scratch / name])

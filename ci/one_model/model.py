@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -72,13 +73,13 @@ ONNX = ModelLane(
     "ONNX models",
     "ci.lanes.onnx",
     "onnx",
-    ("per_channel", "embed", "dimension", "option", "source"),
+    ("per_channel", "embed", "dimension", "option", "as_it_is"),
 )
 CHECKPOINT = ModelLane(
     "checkpoints of language models",
     "ci.lanes.llm",
     "llm",
-    ("through", "context", "prefill", "parts"),
+    ("through", "context", "prefill", "parts", "chat", "system", "tokens"),
     LANGUAGE_TIMEOUT,
     only_compiles=True,
 )
@@ -221,28 +222,19 @@ def add_dimension(parser: argparse._ActionsContainer) -> None:
 
 
 def one_model_of(args: argparse.Namespace, *, checkpoints: bool = False) -> OneModel:
-    """MODEL. Refuses flags that its kind of model ignores: the user would believe that they worked; and a
-    checkpoint, where the command takes none."""
+    """MODEL. Refuses a checkpoint, where the command takes none."""
     lane = lane_of(args.model, Parser.user_folder())
     if lane.only_compiles and not checkpoints:
         raise UsageError(
             f"{args.model}: this command takes PyTorch and ONNX models",
             fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
         )
-    present = present_in(args)
-    for name, flag in {"suite": "--suite", "precision_file": "--precision-file"}.items():
-        if lane == CHECKPOINT and name in present:
-            raise UsageError(f"{flag} has no effect on a checkpoint", fix=leave_out(flag))
+    present = require_taken(lane, args, ("suite", "precision_file"))
     if "precision_file" in present and {"precision", "precisions", "suite"} & present:
         raise UsageError(
             "--precision-file already has the precision, and a suite names its own",
             fix='leave --precision and --suite out; in a run of the suite: precision_file = "FILE"',
         )
-    for other in LANES:
-        for name in other.flags:
-            if name in present and other != lane:
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} is for {other.models}, not for {args.model}", fix=leave_out(flag))
     return OneModel(
         typed=args.model or "",
         lane=lane,
@@ -261,9 +253,18 @@ def one_model_of(args: argparse.Namespace, *, checkpoints: bool = False) -> OneM
     )
 
 
-def present_in(args: argparse.Namespace) -> set[str]:
-    """The names of the flags that were typed, or have a default."""
-    return {name for name, value in vars(args).items() if value}
+def require_taken(lane: ModelLane, args: argparse.Namespace, of_no_checkpoint: Iterable[str]) -> set[str]:
+    """The names of the flags that were typed, or have a default. Refuses those that this kind of model
+    ignores: the user would believe that they worked."""
+    lanes_by_flag: dict[str, tuple[ModelLane, ...]]
+    lanes_by_flag = {name: (other,) for other in LANES for name in other.flags}
+    lanes_by_flag |= dict.fromkeys(of_no_checkpoint, (PYTORCH, ONNX))
+    present = {name for name, value in vars(args).items() if value}
+    for name in sorted(present & lanes_by_flag.keys()):
+        if lane not in (lanes := lanes_by_flag[name]):
+            flag, kinds = f"--{name.replace('_', '-')}", " and ".join(other.models for other in lanes)
+            raise UsageError(f"{flag} is for {kinds}, not for {args.model}", fix=leave_out(flag))
+    return present
 
 
 def check_model(args: argparse.Namespace, folder: Path) -> None:

@@ -23,8 +23,9 @@ from ci.suite.suite_file import Thresholds
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import replace_text
+from provisioning.base.files import disk_errors, replace_text
 
+ELSEWHERE = "name another folder with -o"
 SCRATCH = ".qnn-ci-new-"
 ORIGINS = ".qnn-ci-origins.json"
 """Of files that have no record of their own: whose they are."""
@@ -36,9 +37,9 @@ Publish = Callable[[Sequence[Path]], list[Path]]
 def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
     """A scratch folder below `folder`, and a function that moves finished files from it into `folder`.
 
-    After an error nothing is left there. The mutex is a file in the store, so that the folder contains only
-    models."""
-    with _mutex(folder, store):
+    After an error nothing is left there; one of the machine is EnvironmentLacking. The mutex is a file in the
+    store, so that the folder contains only models."""
+    with disk_errors(ELSEWHERE), _mutex(folder, store):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # Left by a killed process.

@@ -173,7 +173,6 @@ def smallest(
 
 
 NOT_TRIED = Outcome()
-ELSEWHERE = "name another folder with -o"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +246,8 @@ class History:
     """What a command has said of its model and done for it, at any precision."""
 
     words: set[str] = field(default_factory=set)
+    rows: list[Mapping[str, str]] = field(default_factory=list)
+    """Of each program that was made: what a table of several precisions says."""
     searched: bool = False
     """Whether it has searched for a cause or a fix: that takes minutes, so the other precisions get none."""
 
@@ -278,7 +279,8 @@ def write_products(
     for product in products:
         report.warn(product.warnings)
         if product.chips:
-            report.cells.append({"chip": product.chips, **cells_of(product.outcome)})
+            row = {"precision": str(model.precision), "chip": product.chips}
+            history.rows.append({**row, **cells_of(product.outcome)})
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
         new = [warning for warning in product.warnings if warning not in history.words]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ci.one_model.model import OneModel
@@ -27,8 +27,6 @@ class ModelReport:
     name: str
     model: OneModel
     stage: StageRun
-    cells: list[Mapping[str, str]] = field(default_factory=list)
-    """Of each program that was made: what a table of several precisions says."""
 
     def warn(self, messages: Iterable[str]) -> None:
         for message in messages:

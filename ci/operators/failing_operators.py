@@ -21,7 +21,7 @@ from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
-from ci.child import new_text, printed_so_far, text_since
+from ci.child import printed_so_far, text_since
 from ci.diagnose.logs import with_names_of_data_types
 from ci.models.model_lines import fix_inside, is_inside, place_in_words, source_of
 from ci.operators.partition import (
@@ -289,7 +289,7 @@ def workaround_of(
 @contextmanager
 def naming() -> Iterator[None]:
     """The error of a lowering that fails meanwhile says which operators fail alone."""
-    watch = PartitionerSpy(new_text())
+    watch = PartitionerSpy()
     search, backend = Search(watch), qnn_preprocess.QnnBackend
     with watch.installed(), search.installed():
         lower = backend.preprocess_multimethod

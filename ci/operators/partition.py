@@ -35,6 +35,7 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_plain_words
+from ci.child import printed_so_far, text_since
 from ci.diagnose.logs import with_names_of_data_types
 from ci.models.model_lines import source_of
 from ci.one_model.product import smallest
@@ -60,9 +61,8 @@ class Decision:
 
 @dataclass
 class PartitionerSpy:
-    """Collects decisions while it is installed; `printed` returns what native code printed meanwhile."""
+    """Collects decisions while it is installed."""
 
-    printed: Callable[[], str]
     on_cpu: Container[object] = ()
     """Names of nodes that stay on the CPU, among them constants' dequantizers, which the partitioner's own
     list does not cover."""
@@ -81,14 +81,14 @@ class PartitionerSpy:
 
         def watched(checker: Any, submodules: Any, node: Any) -> bool:
             messages.clear()
-            self.printed()
+            begin = printed_so_far()
             self.users[node.name] = tuple(user.name for user in node.users)
             if node.name in self.on_cpu:
                 node.meta[QCOM_FALLBACK_NODE] = True
             self.current = node
             supported = bool(original(checker, submodules, node))
             self.current = None
-            reason = "" if supported else _reason(messages, self.printed(), node)
+            reason = "" if supported else _reason(messages, text_since(begin), node)
             self.decisions[node.name] = Decision(operator_name(node), supported, reason)
             return supported
 

@@ -151,7 +151,7 @@ def compiled(
     selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
     lane, work = Toys("toys", "", "", (), only_compiles=True), WorkOptions(jobs=1)
     model = OneModel(selection, str(width), lane, work, output=folder / "out", **more)
-    assert compile_model(model, suite, History(), []) == 0
+    assert compile_model(model, suite, History()) == 0
 
 
 def test_what_was_made_of_another_model_of_the_same_name_stays(

@@ -25,7 +25,7 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
-from ci.child import new_text, printed_so_far, text_since
+from ci.child import printed_so_far, text_since
 from ci.explain.audit import KeptNodes
 from ci.explain.losses import BeyondHalf, beyond_of
 from ci.explain.torch_graph import TorchGraph, operator_at, outputs_of
@@ -221,7 +221,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     into, computed = request.into, ComputedModel.of(chip_model)
     module, reference, worst = computed.module, computed.reference, computed.losses[:NAMED]
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
-    watch = PartitionerSpy(new_text())
+    watch = PartitionerSpy()
     search = Search(watch)
     begin = 0
 
