@@ -16,6 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.report.collect import report_in
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.files import write_all
@@ -144,7 +145,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path) -> Report:
     """The stage's own report if it agrees with the exit code, else an error; never a pass. `stand_in` is for
     a missing or unreadable one."""
     try:
-        report = Report.read(file)
+        report = report_in(file)
         if code == 0 and report.outcome is Outcome.PASS:
             return report
         if code == INTERNAL and report.outcome is Outcome.ERROR:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.report.collect import LANES, Lane, Row, mapping, number, rows_of
+from ci.report.collect import LANES, Lane, Row, report_in, rows_of
 from ci.suite.accepted import Tolerances, load_tolerances
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed
@@ -40,13 +40,10 @@ WORSE: dict[What, str] = {
     "pte_bytes": "larger: .pte",
     "context_bytes": "larger: context",
 }
-"""The worst first."""
+"""The worst first. All repeat exactly, or nearly: seconds, which depend on the machine, are not compared."""
 
-FIGURES = ("sqnr_db", "reference_sqnr_db", "agreement", "top1")
-COSTS = ("ddr_read", "ddr_written", "pte_bytes", "context_bytes")
-"""What repeats exactly, or nearly. Seconds depend on the machine."""
-
-Figure = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
+Figure = Annotated[float, Field(ge=-1e20, le=1e20, allow_inf_nan=False)]
+"""Any number that a report can hold."""
 
 
 class ChangedFigure(Model):
@@ -115,7 +112,7 @@ def reports_in(folder: Path, other: Path) -> list[Report]:
     apart = others if others != own and others.is_relative_to(own) else None
     files = [file for stage in LANES for file in sorted(own.rglob(f"{stage}.json"))]
     try:
-        return [Report.read(file) for file in files if not (apart and file.is_relative_to(apart))]
+        return [report_in(file) for file in files if not (apart and file.is_relative_to(apart))]
     except ValueError as error:
         raise CheckFailed(str(error), fix="run its stage again, or read the log of its job") from error
 
@@ -127,11 +124,8 @@ def rank(change: ChangedFigure) -> tuple[int, str, str]:
 
 def figures_of(row: Row) -> dict[str, float]:
     """Of a program's row: what is compared."""
-    tables = (row, mapping(row.get("figures")), mapping(row.get("costs")))
-    numbers = {"passed": float(row.get("verdict") == "pass")}
-    for table in tables:
-        numbers |= {key: value for key in WORSE if (value := number(table, key)) is not None}
-    return numbers
+    known = {**row.figures, **row.costs, "cpu_operators": row.cpu_operators, "passed": float(row.passed)}
+    return {key: value for key in WORSE if isinstance(value := known.get(key), int | float)}
 
 
 def _worse(
@@ -143,8 +137,8 @@ def _worse(
 
 
 def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> bool:
-    if what in FIGURES:
-        return now < before - (tolerances.sqnr_margin_db if what.endswith("_db") else SHARE)
-    if what in COSTS:
-        return now > tolerances.costs[what].most(before)
-    return now < before if what == "passed" else now > before
+    if cost := tolerances.costs.get(what):
+        return now > cost.most(before)
+    if what == "cpu_operators":
+        return now > before
+    return now < before - (tolerances.sqnr_margin_db if what.endswith("_db") else SHARE)

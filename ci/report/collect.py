@@ -1,17 +1,17 @@
-"""Reading reports/: one profile, the newest run first. Each file and each expected stage is accounted for.
-
-A report's metrics may have any form: what is not as expected is absent."""
+"""Reading reports/: one profile, the newest run first. Each file and each expected stage is accounted for."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+from ci.operators import GraphPart
+from ci.plain import read
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import joined, quoted, session
 from provisioning.base.findings import (
@@ -107,16 +107,31 @@ def did_not_run(stage: str, reason: str, command: str = "", *, expected: bool = 
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
 
 
+def report_in(path: Path) -> Report:
+    """Raises ValueError with the reason for a file that is no report, contradicts itself, or has rows that no
+    stage writes."""
+    from pydantic import ValidationError
+
+    report = Report.read(path)
+    if report.outcome is Outcome.PASS and outcome_of(report.findings) is not Outcome.PASS:
+        raise ValueError("its outcome is pass, and it holds an error")
+    try:
+        rows_of(report, "programs", "models")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return report
+
+
 def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
     reports: dict[str, Report] = {}
     problems: list[Finding] = []
     for path in sorted(directory.glob("*.json")):
         try:
-            report = Report.read(path)
+            report = report_in(path)
             if report.stage != path.stem:
                 raise ValueError(f"{path}: holds the report of {report.stage}")
             _began(report)
-            _agree(report)
             reports[report.stage] = cleaned(report, Parser.user_folder().absolute())
         except (OSError, ValueError) as error:
             fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
@@ -200,12 +215,6 @@ def _stages_of(gate: Report | None) -> Iterable[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _agree(report: Report) -> None:
-    """Raises ValueError if a report passes that holds an error."""
-    if report.outcome is Outcome.PASS and outcome_of(report.findings) is not Outcome.PASS:
-        raise ValueError("its outcome is pass, and it holds an error")
-
-
 def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report:
     return Report(
         stage=stage,
@@ -223,8 +232,6 @@ def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report
 
 # A report's metrics
 
-Row = Mapping[str, Metric]
-
 Lane = Literal["executorch", "onnx", "llm"]
 LANES: dict[str, Lane] = {
     "test_lowering": "executorch", "test_emulator": "executorch", "test_onnx": "onnx", "test_llm": "llm",
@@ -232,24 +239,71 @@ LANES: dict[str, Lane] = {
 """By stage: the lane of the programs in its report."""
 
 
-def mapping(value: Metric) -> Row:
-    return value if isinstance(value, dict) else {}
+@dataclass(frozen=True, slots=True)
+class TextFigure:
+    """How a language model reads held-out text, with the standard error."""
+
+    value: float | None = None
+    error: float | None = None
 
 
-def entries(value: Metric) -> Sequence[Metric]:
-    return value if isinstance(value, list) else []
+@dataclass(frozen=True, slots=True)
+class LayersPart:
+    """A part of a language model, on its own."""
+
+    name: str
+    output: str
+    db: float | None = None
+    least_db: float | None = None
+    cpu_db: float | None = None
 
 
-def word(row: Row, key: str) -> str:
-    value = row.get(key)
-    return value if isinstance(value, str) else ""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a stage says of a program, or a command of a model: the names that a report's tables have."""
+
+    verdict: str = ""
+    command: str = ""
+    case: str = ""
+    run: str = ""
+    soc: str = ""
+    scheme: str = ""
+    precision: str = ""
+    through: str = ""
+    cached: bool = False
+    seconds: float | None = None
+    delegates: int | None = None
+    cpu_operators: int | None = None
+    partition: list[GraphPart] = field(default_factory=list)
+    """The graph in order: what runs on the HTP, and what runs on the CPU in between."""
+    figures: dict[str, float | dict[str, TextFigure] | None] = field(default_factory=dict)
+    thresholds: dict[str, float | None] = field(default_factory=dict)
+    costs: dict[str, float | None] = field(default_factory=dict)
+    bytes: float | None = None
+    """The size of a language model's binaries."""
+    baseline: dict[str, float | None] = field(default_factory=dict)
+    baseline_build_id: str = ""
+    parts: list[LayersPart] = field(default_factory=list)
+    slices: list[str] = field(default_factory=list)
+    when: str = ""
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "pass"
 
 
-def number(row: Row, key: str) -> float | None:
-    value = row.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18:
-        return float(value)
-    return None
+def rows_of(report: Report, *tables: Literal["programs", "models"]) -> dict[str, Row]:
+    """The rows of these tables in the report, by name; `report_in` has refused one that has others."""
+    rows: dict[str, Row] = {}
+    for table in tables:
+        rows |= read(dict[str, Row], report.metrics.get(table, {}))
+    return rows
+
+
+def of_models(report: Report) -> bool:
+    """Whether a report holds what was done of single models, one command after the other."""
+    return "models" in report.metrics
 
 
 UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
@@ -265,33 +319,3 @@ UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
 
 def in_unit(key: str, value: float) -> str:
     return next(shown(value) for form, shown in UNITS if fnmatchcase(key, form))
-
-
-ORDER = ("fail", "pass")
-"""The worst verdict first."""
-
-
-def verdict_of(*rows: Row) -> str:
-    """The worst of a program's rows; one without a verdict has failed."""
-    words = [word(row, "verdict") for row in rows]
-    return min((text if text in ORDER else ORDER[0] for text in words), key=ORDER.index, default=ORDER[0])
-
-
-def rows_of(report: Report, key: str) -> dict[str, Row]:
-    """The rows of a table in the report, by name."""
-    return {name: mapping(row) for name, row in mapping(report.metrics.get(key)).items()}
-
-
-def rows_of_models(reports: Iterable[Report]) -> dict[str, list[Row]]:
-    """The rows of each program of a suite, and of each model of a command, in all stages."""
-    rows: dict[str, list[Row]] = {}
-    for report in reports:
-        for table in ("programs", "models"):
-            for name, row in rows_of(report, table).items():
-                rows.setdefault(name, []).append(row)
-    return rows
-
-
-def of_models(report: Report) -> bool:
-    """Whether a report holds what was done of single models, one command after the other."""
-    return "models" in report.metrics

@@ -11,28 +11,16 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from ci.diagnose.rules import page_of
-from ci.report.collect import (
-    LANES,
-    ORDER,
-    Row,
-    entries,
-    in_unit,
-    mapping,
-    number,
-    of_models,
-    rows_of,
-    verdict_of,
-    word,
-)
+from ci.report.collect import LANES, Row, in_unit, rows_of
 from ci.report.summary import headline, worst
 from provisioning.base.command_line import Parser
 from provisioning.base.findings import Finding, Report, Severity
@@ -48,7 +36,7 @@ from provisioning.base.rendering import (
     summary_of,
     verdict,
 )
-from provisioning.base.units import in_decibels, size
+from provisioning.base.units import size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,208 +59,95 @@ COSTS = {
     "cpu_seconds": "CPU time of compiling",
     "bytes": "size of the binaries",
 }
-SHOWN_OPERATORS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class ShownFigure:
-    name: str
-    text: str
-    good: bool = True
-    """False for one that its threshold or its baseline refuses."""
+class Program:
+    """A program of a lane, or a model of a command, in all stages that have a row of it."""
 
-
-@dataclass(frozen=True, slots=True)
-class ProgramView:
     lane: str
+    """Or the command."""
     name: str
-    case: str
-    scheme: str
-    label: str
-    """The program's name in the cell of its case and scheme."""
-    verdict: str
-    brief: str
-    findings: Collection[Finding]
-    partition: Sequence[ShownFigure]
-    """The graph in order: what runs on the HTP, and what runs on the CPU in between."""
-    figures: Mapping[str, Sequence[ShownFigure]]
-    """By title."""
-    slices: Sequence[str]
-    commands: Sequence[str]
+    rows: Mapping[str, Row]
+    """By stage."""
+    findings: Collection[Finding] = ()
+
+    def row(self, step: Literal[0, 1]) -> Row:
+        """That of compiling it, or of running it."""
+        stages = STAGES.get(self.lane)
+        return self.rows.get(stages[step], Row()) if stages else self.first
+
+    @property
+    def first(self) -> Row:
+        return next(iter(self.rows.values()))
+
+    @property
+    def case(self) -> str:
+        return self.first.case or self.name
+
+    @property
+    def scheme(self) -> str:
+        return self.first.scheme or self.first.precision
+
+    @property
+    def label(self) -> str:
+        """Its name in the cell of its case and scheme."""
+        run = self.first.run.removeprefix(self.scheme).lstrip("-")
+        return " ".join(filter(None, [self.first.soc, run, "ONNX" if self.lane == "onnx" else ""]))
+
+    @property
+    def verdict(self) -> str:
+        return "pass" if all(row.passed for row in self.rows.values()) else "fail"
 
     @property
     def anchor(self) -> str:
         return f"{self.lane}-{quote(self.name, errors='replace')}"
 
+    @property
+    def brief(self) -> str:
+        """Of a command the first line with a figure in dB, as people ask for it first, else the first."""
+        if said := self.first.said:
+            return next((line for line in said if " dB" in line), said[0])
+        compiled, ran = self.row(0), self.row(1)
+        words = [ran.through]
+        if compiled.delegates is not None:
+            delegates = plural(compiled.delegates, "delegate")
+            words = [delegates, f"{compiled.cpu_operators or 0} on the CPU", ran.through]
+        sqnr, share = ran.figures.get("sqnr_db"), ran.figures.get("agreement")
+        words.append(in_unit("sqnr_db", sqnr) if isinstance(sqnr, float) else "")
+        words.append(f"{share:.6g} equal" if isinstance(share, float) else "")
+        words.append("cached" if all(row.cached for row in self.rows.values()) else "")
+        return ", ".join(filter(None, words))
 
-def programs_of(reports: Iterable[Report]) -> list[ProgramView]:
-    """The programs of all lanes in the suite's order."""
+
+def programs_of(reports: Iterable[Report]) -> list[Program]:
+    """The programs of all lanes, the worst first."""
     rows: dict[tuple[str, str], dict[str, Row]] = {}
     findings: dict[tuple[str, str], dict[tuple[str, str], Finding]] = {}
     for report in reports:
         if not (lane := LANES_OF_PAGE.get(report.stage)):
             continue
-        for name, values in rows_of(report, "programs").items():
-            rows.setdefault((lane, name), {})[report.stage] = values
+        for name, row in rows_of(report, "programs").items():
+            rows.setdefault((lane, name), {})[report.stage] = row
         for finding in report.findings:
             # Two stages report a program that was not compiled; show it once.
             same = findings.setdefault((lane, finding.subject), {})
             same.setdefault((finding.rule, finding.message), finding)
-    return [
-        _program(lane, name, row, findings.get((lane, name), {}).values())
-        for (lane, name), row in rows.items()
+    programs = [
+        Program(lane, name, of_stages, findings.get((lane, name), {}).values())
+        for (lane, name), of_stages in rows.items()
     ]
+    return sorted(programs, key=lambda program: (program.verdict, program.name))
 
 
-def _program(lane: str, name: str, rows: Mapping[str, Row], findings: Collection[Finding]) -> ProgramView:
-    first = next(iter(rows.values()))
-    compiled, ran = (rows.get(stage, {}) for stage in STAGES.get(lane, (*rows, *rows)))
-    scheme = word(first, "scheme") or word(first, "precision")
-    label = f"{word(first, 'soc')} {word(first, 'run').removeprefix(scheme).lstrip('-')}".strip()
-    other_build = word(compiled, "baseline_build_id")
-    figures = {
-        "Accuracy on the emulator": [*_accuracy(ran), *_on_text(mapping(ran.get("figures")))],
-        "Each part alone: SQNR against float": [*_parts(ran)],
-        f"Cost (the baseline is of QNN {other_build})" if other_build else "Cost": [
-            *_costs(compiled, {finding.rule for finding in findings})
-        ],
-    }
-    return ProgramView(
-        lane,
-        name,
-        word(first, "case") or name,
-        scheme,
-        f"{label} ONNX" if lane == "onnx" else label,
-        verdict_of(*rows.values()),
-        ", ".join(_brief(compiled, ran, rows.values())),
-        findings,
-        [_part(row) for row in map(mapping, entries(compiled.get("partition")))],
-        {title: shown for title, shown in figures.items() if shown},
-        [entry for entry in entries(ran.get("slices")) if isinstance(entry, str)],
-        [command for row in rows.values() if (command := word(row, "command"))],
-    )
-
-
-def _brief(compiled: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:
-    if "delegates" in compiled:
-        yield plural(int(number(compiled, "delegates") or 0), "delegate")
-        yield f"{int(number(compiled, 'cpu_operators') or 0)} on the CPU"
-    yield from filter(None, [word(ran, "through")])
-    figures = mapping(ran.get("figures"))
-    if (sqnr := number(figures, "sqnr_db")) is not None:
-        yield in_unit("sqnr_db", sqnr)
-    if (share := number(figures, "agreement")) is not None:
-        yield f"{share:.6g} equal"
-    if all(row.get("cached") for row in rows):
-        yield "cached"
-
-
-def _part(row: Row) -> ShownFigure:
-    count = plural(int(number(row, "count") or 0), "operator")
-    where = word(row, "where")
-    counts = mapping(row.get("operators"))
-    operators = sorted(counts, key=lambda name: (-(number(counts, name) or 0), name))
-    listed = [
-        f"{name.removeprefix('aten.').removesuffix('.default')} × {counts[name]}"
-        for name in operators[:SHOWN_OPERATORS]
-    ]
-    if more := len(operators) - len(listed):
-        listed.append(f"and {plural(more, 'kind')} more")
-    return ShownFigure(f"{where.upper()}: {count}", ", ".join(listed), good=where != "cpu")
-
-
-def _accuracy(row: Row) -> Iterator[ShownFigure]:
-    from ci.suite.accuracy import FIGURES, LESS_IS_BETTER
-
-    figures, thresholds = mapping(row.get("figures")), mapping(row.get("thresholds"))
-    for key, name in FIGURES.items():
-        value, mark = number(figures, key), number(thresholds, key)
-        if value is None:
-            continue
-        if mark is None:
-            yield ShownFigure(name, in_unit(key, value))
-        elif key in LESS_IS_BETTER:
-            yield ShownFigure(name, f"{in_unit(key, value)} (at most {in_unit(key, mark)})", value <= mark)
-        else:
-            yield ShownFigure(name, f"{in_unit(key, value)} (at least {in_unit(key, mark)})", value >= mark)
-
-
-def _on_text(figures: Row) -> Iterator[ShownFigure]:
-    """How a language model reads held-out text, with the standard errors."""
-    for reader, values in figures.items():
-        for key, figure in mapping(values).items():
-            value, error = number(mapping(figure), "value"), number(mapping(figure), "error")
-            if value is not None:
-                text = f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.2g}"
-                yield ShownFigure(f"{reader}: {key}".replace("_", " "), text)
-
-
-def _parts(row: Row) -> Iterator[ShownFigure]:
-    for layer in map(mapping, entries(row.get("parts"))):
-        if (value := number(layer, "db")) is None:
-            continue
-        least, cpu = number(layer, "least_db"), number(layer, "cpu_db")
-        text = f"{word(layer, 'output')} {in_decibels(value)}"
-        text += "" if least is None else f" (at least {least:.1f})"
-        text += "" if cpu is None else f", {cpu:.1f} on the CPU"
-        yield ShownFigure(word(layer, "name"), text, good=least is None or value >= least)
-
-
-def _costs(row: Row, rules: Collection[str]) -> Iterator[ShownFigure]:
-    """The stage decides which cost is bad, because it knows the tolerances."""
-    from ci.suite.accuracy import cost_rule
-
-    values, agreed = mapping(row.get("costs")), mapping(row.get("baseline"))
-    for key, title in COSTS.items():
-        value, mark = number(values, key), number(agreed, key)
-        if value is None:
-            value = number(row, key)
-        if value is None or (not value and not mark):
-            continue
-        text = in_unit(key, value) + _beside(key, value, mark)
-        yield ShownFigure(title, text, good=cost_rule(key) not in rules)
-
-
-def _beside(key: str, value: float, agreed: float | None) -> str:
-    if agreed is None:
-        return " (no baseline)"
-    change = f"{100 * (value - agreed) / agreed:+.1f} %" if agreed else ""
-    return " (as agreed)" if value == agreed else f" ({change or 'more'}, baseline {in_unit(key, agreed)})"
-
-
-# What was done of one model
-
-
-@dataclass(frozen=True, slots=True)
-class ModelView:
-    verb: str
-    name: str
-    verdict: str
-    when: str
-    command: str
-    said: Sequence[str]
-
-    @property
-    def brief(self) -> str:
-        """The first line with a figure in dB, as people ask for it first; else the first line."""
-        return next((line for line in self.said if " dB" in line), next(iter(self.said), "nothing"))
-
-
-def models_of(reports: Sequence[Report]) -> list[ModelView]:
-    """The latest first."""
+def models_of(reports: Iterable[Report]) -> list[Program]:
+    """What was done of one model, the latest first."""
     models = [
-        ModelView(
-            report.stage,
-            name,
-            verdict_of(row),
-            word(row, "when"),
-            word(row, "command"),
-            [line for line in entries(row.get("said")) if isinstance(line, str)],
-        )
-        for report in filter(of_models, reports)
+        Program(report.stage, name, {report.stage: row})
+        for report in reports
         for name, row in rows_of(report, "models").items()
     ]
-    return sorted(models, key=lambda model: model.when, reverse=True)
+    return sorted(models, key=lambda model: model.first.when, reverse=True)
 
 
 # The page, and the summary of a job
@@ -287,66 +162,42 @@ ROOM_FOR_NOTE = 200
 _PUNCTUATION = re.compile(r"[\\`*_{}\[\]()#+\-.!|~$@:/]")
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """All that both show."""
-
-    reports: Sequence[Report]
-    outcome: str
-    headline: str
-    programs: list[ProgramView]
-    """The worst first."""
-    cases: Mapping[str, Sequence[ProgramView]]
-    schemes: Sequence[str]
-    models: list[ModelView]
-    errors: Sequence[Finding]
-    """Those that stand at no program."""
-
-
-def page_of_reports(reports: Sequence[Report]) -> Page:
-    programs = programs_of(reports)
-    cases: dict[str, list[ProgramView]] = {}
-    for program in programs:
-        cases.setdefault(program.case, []).append(program)
-    at_programs = {finding for program in programs for finding in program.findings}
-    return Page(
-        reports,
-        worst(reports).value,
-        headline(reports),
-        sorted(programs, key=lambda program: (ORDER.index(program.verdict), program.name)),
-        dict(sorted(cases.items(), key=lambda case: all(program.verdict == "pass" for program in case[1]))),
-        # Float first, then by name.
-        sorted({program.scheme for program in programs}, key=lambda name: (not name.startswith("fp"), name)),
-        models_of(reports),
-        [finding for finding in errors_of(reports) if finding not in at_programs],
-    )
-
-
 def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     """The page. It links to files below `folder`, where it is written."""
-    page = page_of_reports(reports)
-    ranks = {severity: rank for rank, severity in enumerate(Severity)}
+    from ci.suite.accuracy import FIGURES, LESS_IS_BETTER, cost_rule
+
+    programs = programs_of(reports)
+    at_programs = {finding for program in programs for finding in program.findings}
+    errors = [finding for finding in errors_of(reports) if finding not in at_programs]
     # An error is shown once: at its program, else at the top, else in the table.
-    below = {id(error) for error in page.errors[SHOWN_ERRORS:]}
+    below = {id(error) for error in errors[SHOWN_ERRORS:]}
     findings = [
         (report.stage, finding)
         for report in reports
         for finding in report.findings
         if finding.severity is not Severity.ERROR or id(finding) in below
     ]
+    ranks = list(Severity)
     return _render(
         "report.html.j2",
-        page,
+        reports,
+        programs,
         style=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=(TEMPLATES / "page.js").read_text(encoding="utf-8"),
         started=min((report.started for report in reports if report.started), default=""),
         log=LOG,
         href=partial(_href, folder=folder),
+        # Float first, then by name.
+        schemes=sorted({program.scheme for program in programs}, key=lambda name: (name[:2] != "fp", name)),
+        anchors={program.name: program.anchor for program in programs},
+        errors=errors,
         shown_errors=SHOWN_ERRORS,
-        anchors={program.name: program.anchor for program in page.programs},
-        findings=sorted(findings, key=lambda pair: ranks[pair[1].severity]),
-        ranks=ranks,
-        severities=by_severity(finding for _, finding in findings),
+        findings=sorted(findings, key=lambda pair: ranks.index(pair[1].severity)),
+        figure_names=FIGURES,
+        less_is_better=LESS_IS_BETTER,
+        cost_names=COSTS,
+        cost_rule=cost_rule,
+        in_unit=in_unit,
     )
 
 
@@ -355,8 +206,9 @@ def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
     marks = {"pass": "✅", "skipped": "⚪", "fail": "❌", "error": "❌", "did not run": "❌"}
     icons = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "🔵"}
     worst_first = sorted(reports, key=lambda report: verdict(report) in HARMLESS)
-    page = page_of_reports(reports)
-    text = _render("summary.md.j2", page, marks=marks, icons=icons, worst_first=worst_first)
+    text = _render(
+        "summary.md.j2", reports, programs_of(reports), marks=marks, icons=icons, worst_first=worst_first
+    )
     lines = text.splitlines()
     sizes = list(itertools.accumulate(len(line.encode()) + 1 for line in lines))
     if sizes[-1] > limit:
@@ -389,9 +241,16 @@ def code(text: str) -> str:
 # Templates
 
 
-def _render(template: str, page: Page, **more: object) -> str:
-    shared = {field.name: getattr(page, field.name) for field in fields(page)}
-    return environment().get_template(template).render(**shared, **more)
+def _render(name: str, reports: Sequence[Report], programs: Sequence[Program], **more: object) -> str:
+    template = environment().get_template(name)
+    return template.render(
+        reports=reports,
+        programs=programs,
+        models=models_of(reports),
+        outcome=worst(reports).value,
+        headline=headline(reports),
+        **more,
+    )
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ci.diagnose.rules import explained, page_of
-from ci.report.collect import number, rows_of
+from ci.report.collect import rows_of
 from ci.report.page import environment, html, markdown
 from ci.report.summary import in_words
 from provisioning.base.files import write_named
@@ -69,9 +69,8 @@ def _cases(report: Report) -> Iterator[JunitCase]:
     message = f"{report.stage}: {verdict(report)}: {counted(report)}"
     yield JunitCase(report.stage, "stage", report.seconds, result, message, f"repeat with: {report.command}")
     for name, row in rows_of(report, "programs").items():
-        if row.get("verdict") == "pass":
-            seconds = None if row.get("cached") else number(row, "seconds")
-            yield JunitCase(report.stage, name, seconds or 0.0)
+        if row.passed:
+            yield JunitCase(report.stage, name, 0.0 if row.cached else row.seconds or 0.0)
     broken = "error" if report.outcome is Outcome.ERROR else "failure"
     results = {Severity.ERROR: broken, Severity.WARNING: "skipped"}
     for finding in report.findings:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ci.diagnose.rules import page_of
-from ci.report.collect import rows_of, verdict_of
+from ci.report.collect import rows_of
 from provisioning.base.findings import Finding, Outcome, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import (
@@ -74,9 +74,8 @@ def models_in(reports: Iterable[Report]) -> dict[str, bool]:
     it."""
     passed: dict[str, bool] = {}
     for report in reports:
-        for table in ("programs", "models"):
-            for name, row in rows_of(report, table).items():
-                passed[name] = passed.get(name, True) and verdict_of(row) == "pass"
+        for name, row in rows_of(report, "programs", "models").items():
+            passed[name] = passed.get(name, True) and row.passed
     return passed
 
 

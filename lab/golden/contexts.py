@@ -211,7 +211,7 @@ def judge(stage: StageRun, lane: Lane, results: Results, agreed: Mapping[str, Va
                 before = agreed.get(f"{lane} {program} made by {maker} on {runtime}")
                 if finding := _judged(f"{program} of {maker} on {runtime}", maker, runtime, before, met):
                     stage.findings.append(finding)
-    stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in results.items()}}
+    stage.metrics |= {**counts, "makers": {n: [*makers] for n, makers in results.items()}}
 
 
 def _judged(

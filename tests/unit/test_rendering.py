@@ -228,8 +228,7 @@ def test_a_job_s_summary_begins_with_the_models_and_their_figures() -> None:
         "delegates": 1,
         "cpu_operators": 2,
     }
-    good = {"verdict": "pass", "figures": "odd"}
-    rows: dict[str, Any] = {"good/8a8w/SM8650": good, "net/8a8w/SM8650": row}
+    rows: dict[str, Any] = {"good/8a8w/SM8650": {"verdict": "pass"}, "net/8a8w/SM8650": row}
     text = markdown([_report(stage="test_onnx", outcome=Outcome.FAIL, metrics={"programs": rows})])
     shown = re.sub(r"&#(\d+);", lambda code: chr(int(code[1])), text).splitlines()
     assert shown[0] == "## ❌ net 8a8w failed, 1 passed"

@@ -18,7 +18,7 @@ from ci.jobs import WorkOptions
 from ci.one_model.model import PYTORCH, OneModel
 from ci.one_model.report import ModelReport, reported
 from ci.report import verb
-from ci.report.collect import collect, did_not_run, in_unit, merge, verdict_of
+from ci.report.collect import collect, did_not_run, in_unit, merge
 from ci.report.page import html
 from ci.report.summary import headline
 from provisioning.base.errors import CheckFailed
@@ -40,6 +40,7 @@ def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> 
 
 BAD = Finding("elf.arch", Severity.ERROR, "lib/a.so", "holds v79", "provision it again")
 FACT = Finding("versions.cmake", Severity.NOTE, "cmake", "4.1.2", "")
+NET = "net/8a8w/SM8650"
 
 
 @pytest.fixture
@@ -57,6 +58,11 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("cut.json", b'{"schema": 1, "stage": "cut", '),
         ("deep.json", b"[" * 100_000),
         ("validate-copy.json", _report("validate").as_json().encode()),
+        (
+            "rows.json",
+            replace(_report("rows"), metrics={"programs": {NET: {"figures": 1}}}).as_json().encode(),
+        ),
+        ("table.json", replace(_report("table"), metrics={"models": 3}).as_json().encode()),
         ("severity.json", _report("severity", BAD).as_json().replace('"error"', '"fatal"').encode()),
     ],
 )
@@ -400,17 +406,21 @@ def test_a_figure_is_shown_in_the_unit_of_its_name(key: str, value: float, shown
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "headline"),
     [
-        (["pass"], "pass"),
-        (["pass", "fail"], "fail"),
-        (["pass", "odd"], "fail"),
-        ([None], "fail"),
-        ([], "fail"),
+        (["pass", "pass"], "1 model passed"),
+        (["pass", "fail"], "net 8a8w failed"),
+        (["pass", "odd"], "net 8a8w failed"),
+        ([""], "net 8a8w failed"),
     ],
 )
-def test_a_program_passes_only_if_all_its_rows_say_so(words: list[str | None], expected: str) -> None:
-    assert verdict_of(*({"verdict": word} for word in words)) == expected
+def test_a_program_passes_only_if_all_its_rows_say_so(words: list[str], headline: str) -> None:
+    stages = zip(("test_lowering", "test_emulator"), words, strict=False)
+    rows = [report_of(stage, metrics={"programs": {NET: {"verdict": word}}}) for stage, word in stages]
+    page = read_page(html(rows))
+    shown = [element.get("data-verdict") for element in page.iter("details") if element.get("data-verdict")]
+    assert text_of(page).count(headline) == 2
+    assert shown == ["pass" if "passed" in headline else "fail"]
 
 
 def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:
