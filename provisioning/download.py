@@ -487,13 +487,9 @@ def refuse(response: requests.Response, url: str) -> NoReturn:
     )
 
 
-def _is_page(response: requests.Response) -> bool:
-    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    return kind in ("text/html", "application/xhtml+xml")
-
-
 def refuse_page(response: requests.Response, url: str) -> None:
-    if _is_page(response) and not urlsplit(url).path.endswith((".html", ".htm")):
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind in ("text/html", "application/xhtml+xml"):
         raise IntegrityError(
             f"{redact(url)}: the server sent a web page instead of the file",
             fix="open the address in a browser to see what it says (a sign-in, a licence, an error)",

@@ -13,7 +13,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +41,7 @@ from provisioning.manifest import load_profile
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
+    from packageurl import PackageURL
 
 SCHEMA = 1
 
@@ -218,18 +218,18 @@ def describe(
     if plan.toolchain.version:
         # Its C++ library is part of what was linked.
         copy_licences(plan.toolchain.roots[0], {"."}, part / LICENCES / ANDROID_NDK)
-    compiler = Item("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
-    ndk = Item(ANDROID_NDK, plan.toolchain.version, kind="framework")
+    compiler = bill_item("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
+    ndk = bill_item(ANDROID_NDK, plan.toolchain.version, kind="framework")
     items = [
-        Item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License"),
+        bill_item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License"),
         ndk if plan.toolchain.version else compiler,
         *(submodule_item(submodule) for submodule in _linked(submodules(plan.tree), read)),
-        *(Item(file["path"], kind="file", sha256=file["sha256"]) for file in files),
+        *(bill_item(file["path"], kind="file", sha256=file["sha256"]) for file in files),
     ]
     commit = plan.tree.commit
     purl = package_url("github", "executorch", commit, "pytorch")
     version = plan.tree.version or commit or "unknown"
-    subject = Item("executorch", version, kind="application", purl=purl)
+    subject = bill_item("executorch", version, kind="application", purl=purl)
     bill = document(subject, items, {"qnn-ci:target": plan.target})
     (part / BILL_OF_MATERIALS).write_text(bill, encoding="utf-8")
     manifest = {**identity(plan, profile), "files": files}
@@ -310,10 +310,10 @@ def _linked(known: Iterable[Submodule], read: Iterable[str]) -> list[Submodule]:
     return [by_path[path] for path in sorted(paths)]
 
 
-def submodule_item(submodule: Submodule) -> Item:
+def submodule_item(submodule: Submodule) -> Component:
     github = _GITHUB.fullmatch(submodule.url)
-    purl = package_url("github", github[2], submodule.commit, github[1]) if github else ""
-    return Item(submodule.path.rpartition("/")[2], submodule.commit, purl=purl)
+    purl = package_url("github", github[2], submodule.commit, github[1]) if github else None
+    return bill_item(submodule.path.rpartition("/")[2], submodule.commit, purl=purl)
 
 
 _PRIVATE = {
@@ -332,37 +332,46 @@ def _public_text(plan: SourcePlan, text: str) -> str:
 SPECIFICATION = "1.6"
 SUBJECT = "subject"
 
-ItemKind = Literal["application", "container", "file", "framework", "library"]
+Described = Literal["application", "container", "file", "framework", "library"]
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """The thing described, or a thing that is in it."""
-
-    name: str
-    version: str = ""
-    kind: ItemKind = "library"
-    purl: str = ""
-    licence: str = ""
-    sha256: str = ""
-    description: str = ""
-
-    @property
-    def reference(self) -> str:
-        """The item's name inside the document."""
-        return f"file:{self.name}" if self.kind == "file" else self.purl or f"{self.name}@{self.version}"
-
-
-def package_url(kind: str, name: str, version: str, namespace: str = "") -> str:
+def package_url(kind: str, name: str, version: str, namespace: str = "") -> PackageURL:
     """`pkg:pypi/rich@14.0`."""
     from packageurl import PackageURL
 
-    return str(PackageURL(kind, namespace, name, version))
+    return PackageURL(kind, namespace, name, version)
+
+
+def bill_item(
+    name: str,
+    version: str = "",
+    *,
+    kind: Described = "library",
+    purl: PackageURL | None = None,
+    licence: str = "",
+    sha256: str = "",
+    description: str = "",
+) -> Component:
+    """The thing that a bill of materials describes, or a thing that is in it."""
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.license import DisjunctiveLicense
+
+    return Component(
+        name=name,
+        version=version or None,
+        type=ComponentType(kind),
+        bom_ref=f"file:{name}" if kind == "file" else str(purl or f"{name}@{version}"),
+        purl=purl,
+        licenses=[DisjunctiveLicense(name=licence)] if licence else (),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else (),
+        description=description or None,
+    )
 
 
 def document(
-    subject: Item,
-    items: Iterable[Item],
+    subject: Component,
+    items: Iterable[Component],
     properties: Mapping[str, str] | None = None,
     created: dt.datetime | None = None,
 ) -> str:
@@ -370,45 +379,27 @@ def document(
     reference become one; of those, one that names its licence is kept."""
     from cyclonedx.model import Property
     from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import ComponentType
     from cyclonedx.output import make_outputter
     from cyclonedx.schema import OutputFormat, SchemaVersion
 
-    unique = {item.reference: item for item in sorted(items, key=lambda item: (item.reference, item.licence))}
-    described = _component(subject, SUBJECT)
-    components = {reference: _component(item, reference) for reference, item in unique.items()}
-    bill = Bom(components=components.values())
-    bill.metadata.component = described
+    unique = {str(item.bom_ref): item for item in sorted(items, key=lambda item: [*item.licenses])}
+    subject.bom_ref.value = SUBJECT
+    bill = Bom(components=unique.values())
+    bill.metadata.component = subject
     # Otherwise it would get the current time, and differ each time.
     bill.metadata.timestamp = created  # type: ignore[assignment]
     bill.metadata.properties.update(
         Property(name=name, value=value) for name, value in (properties or {}).items()
     )
     bill.register_dependency(
-        described,
-        [component for reference, component in components.items() if unique[reference].kind != "file"],
+        subject, [item for item in unique.values() if item.type is not ComponentType.FILE]
     )
 
-    bill.serial_number = uuid.UUID(int=0)
-    version = SchemaVersion.from_version(SPECIFICATION)
-    text = make_outputter(bill, OutputFormat.JSON, version).output_as_string(indent=2) + "\n"
-    # A name or a text of an item has its quotes escaped, so that the key is found and nothing else.
-    key = '"serialNumber": "urn:uuid:{}"'
-    return text.replace(key.format(uuid.UUID(int=0)), key.format(uuid.uuid5(uuid.NAMESPACE_URL, text)))
+    def text(content: str) -> str:
+        bill.serial_number = uuid.uuid5(uuid.NAMESPACE_URL, content)
+        version = SchemaVersion.from_version(SPECIFICATION)
+        return make_outputter(bill, OutputFormat.JSON, version).output_as_string(indent=2) + "\n"
 
-
-def _component(item: Item, reference: str) -> Component:
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.component import Component, ComponentType
-    from cyclonedx.model.license import DisjunctiveLicense
-    from packageurl import PackageURL
-
-    return Component(
-        name=item.name,
-        version=item.version or None,
-        type=ComponentType(item.kind),
-        bom_ref=reference,
-        purl=PackageURL.from_string(item.purl) if item.purl else None,
-        licenses=[DisjunctiveLicense(name=item.licence)] if item.licence else (),
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=item.sha256)] if item.sha256 else (),
-        description=item.description or None,
-    )
+    # The number follows from all else that it holds.
+    return text(text(""))

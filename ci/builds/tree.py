@@ -1,5 +1,5 @@
 """What is built: recipes, which are manifests/recipes/<target>.toml over the base that it names; and
-ExecuTorch's tree: its version, commit, submodules, the options that its CMake files read.
+ExecuTorch's tree: its version, commit and submodules.
 
 Nothing is ever written into the tree: it is shown in another folder by links. CMake gets such a folder,
 with copies of the folders that its own build writes into: flatcc's project puts its library into its source
@@ -134,10 +134,6 @@ MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcom
 OWN_NAME = "executorch"
 """The directory must have this name: headers are included as <executorch/…> from the folder above."""
 
-_CMAKE_FILE = re.compile(r"CMakeLists\.txt|.*\.cmake(?:\.in)?")
-_COMMENT = re.compile(r"(?m)^\s*#.*$")
-_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{3,}")
-
 
 @dataclass(frozen=True, slots=True)
 class Submodule:
@@ -244,13 +240,6 @@ def _of_store(root: Path) -> tuple[Path, str]:
         return root, ""
     commit = inventory.origins[0].sha256
     return Store(folder.parent.parent).downloads / f"git-{commit}", commit
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:  # a link to nowhere
-        return ""
 
 
 def _submodule_urls(root: Path) -> dict[str, str]:

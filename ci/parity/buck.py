@@ -33,7 +33,7 @@ from provisioning.base.errors import CheckFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ci.parity.mapping import Buck, Load, Variant
+    from ci.parity.mapping import Buck, Load, Mapping, Variant
 
 FILES = ("srcs", "src", "headers", "exported_headers", "raw_headers", "public_headers")
 DEPENDENCIES = (
@@ -102,22 +102,15 @@ def make_undefined(name, label, why):
 """
 
 
-def evaluate(
-    tree: Tree,
-    rules: Buck,
-    variants: Sequence[Variant],
-    constraints: frozenset[str],
-    roots: Sequence[str],
-) -> dict[str, list[Side]]:
-    """Every library under the roots, by variant, for each of the mapping's builders.
+def evaluate(tree: Tree, mapping: Mapping) -> dict[str, list[Side]]:
+    """Every library under the mapping's roots, by variant, for each of its builders.
 
-    `constraints` are those that any variant of the mapping names. A package that depends on neither variant
-    nor builder is evaluated once."""
-    evaluation = _Evaluation(tree, rules, constraints, tuple(f"{root}/" for root in roots))
-    sides = {variant.name: [Side() for _ in rules.builders] for variant in variants}
-    for package in packages(tree, rules, roots):
+    A package that depends on neither variant nor builder is evaluated once."""
+    rules, evaluation = mapping.buck, _Evaluation(tree, mapping)
+    sides = {variant.name: [Side() for _ in rules.builders] for variant in mapping.variants}
+    for package in packages(tree, rules, mapping.scope.roots):
         parts: dict[tuple[str | None, int | None], Side] = {}
-        for variant, number in product(variants, range(len(rules.builders))):
+        for variant, number in product(mapping.variants, range(len(rules.builders))):
             name = variant.name
             keys = ((name, number), (name, None), (None, number), (None, None))
             part = next((parts[key] for key in keys if key in parts), None)
@@ -150,11 +143,13 @@ def packages(tree: Tree, rules: Buck, roots: Sequence[str]) -> list[str]:
 
 
 class _Evaluation:
-    def __init__(self, tree: Tree, rules: Buck, constraints: frozenset[str], roots: tuple[str, ...]) -> None:
+    def __init__(self, tree: Tree, mapping: Mapping) -> None:
         import starlark
 
         self.sl = starlark
-        self.tree, self.rules, self.constraints, self.roots = tree, rules, constraints, roots
+        self.tree, self.rules = tree, mapping.buck
+        self.roots = tuple(f"{root}/" for root in mapping.scope.roots)
+        self.constraints = {key for variant in mapping.variants for key in variant.select}
         self.side = Side()
         self.selected: tuple[str, ...] = ()
         self.builder: MappingOf[str, bool] = {}
@@ -407,13 +402,9 @@ class _Evaluation:
         return self._config.get(section, key, raw=True, fallback=default)
 
     @cached_property
-    def _has_config(self) -> bool:
-        return ".buckconfig" in self.tree.files
-
-    @cached_property
     def _config(self) -> configparser.ConfigParser:
         config = configparser.ConfigParser(strict=False, interpolation=None, allow_no_value=True)
-        if self._has_config:
+        if ".buckconfig" in self.tree.files:
             try:
                 config.read_string(self.tree.read(".buckconfig"))
             except configparser.Error as error:

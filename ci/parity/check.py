@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from ci.parity import buck, pairs
 from ci.parity.cmake_targets import evaluate
 from ci.parity.cmake_trace import ConfigureInput
-from ci.parity.mapping import MACROS, Difference, Findings, Mapping, Source
+from ci.parity.mapping import MACROS, Difference, Findings, Mapping
 from ci.parity.pairs import has_and_lacks
 from ci.parity.tree import (
     SCHEMAS,
@@ -44,15 +44,14 @@ class Checked:
     cmake: MappingOf[str, Side]
 
 
-def check(tree: Tree, mapping: Mapping, source: Source, cmake: MappingOf[str, Side] | None = None) -> Checked:
-    """`source` is the mapping's file; `cmake` has CMake's sides, if its files were evaluated already."""
-    constraints = frozenset(key for variant in mapping.variants for key in variant.select)
+def check(tree: Tree, mapping: Mapping, file: Path, cmake: MappingOf[str, Side] | None = None) -> Checked:
+    """`file` is the mapping's; `cmake` has CMake's sides, if its files were evaluated already."""
     with ThreadPoolExecutor(1) as thread:
         # CMake's processes run while Buck's files are evaluated here.
         waiting = None if cmake else thread.submit(cmake_sides, tree, mapping)
-        bucks = buck.evaluate(tree, mapping.buck, mapping.variants, constraints, mapping.scope.roots)
+        bucks = buck.evaluate(tree, mapping)
         cmakes = waiting.result() if waiting else cmake or {}
-    findings = Findings(mapping, source)
+    findings = Findings(mapping, file)
     for variant in mapping.variants:
         pairs.compare(findings, variant, bucks[variant.name], cmakes[variant.name])
     _Everything(

@@ -3,13 +3,12 @@ differences that it does not explain, each once, with the entries that nothing n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
@@ -18,7 +17,8 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ci.parity.tree import Tree, TreePlace
 from provisioning.base.documents import Model, Name, load
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.toml import line_of
 
 MAPPING = MANIFESTS / "parity.toml"
 
@@ -321,25 +321,6 @@ def parity_texts() -> dict[str, ParityText]:
     return load(MANIFESTS / "parity_checks.toml", ParityTexts).rule
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The mapping's own file, as findings name it, and its text."""
-
-    name: str
-    text: str
-
-    def place(self, table: str, position: int) -> TreePlace:
-        """The line where the given one of `[[table]]` begins."""
-        lines = _lines_of(self.text, table)
-        return TreePlace(self.name, lines[position] if position < len(lines) else 1)
-
-
-@lru_cache
-def _lines_of(text: str, table: str) -> list[int]:
-    begins = re.compile(rf"\s*\[\[\s*{table}\s*\]\]").match
-    return [number for number, line in enumerate(text.splitlines(), 1) if begins(line)]
-
-
 @dataclass(slots=True)
 class Difference:
     """What and where identify it: a file, pattern or dependency, in a pair, library or file."""
@@ -358,8 +339,10 @@ class Difference:
 class Findings:
     """Collects differences, those of several variants once, and leaves out intended ones."""
 
-    def __init__(self, mapping: Mapping, source: Source) -> None:
-        self.mapping, self.source = mapping, source
+    def __init__(self, mapping: Mapping, file: Path) -> None:
+        self.mapping, self.file = mapping, file.absolute()
+        inside = self.file.is_relative_to(ROOT)
+        self.name = self.file.relative_to(ROOT).as_posix() if inside else str(file)
         self._differences: dict[tuple[str, TreePlace, str, str], Difference] = {}
         self._dependencies: dict[str, str | None] = {}
         """By the names that were asked for, the entry of the mapping that each belongs to."""
@@ -380,7 +363,7 @@ class Findings:
     ) -> None:
         """`words` complete the text of the rule, or of one of its cases."""
         text = parity_texts()[rule].case[case] if case else parity_texts()[rule]
-        own = {"what": what, "where": where, "variant": variant, "mapping": self.source.name, **words}
+        own = {"what": what, "where": where, "variant": variant, "mapping": self.name, **words}
         message, fix = text.message.format(**own), text.fix.format(**own)
         key = rule, place, what, where
         kept = self._differences.setdefault(key, Difference(*key, message, fix, note))
@@ -389,8 +372,12 @@ class Findings:
 
     def report_stale(self, table: str, position: int, what: str, why: str) -> None:
         """An entry of the mapping that nothing needs. Somebody's clean-up is no error."""
-        place = self.source.place(table, position)
+        place = self.place(table, position)
         self.report("parity-stale-entry", place, what, table, {"why": why}, note=True)
+
+    def place(self, table: str, position: int) -> TreePlace:
+        """Of an entry of the mapping: an item of `[[table]]`."""
+        return TreePlace(self.name, line_of((table, position), self.file) or 1)
 
     def node_of(self, name: str) -> str | None:
         """The `[[dependencies]]` that names it, or has a pattern for it."""

@@ -146,7 +146,7 @@ class _Comparison:
     def _targets_exist(self, pair: MappedPair) -> None:
         rule = "parity-target-missing"
         position = [mapped.name for mapped in self.mapping.pairs].index(pair.name)
-        place = self.findings.source.place("pairs", position)
+        place = self.findings.place("pairs", position)
         for name, build in self._missing_targets(pair):
             self.report(rule, place, name, pair.name, {"build": build})
 

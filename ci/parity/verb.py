@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.command_line import valued
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import ROOT, Selection
+from provisioning.base.settings import Selection
 
 if TYPE_CHECKING:
     from ci.parity.check import Checked
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.parity.check import check
-    from ci.parity.mapping import MAPPING, Source, load_mapping
+    from ci.parity.mapping import MAPPING, load_mapping
     from ci.parity.tree import Tree
     from provisioning.base.errors import EnvironmentLacking
     from provisioning.base.stage_run import StageRun
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         tree = Tree(root)
         if mapping.scope.root not in tree.directories:
             raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", fix=FIX)
-        _report(stage, check(tree, mapping, Source(_name(file), file.read_text(encoding="utf-8"))))
+        _report(stage, check(tree, mapping, file))
     return stage.close(selection.reports)
 
 
@@ -95,9 +95,3 @@ def _root(named: Path | None, selection: Selection) -> Path:
     if not root.is_dir():
         raise EnvironmentLacking(f"{root} is no directory", fix=FIX)
     return root
-
-
-def _name(file: Path) -> str:
-    """The path as findings name it: relative to this repository, if it is inside."""
-    full = file.absolute()
-    return full.relative_to(ROOT).as_posix() if full.is_relative_to(ROOT) else str(file)

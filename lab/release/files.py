@@ -15,9 +15,9 @@ import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from ci.builds.source import Item, document, package_url
+from ci.builds.source import bill_item, document, package_url
 from ci.image.contents import ENVIRONMENTS_INSIDE, ImagePlan
 from ci.image.engine import ContainerCommand, Engine
 from lab.image_pins import edited
@@ -26,6 +26,9 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import MANIFESTS, PLACEHOLDER, ROOT, project
 from provisioning.python_environments import entries_in
+
+if TYPE_CHECKING:
+    from cyclonedx.model.component import Component
 
 NAME = "qnn-ci"
 SUMS = "SHA256SUMS"
@@ -112,7 +115,7 @@ def notes(root: Path, version: str) -> str:
 
 def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests: Path) -> str:
     """The archive, the packages of users' environments, the components that profiles pin."""
-    release = Item(
+    release = bill_item(
         NAME,
         version,
         kind="application",
@@ -123,7 +126,7 @@ def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests:
     return document(release, [*locked_packages(manifests), *pinned_components(manifests)], created=when)
 
 
-def locked_packages(manifests: Path) -> list[Item]:
+def locked_packages(manifests: Path) -> list[Component]:
     hashes: dict[tuple[str, str], set[str]] = {}
     for file in sorted((manifests / "locks").glob("*.txt")):
         if file.stem in FOR_DEVELOPERS:
@@ -133,7 +136,7 @@ def locked_packages(manifests: Path) -> list[Item]:
         for entry in entries_in(text):
             hashes.setdefault((entry.name, entry.version), set()).update(entry.hashes)
     return [
-        Item(
+        bill_item(
             name,
             version,
             purl=package_url("pypi", name, version),
@@ -143,12 +146,12 @@ def locked_packages(manifests: Path) -> list[Item]:
     ]
 
 
-def pinned_components(manifests: Path) -> list[Item]:
+def pinned_components(manifests: Path) -> list[Component]:
     """What provisioning downloads for a user who accepts the vendor's licence: no part of the release."""
     from provisioning.manifest import load_profile
 
     return [
-        Item(
+        bill_item(
             f"{name} ({part.name}) of the profile {file.stem}",
             component.version,
             sha256=getattr(part.source, "sha256", None) or "",
@@ -210,14 +213,14 @@ def bill_of_image(plan: ImagePlan, engine: Engine) -> str:
     python = [package for line in lines[: len(pythons)] for package in json.loads(line)]
     debian = [line.split("\t") for line in lines[len(pythons) :]]
     items = [
-        Item(name, version, purl=package_url("deb", name, version, "debian")) for name, version in debian
+        bill_item(name, version, purl=package_url("deb", name, version, "debian")) for name, version in debian
     ]
     items += [
-        Item(name, version, purl=package_url("pypi", name, version), licence=licence)
+        bill_item(name, version, purl=package_url("pypi", name, version), licence=licence)
         for name, version, licence in python
     ]
     labels = engine.attributes(plan.tag)["Config"]["Labels"] or {}
-    return document(Item(plan.tag, kind="container"), items, labels)
+    return document(bill_item(plan.tag, kind="container"), items, labels)
 
 
 def _member(image: tarfile.TarFile, name: str) -> IO[bytes]:

@@ -215,8 +215,6 @@ def loading_of(libraries: Iterable[Library], variables: Mapping[str, str]) -> di
 
 def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
     libc, glibc = platform.libc_ver()
-    if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
-        libc, _, glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     compilers = [variables["CXX"]] if variables.get("CXX") else ["g++", "clang++"]
     return Host(
         system=platform.system(),

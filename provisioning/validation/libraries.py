@@ -123,28 +123,23 @@ def lpai_libraries(context: Context) -> Iterator[Problem]:
 
 
 def _carries_lpai(context: Context, soc: Soc) -> bool:
-    lpai = qnn_libraries.table().lpai.get(str(soc.lpai))
-    if lpai is None:
+    if str(soc.lpai) not in qnn_libraries.table().lpai:
         return False
     if any(library.directory.startswith("lpai-v") for library in context.libraries):
         return True
-    pin = context.profile.components[QNN_SDK]
-    return _official(context.profile) and version_key(pin.version) >= version_key(lpai.since)
+    return _brings_lpai(context.profile, soc.lpai)
 
 
-def profiles_with_lpai(lpai: int | None) -> list[str]:
-    """The official profiles whose QNN carries the libraries of this LPAI version."""
-    table = qnn_libraries.table().lpai.get(str(lpai))
-    if table is None:
-        return []
-    profiles = [load_profile(name) for name in profile_names()]
-    return [
-        profile.name
-        for profile in profiles
-        if QNN_SDK in profile.components
-        and _official(profile)
-        and version_key(profile.components[QNN_SDK].version) >= version_key(table.since)
-    ]
+def _brings_lpai(profile: Profile, version: int | None) -> bool:
+    """Whether the profile's SDK is an official one that has the libraries of this LPAI version."""
+    lpai, pin = qnn_libraries.table().lpai.get(str(version)), profile.components.get(QNN_SDK)
+    if lpai is None or pin is None:
+        return False
+    return _official(profile) and version_key(pin.version) >= version_key(lpai.since)
+
+
+def profiles_with_lpai(version: int | None) -> list[str]:
+    return [name for name in profile_names() if _brings_lpai(load_profile(name), version)]
 
 
 def _official(profile: Profile) -> bool:

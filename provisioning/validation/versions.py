@@ -114,9 +114,7 @@ def store_tree(context: Context) -> Iterator[Problem]:
         for tree in store.trees(root.name) if place.origin == "store" else ():
             if tree.root != root:
                 continue
-            proved = store.is_proved(tree)
-            pins = context.profile.pins[name]
-            wrong = store.quick_check(tree) if proved else store.against_pins(tree, pins)
+            wrong = store.damage(tree, context.profile.pins[name])
             if wrong is None:
                 wrong = store.verify(tree)
                 yield Problem(

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from ci.parity.check import Checked, check, cmake_sides
-from ci.parity.mapping import MAPPING, Mapping, Source, load_mapping
+from ci.parity.mapping import MAPPING, Mapping, load_mapping
 from ci.parity.tree import Side, Tree, is_buck, is_python
 
 Files = dict[str, str]
@@ -29,18 +29,13 @@ def mapping() -> Mapping:
     return load_mapping()
 
 
-@cache
-def source() -> Source:
-    return Source("manifests/parity.toml", MAPPING.read_text(encoding="utf-8"))
-
-
 def checked(files: Files, *, by: Mapping | None = None) -> Checked:
     """Each tree once, because many tests look at one in turn."""
     if by is not None:
-        return check(TreeOfTexts(files), by, source(), cmake_of(files))
+        return check(TreeOfTexts(files), by, MAPPING, cmake_of(files))
     content = frozenset(files.items())
     if content not in CHECKED:
-        CHECKED[content] = check(TreeOfTexts(files), mapping(), source(), cmake_of(files))
+        CHECKED[content] = check(TreeOfTexts(files), mapping(), MAPPING, cmake_of(files))
     return CHECKED[content]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ci.builds.source import Item, document, submodule_item
+from ci.builds.source import bill_item, document, package_url, submodule_item
 from ci.builds.tree import Submodule
 from ci.image.contents import plan_of
 from ci.image.engine import ContainerCommand, Engine
@@ -21,7 +21,9 @@ from lab.release import files as release
 from provisioning.base.settings import MANIFESTS
 from tests.support.bills import faults
 
-BUILD = Item("executorch", "1.5.1", kind="application", purl="pkg:github/pytorch/executorch")
+BUILD = bill_item(
+    "executorch", "1.5.1", kind="application", purl=package_url("github", "executorch", "", "pytorch")
+)
 
 
 class ContainerThatPrints(Engine):
@@ -38,7 +40,7 @@ class ContainerThatPrints(Engine):
 
 def test_other_content_has_another_number_whatever_its_texts_say() -> None:
     number = json.loads(document(BUILD, []))["serialNumber"]
-    item = Item("own", description=f'"serialNumber": "urn:uuid:{uuid.UUID(int=0)}"')
+    item = bill_item("own", description=f'"serialNumber": "urn:uuid:{uuid.UUID(int=0)}"')
     other = json.loads(document(BUILD, [item]))
     assert other["serialNumber"] not in (number, uuid.UUID(int=0).urn)
     assert other["components"][0]["description"] == item.description
@@ -49,11 +51,11 @@ DISTRIBUTIONS = '[["rich", "14.0", "MIT"]]\n'
 
 def build_bill() -> str:
     items = [
-        Item("qnn-sdk", "v2.37.0.250724175447_124859", licence="Qualcomm AI Stack License"),
-        Item("android-ndk", "26.2.11394342", kind="framework"),
+        bill_item("qnn-sdk", "v2.37.0.250724175447_124859", licence="Qualcomm AI Stack License"),
+        bill_item("android-ndk", "26.2.11394342", kind="framework"),
         submodule_item(Submodule("third-party/flatcc", "https://github.com/dvidelabs/flatcc.git", "ab" * 20)),
         submodule_item(Submodule("third-party/own", "ssh://git.example.invalid/own", "")),
-        Item("lib/a b.so", kind="file", sha256="cd" * 32),
+        bill_item("lib/a b.so", kind="file", sha256="cd" * 32),
     ]
     return document(BUILD, items, {"qnn-ci:target": "aarch64-android"})
 

@@ -14,15 +14,13 @@ from tests.support.parity_cases import TreeOfTexts, mapping
 
 RUNTIME = 'load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")\n'
 LIBRARY = 'runtime.cxx_library(name = "x", srcs = select('
+IN_P = mapping().model_copy(update={"scope": mapping().scope.model_copy(update={"root": "p", "also": ()})})
 CODE = {f"p/{name}": "" for name in ("a.cpp", "a.h", "sub/b.cpp", "sub/deep/c.cpp", ".hidden.cpp")}
 
 
 def run(text: str, *, others: dict[str, str] | None = None, name: str = "targets.bzl") -> Side:
     tree = TreeOfTexts({**CODE, **(others or {}), f"p/{name}": RUNTIME + text})
-    variants = mapping().variants
-    constraints = frozenset(key for variant in variants for key in variant.select)
-    variant = variants[0]
-    return evaluate(tree, mapping().buck, [variant], constraints, ("p",))[variant.name][0]
+    return evaluate(tree, IN_P)["host"][0]
 
 
 def sources(side: Side) -> list[str]:
@@ -80,8 +78,7 @@ def test_what_depends_on_who_builds_is_evaluated_for_each(question: str, files: 
     load = 'load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode")\n'
     text = f'runtime.cxx_library(name = "x", srcs = ["a.cpp"] if {question} else ["sub/b.cpp"])\n'
     tree = TreeOfTexts({**CODE, "p/BUCK": RUNTIME + load + text})
-    sides = evaluate(tree, mapping().buck, mapping().variants, frozenset(), ("p",))
-    assert [sources(side) for side in sides["host"]] == files
+    assert [sources(side) for side in evaluate(tree, IN_P)["host"]] == files
 
 
 def test_preload_deps_are_dependencies() -> None:
