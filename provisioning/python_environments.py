@@ -18,7 +18,7 @@ from pathlib import Path
 
 from provisioning import pip_settings
 from provisioning.base.commands import Fix, captured, session
-from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
+from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.progress import at_work
 from provisioning.base.settings import CLONE, MANIFESTS, ROOT, cache_folder
 
@@ -296,17 +296,10 @@ def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
-OLDEST_PYTHON = "3.10"
-HOST = (
-    "platform_machine == 'x86_64'",
-    "platform_python_implementation == 'CPython'",
-    "sys_platform == 'linux'",
-    "python_full_version < '3.14'",
-)
-SUPPORTED = " and ".join(HOST)
 CUDA_ONLY = re.compile(r"nvidia-.+|cuda-.+|triton")
 CPU = "cpu.txt"
-PYTORCHS_INDEX = ("--torch-backend=cpu",)
+PYTORCHS_INDEX = "--torch-backend=cpu"
+"""Of uv: pip does not know that index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,73 +323,33 @@ def lock_path(environment: str) -> Path:
     return LOCKS / f"{environment}.txt"
 
 
-def cpu_wheel(tag: str, recorded: Path) -> str:
-    """The address, with its hash, of PyTorch's own CPU build for x86-64 Linux and a Python such as "cp311".
+def cpu_wheel(python: str, recorded: Path) -> str:
+    """The address, with its hash, of PyTorch's own CPU build for x86-64 Linux and a Python such as "3.11".
 
     Empty if that is not on record or cannot be had."""
+    import tempfile
+
+    from provisioning.base import toml
+
+    command = [require_uv(), "pip", "compile", "-", "--quiet", "--no-deps", PYTORCHS_INDEX]
+    command += ["--python-version", python, "--python-platform", "x86_64-unknown-linux-gnu"]
     for entry in entries_of(recorded):
-        for url, digest in wheels_of(entry.line, *PYTORCHS_INDEX):
-            if f"-{tag}-{tag}-" in url and url.endswith("x86_64.whl") and digest in entry.hashes:
-                return f"{url}#{digest.replace(':', '=')}"
+        with tempfile.TemporaryDirectory() as folder:
+            lock = Path(folder, "pylock.toml")
+            captured([*command, "--output-file", str(lock)], input=entry.line, cwd=folder, env=_variables())
+            packages = toml.loads(_text(lock)).get("packages", ())
+        for wheel in (wheel for package in packages for wheel in package["wheels"]):
+            digest = wheel.get("hashes", {}).get("sha256")
+            # One of a local folder has no address.
+            if "url" in wheel and f"sha256:{digest}" in entry.hashes:
+                return f"{wheel['url']}#sha256={digest}"
     return ""
 
 
-def wheels_of(line: str, *flags: str) -> list[tuple[str, str]]:
-    """Addresses and hashes; none where no index has this version, or it cannot be reached."""
-    # Late: a bare Python 3.10, which runs the noxfile, has no reader of TOML.
-    from provisioning.base import toml
-
-    try:
-        answer = uv_pip_compile([line], "--no-deps", *flags, output="pylock.toml", portable=False)
-    except (UsageError, UpstreamError):
-        return []
-    wheels = [wheel for package in toml.loads(answer)["packages"] for wheel in package["wheels"]]
-    # Those of a local folder have no address. pip would install none without a hash.
-    return [
-        (wheel.get("url", ""), f"sha256:{wheel['hashes']['sha256']}") for wheel in wheels if "hashes" in wheel
-    ]
-
-
-def resolve(requirements: Sequence[str], *flags: str, old: str = "") -> list[Entry]:
-    """The pins and hashes of requirements; those of `old` are kept where they fit."""
-    return entries_in(uv_pip_compile(requirements, *flags, "--generate-hashes", old=old))
-
-
-def uv_pip_compile(
-    requirements: Sequence[str], *flags: str, output: str = "lock.txt", old: str = "", portable: bool = True
-) -> str:
-    """If not `portable`, folders of this machine count too, which have the wheels of one platform."""
-    import tempfile
-
-    uv = uv_program()
-    if uv is None:
-        raise EnvironmentLacking("uv, which resolves the lock files, is not installed", fix=session("lock"))
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-lock-") as scratch:
-        folder = Path(scratch)
-        # uv reads supported environments only from a project.
-        (folder / "pyproject.toml").write_text(
-            f'[project]\nname = "locks"\nversion = "0"\nrequires-python = ">={OLDEST_PYTHON}"\n'
-            f'[tool.uv]\nenvironments = ["{SUPPORTED}"]\n',
-            encoding="utf-8",
-        )
-        (folder / "inputs.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
-        if old:
-            (folder / output).write_text(old, encoding="utf-8")
-        command = [uv, "pip", "compile", "inputs.in", "--output-file", output, "--quiet", "--universal"]
-        command += ["--python-version", OLDEST_PYTHON, "--python", sys.executable]
-        command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
-        environ = {**os.environ, **pip_settings.uv_variables(os.environ, portable=portable)}
-        done = captured([*command, *pip_settings.uv_flags(os.environ), *flags], cwd=folder, env=environ)
-        answer = done.stderr.strip()
-        if "unsatisfiable" in answer or "No solution found" in answer:
-            message = f"{', '.join(requirements)} cannot be resolved:\n{answer}"
-            raise UsageError(message, fix="change the requirements in manifests/environments.toml")
-        if done.returncode:
-            raise UpstreamError(
-                f"uv could not resolve {', '.join(requirements)}:\n{answer}",
-                fix=Fix("check the package index that pip or uv is set to, then run `{}` again", ("lock",)),
-            )
-        return (folder / output).read_text(encoding="utf-8")
+def require_uv() -> str:
+    if uv := uv_program():
+        return uv
+    raise EnvironmentLacking("uv, which resolves the lock files, is not installed", fix=session("lock"))
 
 
 def entries_in(text: str) -> list[Entry]:
@@ -405,20 +358,13 @@ def entries_in(text: str) -> list[Entry]:
     for line in map(str.strip, text.replace("\\\n", " ").splitlines()):
         if line and not line.startswith("#"):
             pin, *hashes = re.split(r"\s+--hash=", line)
-            entries.append(Entry(name_of(pin), _plain(pin), tuple(sorted(hashes))))
+            entries.append(Entry(name_of(pin), pin, tuple(sorted(hashes))))
     return entries
 
 
 def name_of(requirement: str) -> str:
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
-
-
-def _plain(line: str) -> str:
-    """Drop the markers that every line has. With them, pip would install nothing on another host."""
-    for marker in HOST:
-        line = line.replace(f" and {marker}", "").replace(f"{marker} and ", "").removesuffix(f" ; {marker}")
-    return line
 
 
 def entries_of(path: Path) -> list[Entry]:

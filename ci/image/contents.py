@@ -281,8 +281,7 @@ def _download_torch(builds: Path, folder: Path, system: System) -> None:
     try:
         _download(["--require-hashes", "-r", str(builds)], folder, system)
     except UpstreamError as error:
-        # pip does not know PyTorch's own index, and uv does.
-        if wheel := cpu_wheel(f"cp{system.python.replace('.', '')}", builds):
+        if wheel := cpu_wheel(system.python, builds):
             _download([wheel], folder, system)
             return
         raise EnvironmentLacking(

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lab.lock.environments import load_environments
-from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed, ManifestError, UnknownName, UpstreamError
+from provisioning import pip_settings
+from provisioning.base import toml
+from provisioning.base.commands import Fix, captured, session
+from provisioning.base.errors import CheckFailed, ManifestError, UnknownName, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import MANIFESTS
@@ -26,17 +30,14 @@ from provisioning.python_environments import (
     CPU,
     CUDA_ONLY,
     LOCKS,
-    OLDEST_PYTHON,
     PYTORCHS_INDEX,
-    SUPPORTED,
     TORCH,
     Entry,
     entries_in,
     entries_of,
     lock_path,
     name_of,
-    resolve,
-    wheels_of,
+    require_uv,
 )
 from provisioning.sources import Wheel
 from provisioning.store import Store, inventory
@@ -44,6 +45,14 @@ from provisioning.store.inventory import Listed, Lists
 
 SCHEMA = 1
 INDEX = "index.txt"
+OLDEST_PYTHON = "3.10"
+HOST = (
+    "platform_machine == 'x86_64'",
+    "platform_python_implementation == 'CPython'",
+    "sys_platform == 'linux'",
+    "python_full_version < '3.14'",
+)
+SUPPORTED = " and ".join(HOST)
 
 MOST_FILES = 200
 """Wheels with more are proved by the download itself."""
@@ -158,6 +167,62 @@ def _write(path: Path, comments: Sequence[str], entries: Sequence[Entry]) -> boo
     return True
 
 
+def resolve(requirements: Sequence[str], *flags: str, old: str = "") -> list[Entry]:
+    """The pins and hashes of requirements; those of `old` are kept where they fit."""
+    text = uv_pip_compile(requirements, *flags, "--generate-hashes", old=old)
+    return [replace(entry, line=_plain(entry.line)) for entry in entries_in(text)]
+
+
+def _plain(line: str) -> str:
+    """Drop the markers that every line has. With them, pip would install nothing on another host."""
+    for marker in HOST:
+        line = line.replace(f" and {marker}", "").replace(f"{marker} and ", "").removesuffix(f" ; {marker}")
+    return line
+
+
+def wheels_of(line: str, *flags: str) -> set[str]:
+    """The hashes of a pin's wheels; none where no index has this version, or it cannot be reached."""
+    try:
+        answer = uv_pip_compile([line], "--no-deps", *flags, output="pylock.toml", portable=False)
+    except (UsageError, UpstreamError):
+        return set()
+    wheels = [wheel for package in toml.loads(answer)["packages"] for wheel in package["wheels"]]
+    # pip would install none without a hash.
+    return {f"sha256:{wheel['hashes']['sha256']}" for wheel in wheels if "hashes" in wheel}
+
+
+def uv_pip_compile(
+    requirements: Sequence[str], *flags: str, output: str = "lock.txt", old: str = "", portable: bool = True
+) -> str:
+    """If not `portable`, folders of this machine count too, which have the wheels of one platform."""
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-lock-") as scratch:
+        folder = Path(scratch)
+        # uv reads supported environments only from a project.
+        (folder / "pyproject.toml").write_text(
+            f'[project]\nname = "locks"\nversion = "0"\nrequires-python = ">={OLDEST_PYTHON}"\n'
+            f'[tool.uv]\nenvironments = ["{SUPPORTED}"]\n',
+            encoding="utf-8",
+        )
+        (folder / "inputs.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        if old:
+            (folder / output).write_text(old, encoding="utf-8")
+        command = [require_uv(), "pip", "compile", "inputs.in", "--output-file", output, "--quiet"]
+        command += ["--universal", "--python-version", OLDEST_PYTHON, "--python", sys.executable]
+        command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
+        environ = {**os.environ, **pip_settings.uv_variables(os.environ, portable=portable)}
+        done = captured([*command, *pip_settings.uv_flags(os.environ), *flags], cwd=folder, env=environ)
+        answer = done.stderr.strip()
+        if "unsatisfiable" in answer or "No solution found" in answer:
+            message = f"{', '.join(requirements)} cannot be resolved:\n{answer}"
+            raise UsageError(message, fix="change the requirements in manifests/environments.toml")
+        if done.returncode:
+            raise UpstreamError(
+                f"uv could not resolve {', '.join(requirements)}:\n{answer}",
+                fix=Fix("check the package index that pip or uv is set to, then run `{}` again", ("lock",)),
+            )
+        return (folder / output).read_text(encoding="utf-8")
+
+
 # The builds of torch
 
 
@@ -200,8 +265,8 @@ def record_torch(pin: str, folder: Path = TORCH) -> list[Path]:
     """Record the builds that the user's index has, beside those on record; returns the files that changed."""
     line = f"{pin}+cpu"
     hashes = {value for entry in entries_of(folder / CPU) if entry.line == line for value in entry.hashes}
-    for index in ((), PYTORCHS_INDEX):
-        hashes |= {digest for _, digest in wheels_of(line, *index)}
+    for index in ((), (PYTORCHS_INDEX,)):
+        hashes |= wheels_of(line, *index)
     own = [entry for entry in resolve([pin]) if _of_torch(entry)]
     # An index with both builds offers the CPU build for the plain pin too.
     own = own if pin in [entry.line for entry in own] else entries_of(folder / INDEX)

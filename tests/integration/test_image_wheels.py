@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from ci.image.contents import fetch_wheels, load_images
-from provisioning import python_environments
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
+from tests.support.scripts import script
 from tests.support.wheels import make_wheel
 
 SYSTEM = load_images().system
@@ -89,7 +90,10 @@ def test_where_the_index_has_no_cpu_build_of_torch_pytorchs_own_is_taken_if_it_i
     wheel.write_bytes(make_wheel(TORCH))
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     pylock = f'[[packages]]\nwheels = [{{ url = "{wheel.as_uri()}", hashes = {{ sha256 = "{digest}" }} }}]\n'
-    monkeypatch.setattr(python_environments, "uv_pip_compile", lambda *arguments, **options: pylock)
+    (tmp_path / "pylock.toml").write_text(pylock)
+    answers = f'while [ "$1" != --output-file ]; do shift; done; cp {tmp_path}/pylock.toml "$2"'
+    script(tmp_path / "bin" / "uv", answers)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
     recorded.write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{'0' * 64}\n")
     with pytest.raises(EnvironmentLacking):

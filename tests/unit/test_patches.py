@@ -20,7 +20,6 @@ REASONS = {
     "integration/test_build_wheel.py": PROCESS,
     "integration/test_content.py": PROCESS,
     "integration/test_executorch_work.py": PROCESS,
-    "integration/test_image_wheels.py": "PyTorch's own index is out of reach",
     "integration/test_llm.py": PLANTED,
     "integration/test_noxfile.py": "uv is taken away where it is installed",
     "integration/test_pytest_plugin.py": PROCESS,
