@@ -15,6 +15,7 @@ from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Product
 from ci.suite.precision import scheme_named, written_name
 from ci.suite.programs import SuiteRun, Suites
+from ci.suite.suite_file import parse_suite
 from provisioning.base import toml
 from provisioning.base.commands import add_flags, leave_out, session
 from provisioning.base.errors import ManifestError, UsageError
@@ -126,10 +127,9 @@ class Addition:
 
     def _extended(self, fields: Mapping[str, object]) -> tuple[str, SuiteRun]:
         """The suite's text with this run, and the run. Raises ManifestError if the suite is then wrong."""
-        lane = self.suites.lane
-        run = {**self.run, **fields}
-        text, number = suite_with(self.path, self.case_name, self.case, lane, run, self.socs)
-        cases = self.suites.parse(toml.loads(text), self.path).cases[lane]
+        suites, run = self.suites, {**self.run, **fields}
+        text, number = suite_with(self.path, self.case_name, self.case, suites.lane, run, self.socs)
+        cases = parse_suite(toml.loads(text), self.path, suites).cases
         extended: SuiteRun = cases[self.case_name].runs[number]
         return text, extended
 
@@ -150,7 +150,7 @@ class Addition:
         text, run = self._extended(fields)
         replace_text(self.path, text)
         profile = [] if self.profile == DEFAULT_PROFILE else ["--profile", self.profile]
-        stage, name = self.suites.form.stages[-1], f"{self.case_name}/{run.name}/"
+        stage, name = self.suites.stages[-1], f"{self.case_name}/{run.name}/"
         command = session(stage, "--suite", self.path, "-k", name, *profile, "--accept")
         sys.stdout.write(
             f"{self.path}: case {self.case_name}, run {run.name} for {', '.join(run.socs)}\n"

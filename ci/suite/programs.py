@@ -13,10 +13,10 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from ci.models.own_packages import NONE, Needs, needs_of
 from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
 from ci.suite.options import matcher
-from ci.suite.suite_file import LaneForm, SuiteFile, Thresholds, missing_lane, parse_suite, read_suite
+from ci.suite.suite_file import LaneForm, Thresholds, missing_lane, parse_suite
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
-from provisioning.base.documents import Model
+from provisioning.base.documents import Model, read
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_PROFILE
@@ -213,37 +213,21 @@ def with_accepted(programs: Sequence[Some]) -> list[Some]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Suites:
-    stage: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suites(LaneForm):
     shipped: Path
     program: type[Program]
-    form: LaneForm
-
-    @property
-    def lane(self) -> str:
-        return self.form.lane
-
-    def load(self, path: Path) -> SuiteFile:
-        return read_suite(path, self.form)
-
-    def parse(self, document: dict[str, object], path: Path) -> SuiteFile:
-        """As `load`, of what the file said or will say."""
-        return parse_suite(document, path, self.form)
 
     def programs_of(
         self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
     ) -> list[Any]:
         """Every program of a suite; with `socs`, every run for these chips instead of its own."""
-        return self.programs_in(self.load(path.absolute()), socs, profile=profile)
-
-    def programs_in(
-        self, file: SuiteFile, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
-    ) -> list[Any]:
-        if self.lane not in file.cases:
-            raise missing_lane(file, self.form, self.stage)
-        needs, path, head = NONE, file.path, file.head
-        if self.form.runs_user_code and path != self.shipped:
+        path = path.absolute()
+        file = parse_suite(read(path), path, self)
+        if not file.cases:
+            raise missing_lane(file, self, self.stages[0])
+        needs, head = NONE, file.head
+        if self.runs_user_code and path != self.shipped:
             needs = needs_of(
                 path,
                 head.requirements,
@@ -254,7 +238,7 @@ class Suites:
             )
         programs = [
             self.program(path, name, case, run, soc, profile, needs, self.lane)
-            for name, case in file.cases[self.lane].items()
+            for name, case in file.cases.items()
             for run in case.runs
             for soc in socs or run.socs
         ]
@@ -320,7 +304,7 @@ class Suites:
         more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         return UsageError(
             f"{message}; {kind} are {', '.join(shown) or 'on no run'}{more}",
-            fix=session(self.stage, "--list"),
+            fix=session(self.stages[0], "--list"),
         )
 
     def repeat(self, program: Program, stage: str = "", *, every_chip: bool = False) -> Fix:
@@ -329,4 +313,4 @@ class Suites:
         name = f"{program.run_name}/" if every_chip else program.name
         soc = [] if every_chip or program.soc in program.run.socs else ["--soc", program.soc]
         profile = [] if program.profile == DEFAULT_PROFILE else ["--profile", program.profile]
-        return session(stage or self.stage, *suite, "-k", name, *soc, *profile)
+        return session(stage or self.stages[0], *suite, "-k", name, *soc, *profile)

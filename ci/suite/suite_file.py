@@ -172,8 +172,10 @@ def lanes() -> Mapping[str, LaneFields]:
     return load(MANIFESTS / "lanes.toml", _Lanes).root
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaneForm:
+    """What a lane says of its part of a suite."""
+
     lane: str
     case: type[Any]
     stages: tuple[str, ...]
@@ -194,19 +196,15 @@ class LaneForm:
 class SuiteFile:
     path: Path
     head: SuiteHead
-    raw: Mapping[str, Mapping[str, Document]]
-    """By lane and name, the cases that have runs in it, with these runs alone; only names are checked."""
-    cases: Mapping[str, Mapping[str, Any]]
-    """The same as their lanes' own objects, for lanes whose form was given."""
+    lanes: tuple[str, ...]
+    """That it has runs of."""
+    cases: Mapping[str, Any]
+    """By name, those that have runs of the lane whose form was given, with these runs alone."""
 
 
-def read_suite(path: Path, *forms: LaneForm) -> SuiteFile:
-    return parse_suite(read(path), path, *forms)
-
-
-def parse_suite(document: Document, path: Path, *forms: LaneForm) -> SuiteFile:
+def parse_suite(document: Document, path: Path, form: LaneForm | None = None) -> SuiteFile:
     file = parse(document, _File, path)
-    known = {**lanes(), **{form.lane: form.fields for form in forms}}
+    known = lanes() if form is None else {**lanes(), form.lane: form.fields}
     raw: dict[str, dict[str, Document]] = {}
     places: dict[tuple[str, str], list[int]] = {}
     for name, case in document["case"].items():
@@ -229,17 +227,15 @@ def parse_suite(document: Document, path: Path, *forms: LaneForm) -> SuiteFile:
             own_run = {key: value for key, value in run.items() if key != "lane"}
             own_case["run"].append(with_file(own_run, path.parent, lane))
             places.setdefault((lane, name), []).append(number)
-    present = {form.lane: form for form in forms if form.lane in raw}
-    cases = {
-        lane: _cases(form, raw[lane], path, functools.partial(_place, places, lane))
-        for lane, form in present.items()
-    }
+    cases = {}
+    if form and form.lane in raw:
+        cases = _cases(form, raw[form.lane], path, functools.partial(_place, places, form.lane))
     head = SuiteHead.model_validate({name: getattr(file, name) for name in SuiteHead.model_fields})
     named = [name for name, value in head if value]
-    if named and raw.keys() == present.keys() and not any(form.runs_user_code for form in present.values()):
-        expected, found = "a lane that runs code of the user's", f"runs of lane {' and '.join(raw)} alone"
+    if named and form and [form.lane] == [*raw] and not form.runs_user_code:
+        expected, found = "a lane that runs code of the user's", f"runs of lane {form.lane} alone"
         raise ManifestError(path, named[0], expected=expected, found=found, fix=f"remove {named[0]}")
-    return SuiteFile(path, head, raw, cases)
+    return SuiteFile(path, head, tuple(raw), cases)
 
 
 def accepted_path(suite: Path, profile: str) -> Path:
@@ -252,13 +248,13 @@ def accepted_path(suite: Path, profile: str) -> Path:
 def lanes_of(path: Path) -> tuple[str, ...]:
     """The lanes that the suite has runs of. Of one that cannot be read the first lane says what is wrong."""
     try:
-        return tuple(read_suite(path).raw)
+        return parse_suite(read(path), path).lanes
     except ManifestError:
         return (next(iter(lanes())),)
 
 
 def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
-    others = {lane: lanes()[lane].stages for lane in file.raw}
+    others = {lane: lanes()[lane].stages for lane in file.lanes}
     named = "; ".join(f"{', '.join(stages)} (lane = {lane!r})" for lane, stages in others.items())
     first = next(stages[0] for stages in others.values())
     return UsageError(

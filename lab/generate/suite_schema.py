@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 
-from ci.lanes.executorch.suite import FORM as EXECUTORCH
-from ci.lanes.llm.suite import FORM as LLM
-from ci.lanes.onnx.suite import FORM as ONNX
+from ci.lanes.executorch.suite import SUITES as EXECUTORCH
+from ci.lanes.llm.suite import SUITES as LLM
+from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.suite.programs import MixedRun
 from ci.suite.suite_file import CaseName, LaneForm, SuiteHead
 from provisioning.base.documents import Model

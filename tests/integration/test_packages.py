@@ -17,8 +17,6 @@ from tests.support.typed import run_here, typed
 
 OTHER_BUILD = "v2.48.40.260702123456"
 
-Members = dict[str, bytes]
-
 
 def inspect(path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     answer = path.parent / "answer.json"

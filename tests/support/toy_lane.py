@@ -25,7 +25,6 @@ from ci.suite.stage import (
     run_cached_step,
     show_list,
 )
-from ci.suite.suite_file import LaneForm
 from ci.work import Home
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
@@ -50,7 +49,7 @@ class ToyProgram(Program):
     run: ToyRun
 
 
-SUITES = Suites("test_toy", Path("toy.toml"), ToyProgram, LaneForm("toy", ToyCase, ("test_toy",)))
+SUITES = Suites(lane="toy", case=ToyCase, program=ToyProgram, stages=("test_toy",), shipped=Path("toy.toml"))
 
 
 @dataclass(frozen=True, slots=True)

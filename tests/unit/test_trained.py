@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ci.lanes.onnx.suite import FORM
 from ci.models.wheels import PinnedWheel, located, variables
 from ci.suite.accepted import derived
 from ci.suite.accuracy import Pair, missed, side_by_side
-from ci.suite.suite_file import SuiteFile, Thresholds, parse_suite
+from ci.suite.suite_file import Thresholds
 from lab.models import trained
 from provisioning.base.errors import IntegrityError, UsageError
 
@@ -94,28 +93,3 @@ def test_readers_give_the_models_own_answers_their_full_score() -> None:
     assert trained.frames(spoken, spoken) == 1
     silent = [[np.zeros(trained.FRAMES, np.float32)]] * 2
     assert trained.frames(silent, silent) < 0.8
-
-
-SUITE = {
-    "schema": 2,
-    "wheels": {
-        "own": {
-            "package": "weights", "version": "1.0", "filename": "weights-1.0-py3-none-any.whl",
-            "sha256": "0" * 64, "size": 1, "licence": "MIT", "files": {"weights/net.onnx": "0" * 64},
-        }
-    },
-    "case": {
-        "net": {
-            "model": "wheel:own/weights/net.onnx",
-            "metric": {"name": "words right", "function": "mine:words"},
-            "run": [
-                {"lane": "onnx", "precision": name, "socs": ["SM8650"]} for name in ("16a8w", "8a8w", "fp16")
-            ],
-        }
-    },
-}  # fmt: skip
-
-
-@pytest.fixture
-def suite(tmp_path: Path) -> SuiteFile:
-    return parse_suite(SUITE, tmp_path / "trained.toml", FORM)

@@ -23,7 +23,6 @@ from ci.suite.programs import (
     Suites,
     TaskMetric,
 )
-from ci.suite.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
@@ -181,7 +180,12 @@ def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun
     return loaded.chosen(case.inferences, calibration)
 
 
-FORM = LaneForm("executorch", ExecutorchCase, ("test_lowering", "test_emulator"))
-SUITES = Suites("test_lowering", SHIPPED, ExecutorchProgram, FORM)
+SUITES = Suites(
+    lane="executorch",
+    case=ExecutorchCase,
+    program=ExecutorchProgram,
+    stages=("test_lowering", "test_emulator"),
+    shipped=SHIPPED,
+)
 programs_of = SUITES.programs_of
 all_programs, choose = SUITES.all_programs, SUITES.choose

@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from ci.lanes.llm.orders import EXECUTORCH, GENIE
 from ci.suite.precision import written_name
 from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
-from ci.suite.suite_file import LaneForm
 from provisioning.base.settings import MANIFESTS
 
 SHIPPED = MANIFESTS / "suites" / "llm.toml"
@@ -70,5 +69,11 @@ class LlmProgram(Program):
         return str(self.suite.parent) if self.suite.name == NO_SUITE else ""
 
 
-FORM = LaneForm("llm", LlmCase, ("test_llm",), runs_user_code=False)
-SUITES = Suites("test_llm", SHIPPED, LlmProgram, FORM)
+SUITES = Suites(
+    lane="llm",
+    case=LlmCase,
+    program=LlmProgram,
+    stages=("test_llm",),
+    shipped=SHIPPED,
+    runs_user_code=False,
+)

@@ -28,7 +28,6 @@ from ci.suite.programs import (
     Suites,
     TaskMetric,
 )
-from ci.suite.suite_file import LaneForm
 from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
@@ -225,6 +224,5 @@ class OnnxOrder:
         return command_for_one(verb, self.case, self.run, soc or self.soc, self.search_path)
 
 
-FORM = LaneForm("onnx", OnnxCase, ("test_onnx",))
-SUITES = Suites("test_onnx", SHIPPED, OnnxProgram, FORM)
+SUITES = Suites(lane="onnx", case=OnnxCase, program=OnnxProgram, stages=("test_onnx",), shipped=SHIPPED)
 programs_of = SUITES.programs_of
