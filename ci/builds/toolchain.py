@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.builds.tree import Recipe
-from provisioning.base.commands import captured, quoted
+from provisioning.base.commands import quoted, version_line
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
 from provisioning.components import ANDROID_NDK, NDK_TOOLCHAIN, identity_of
@@ -25,9 +24,6 @@ PACKAGES = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
 }
 """The Debian and Ubuntu package of a program."""
-
-_SECONDS = 20
-"""A compiler on a busy machine answers in less."""
 
 _VERSION = re.compile(r"\b(\d+(?:\.\d+)+)")
 
@@ -45,40 +41,33 @@ class BuildTool:
         return version.group(1) if version else ""
 
 
-def find_program(name: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
-    """The first program of that name on PATH that runs; else an error that says why it does not, or names its
-    package."""
+def find_program(*names: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
+    """The first program on PATH of one of these names that runs; else an error that says why it does not, or
+    names its package."""
     silent: list[str] = []
-    if program := next(_running(name, environ, silent), None):
-        return program
+    for name in names:
+        if program := next(_running(name, environ, silent), None):
+            return program
     if silent:
-        raise _not_running(silent)
-    if len(name.split()) > 1:
         raise EnvironmentLacking(
-            f"{name!r} is not a program on PATH",
+            "; ".join(silent), fix="run it by hand, and reinstall it or put another one before it on PATH"
+        )
+    if len(names[0].split()) > 1:
+        raise EnvironmentLacking(
+            f"{names[0]!r} is not a program on PATH",
             fix="name the program alone, without a launcher or arguments",
         )
-    package = PACKAGES.get(Path(name).name)
+    named, package = " nor ".join(names), PACKAGES.get(Path(names[0]).name)
     raise EnvironmentLacking(
-        f"{name} is not on PATH",
-        fix=quoted("apt-get", "install", package) if package else f"install {name} and put it on PATH",
+        f"neither {named} is on PATH" if names[1:] else f"{named} is not on PATH",
+        fix=quoted("apt-get", "install", package) if package else f"install {named} and put it on PATH",
     )
 
 
 def find_compiler(environ: Mapping[str, str] = os.environ) -> BuildTool:
     """CXX if it is set, else g++, else clang++."""
-    if named := environ.get("CXX"):
-        return find_program(named, environ)
-    silent: list[str] = []
-    for name in ("g++", "clang++"):
-        if program := next(_running(name, environ, silent), None):
-            return program
-    if silent:
-        raise _not_running(silent)
-    raise EnvironmentLacking(
-        "no C++ compiler: neither g++ nor clang++ is on PATH, and CXX is not set",
-        fix=quoted("apt-get", "install", PACKAGES["g++"]),
-    )
+    named = environ.get("CXX")
+    return find_program(*([named] if named else ["g++", "clang++"]), environ=environ)
 
 
 def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
@@ -104,12 +93,6 @@ def find_ninja() -> BuildTool:
     )
 
 
-def _not_running(silent: Sequence[str]) -> EnvironmentLacking:
-    return EnvironmentLacking(
-        "; ".join(silent), fix="run it by hand, and reinstall it or put another one before it on PATH"
-    )
-
-
 def _running(
     name: str, environ: Mapping[str, str], silent: list[str], *, beside_python: bool = False
 ) -> Iterator[BuildTool]:
@@ -121,25 +104,11 @@ def _running(
         path = Path(program).absolute()  # CMake runs elsewhere, and takes no relative path for a compiler.
         if not path.exists():
             continue
-        identity, why_not = _identity(path)
+        identity, why_not = version_line(path)
         if identity:
             yield BuildTool(path, identity)
         else:
             silent.append(f"{path} does not say its version: {why_not}")
-
-
-def _identity(path: Path) -> tuple[str, str]:
-    """The first line of `--version`; else why there is none."""
-    try:
-        result = captured([str(path), "--version"], timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "", f"it gave no answer within {_SECONDS} s"
-    except OSError as error:
-        return "", error.strerror or str(error)
-    lines = result.stdout.splitlines()
-    if result.returncode or not lines:
-        return "", f"it ended with exit code {result.returncode}"
-    return lines[0].strip(), ""
 
 
 _C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
@@ -160,15 +129,17 @@ class Toolchain:
 
 def host(environ: Mapping[str, str]) -> Toolchain:
     cxx = find_compiler(environ)
-    cc = find_program(environ.get("CC") or str(c_compiler_of(cxx.path)), environ)
+    cc = find_program(environ.get("CC") or str(c_compiler_of(cxx.path)), environ=environ)
     return _compilers(cc, cxx)
 
 
 def cross(recipe: Recipe, environ: Mapping[str, str], file: Path | None) -> Toolchain:
     """The cross compilers on PATH, or a vendor's, which a CMake toolchain file names with their sysroot."""
     if file is None:
-        cxx = find_program(f"{recipe.compiler}g++", environ)
-        return _compilers(find_program(str(cxx.path.with_name(f"{recipe.compiler}gcc")), environ), cxx)
+        cxx = find_program(f"{recipe.compiler}g++", environ=environ)
+        return _compilers(
+            find_program(str(cxx.path.with_name(f"{recipe.compiler}gcc")), environ=environ), cxx
+        )
     if not file.is_file():
         raise UsageError(f"--toolchain-file {file}: there is no such file")
     path = file.absolute()

@@ -30,6 +30,7 @@ from provisioning.base.errors import (
 )
 from provisioning.base.files import disk_error
 from provisioning.base.foreign import visible
+from provisioning.base.rendering import drop_output
 from provisioning.base.settings import CLONE, user_path
 from provisioning.base.units import aligned, columns, readable
 
@@ -254,7 +255,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
         return INTERRUPTED
     except BrokenPipeError:
         # Without a verdict this is no pass. The interpreter flushes stdout at its end, so give it a target.
-        _drop_output()
+        drop_output(sys.stdout)
         return code
     except OSError as error:
         known = disk_error(error, "choose another path (see --help)")
@@ -263,7 +264,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
         if debug:
             _print_traceback()
         if error.filename is None:
-            _drop_output()
+            drop_output(sys.stdout)
         show_error(known)
         return known.exit_code
     except ModuleNotFoundError as error:
@@ -323,10 +324,6 @@ _BROKEN_PIPE = 128 + signal.SIGPIPE
 """The exit code of a program that SIGPIPE ended, as in `… | head`."""
 
 
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def show_error(error: ToolkitError) -> None:
     answer.add_error(error)
 
@@ -336,7 +333,7 @@ def show_error(error: ToolkitError) -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_output()
+        drop_output(sys.stdout)
     sys.stderr.write(readable(visible(text), sys.stderr))
 
 

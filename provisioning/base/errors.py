@@ -72,10 +72,7 @@ class ManifestError(UsageError):
             f"{place}: {key}: expected {expected}, found {found}",
             fix=fix or (f"correct {file}" if key.startswith("(") else f"correct {key} in {place}"),
         )
-        self.file = file
         self.key = key
-        self.expected = expected
-        self.found = found
 
 
 class EnvironmentLacking(ToolkitError):

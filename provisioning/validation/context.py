@@ -8,14 +8,13 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from provisioning.base.commands import captured
+from provisioning.base.commands import version_line
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
 from provisioning.components import (
     ANDROID_NDK,
@@ -108,11 +107,6 @@ class Context:
         return {library.name: library for library in self.libraries if library.directory == directory}
 
 
-_SECONDS = 20.0
-"""How long a program may take to say its version."""
-_NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
-
-
 Resolve = Callable[[Selection, Mapping[str, str]], Environment]
 
 
@@ -171,7 +165,7 @@ def looked_at(component: str, path: Path, origin: str, variable: str = "") -> Co
     return ComponentTree(path, origin, variable, stated_versions(component, path), unusable)
 
 
-def why_unusable(ndk: Path, seconds: float = _SECONDS) -> str:
+def why_unusable(ndk: Path) -> str:
     """Why an NDK cannot build for Android on this machine; empty if it can. Its compiler is run."""
     compiler, shared = ndk / NDK_PREBUILT / "bin" / "clang++", ndk / NDK_PREBUILT / NDK_RUNTIME
     if not compiler.exists():
@@ -181,7 +175,7 @@ def why_unusable(ndk: Path, seconds: float = _SECONDS) -> str:
     toolchain = ndk / NDK_TOOLCHAIN
     if not toolchain.is_file() or toolchain.stat().st_size == 0:
         return f"has no {NDK_TOOLCHAIN}, or an empty one, by which CMake builds for Android"
-    version, silence = _answer([str(compiler), "--version"], dict(os.environ), seconds)
+    version, silence = version_line(compiler)
     if not version:
         return f"{compiler.relative_to(ndk)} does not run here: {silence}"
     library = read(shared, "")
@@ -230,18 +224,3 @@ def _packages(names: Collection[str], python_path: str) -> dict[str, str]:
     search = [*filter(None, python_path.split(os.pathsep)), *sys.path]
     found = {name: importlib.metadata.Distribution.discover(name=name, path=search) for name in names}
     return {name: first.version for name, all_ in found.items() if (first := next(iter(all_), None))}
-
-
-def _answer(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> tuple[str, str]:
-    """(the version that a program prints, else why it printed none)"""
-    try:
-        done = captured(command, timeout=seconds, env=dict(variables))
-    except subprocess.TimeoutExpired:
-        return "", f"it gave no answer within {seconds:g} s"
-    except OSError as error:
-        return "", error.strerror or str(error)
-    number = _NUMBER.search(done.stdout)
-    if done.returncode or number is None:
-        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        return "", f"it ended with exit code {done.returncode}" + (f": {words[-1][:200]}" if words else "")
-    return number[0], ""
