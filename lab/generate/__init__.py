@@ -27,7 +27,7 @@ SCHEMAS = {
     "refused": ("lab.generate.chips_page:RefusedTable", "Operators that a Hexagon does not compile"),
     "variables": ("ci.child:Variables", "The variables of a process that does a user's work"),
     "environments": (
-        "lab.lock.environments:Environments",
+        "lab.lock.files:Environments",
         "The Python environments that sessions install",
     ),
     "libraries": (

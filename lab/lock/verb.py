@@ -9,6 +9,8 @@ from pathlib import Path
 
 from provisioning import licences
 from provisioning.base.command_line import repeatable, switch
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import profile_names, store_path
 
 EXAMPLES = """\
@@ -22,7 +24,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     switch(parser, "--check", "write nothing, need no network, name what is stale")
     repeatable(parser, "--component", "NAME", "provision this component and record its hashes")
-    parser.add_argument("--profile", action="append", default=[], help="only this profile; may be repeated")
+    repeatable(parser, "--profile", "NAME", "only this profile")
     parser.add_argument(
         "--upgrade",
         action="append",
@@ -37,22 +39,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lab.lock import files
+    from lab.lock import files, hashes
     from provisioning.store import Store
 
-    profiles = args.profile or profile_names()
     if args.check:
-        return files.check(profiles)
-    if args.torch:
-        return files.record_builds_of_torch()
-    store = Store(store_path(args.store))
-    files.record_components(store, profiles, args.component, licences.named(args.accept, os.environ))
-    files.record_wheels(store)
-    # If a component or profile is named, only that is done.
-    if args.upgrade is None and (args.component or args.profile):
+        if stale := [*files.stale(), *hashes.strangers()]:
+            raise CheckFailed("stale lock files:\n  " + "\n  ".join(stale), fix=session("lock"))
+        sys.stdout.write(f"fresh: {', '.join(files.locked_environments())}\n")
         return 0
-    upgrade = [f"--upgrade-package={name}" if name else "--upgrade" for name in args.upgrade or []]
-    for name in files.lockable():
-        changed = files.regenerate(name, upgrade)
-        sys.stdout.write(f"manifests/locks/{name}.txt: {'written' if changed else 'unchanged'}\n")
-    return files.record_builds_of_torch() if files.torch_problems(files.torch_pin()) else 0
+    if not args.torch:
+        store, accept = Store(store_path(args.store)), licences.named(args.accept, os.environ)
+        hashes.record_components(store, args.profile or profile_names(), args.component, accept)
+        hashes.record_wheels(store.downloads)
+        # If a component or profile is named, only that is done.
+        if args.upgrade is None and (args.component or args.profile):
+            return 0
+        upgrade = [f"--upgrade-package={name}" if name else "--upgrade" for name in args.upgrade or []]
+        for name in files.locked_environments():
+            files.regenerate(name, upgrade)
+    for pin in files.torch_pins():
+        if args.torch or files.torch_problems(pin):
+            files.record_torch(pin)
+    return 0

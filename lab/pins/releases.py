@@ -8,12 +8,12 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from lab.lock.files import resolve
 from provisioning.base.errors import ToolkitError, UpstreamError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ANDROID_NDK
 from provisioning.download import fetch, mirrored
 from provisioning.manifest import load_profile
-from provisioning.python_environments import resolve
 
 PACKAGES = ("executorch", "onnxruntime-qnn")
 NDK = "https://dl.google.com/android/repository/repository2-3.xml"

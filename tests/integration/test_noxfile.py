@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from lab.lock import files as lock
+from lab.lock.files import record_torch
 from provisioning import python_environments
 from provisioning.base import toml
 from provisioning.base.errors import EnvironmentLacking
@@ -177,8 +177,7 @@ class TestTorch:
     def test_the_command_records_what_the_users_index_has(self, torch: Path) -> None:
         self.record(torch, self.PLAIN, "0" * 64)
         self.offer(torch, self.WHEEL, recorded=False)
-        pin = "torch==2.13.0"
-        assert lock.record_torch(pin, torch) and lock.torch_problems(pin, torch) == []
+        record_torch("torch==2.13.0", torch)
         assert self.install(torch) == "torch-2.13.0+cpu.dist-info"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from lab.lock import environments, files, verb
+from lab.lock import files, hashes, verb
 from provisioning import manifest, python_environments
 from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
@@ -34,12 +34,11 @@ def own_manifests(folder: Path) -> Iterator[Path]:
         return sorted(path.stem for path in (folder / "profiles").glob("*.toml"))
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (manifest, environments, files):
+        for module in (manifest, files, hashes):
             patch.setattr(module, "MANIFESTS", folder)
         for module in (manifest, settings, verb):
             patch.setattr(module, "profile_names", profiles)
-        for module in (python_environments, files):
-            patch.setattr(module, "LOCKS", folder / "locks")
+        patch.setattr(python_environments, "LOCKS", folder / "locks")
         patch.setattr(inventory, "LISTS", folder / "wheels.json")
         for cache in caches:
             cache.cache_clear()
