@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from provisioning.base.commands import Fix, quoted
+from provisioning.base.commands import Fix, captured, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import open_regular
 from provisioning.base.settings import user_path
@@ -138,6 +138,27 @@ def metadata_text(path: Path) -> str:
         if error.errno in (errno.EINVAL, errno.ENXIO):
             return ""
         raise
+
+
+ANSWER_SECONDS = 20.0
+"""How long a program may take to say its version; a compiler on a busy machine takes less."""
+
+
+def version_line(program: Path) -> tuple[str, str]:
+    """The first line that a program prints of itself for `--version`; else why there is none."""
+    import subprocess
+
+    try:
+        done = captured([program, "--version"], timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "", f"it gave no answer within {ANSWER_SECONDS:g} s"
+    except OSError as error:
+        return "", error.strerror or str(error)
+    lines = done.stdout.splitlines()
+    if lines and not done.returncode:
+        return lines[0].strip(), ""
+    words = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return "", f"it ended with exit code {done.returncode}" + (f": {words[-1][:200]}" if words else "")
 
 
 def ndk_name(revision: str) -> str:

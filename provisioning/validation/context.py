@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from provisioning.base.commands import version_line
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
 from provisioning.components import (
     ANDROID_NDK,
@@ -24,6 +23,7 @@ from provisioning.components import (
     NDK_TOOLCHAIN,
     QNN_SDK,
     identity_of,
+    version_line,
 )
 from provisioning.elf import AARCH64, Elf, Loading, load_all
 from provisioning.environment import HOST_LIBRARIES, Environment, Note, resolve
