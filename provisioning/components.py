@@ -218,11 +218,6 @@ class Adopted:
 
 def adopt(component: str, value: str, variable: str) -> Adopted:
     """Use the folder that `variable` names as `component`, or raise an error that names the right one."""
-    if not value.strip():
-        raise EnvironmentLacking(
-            f"{variable} is set but empty, which tools take for a path",
-            fix=f"unset {variable}, or set it to the {component}'s folder",
-        )
     path = user_path(value, variable)
     where = f"{variable}={value}"
     try:

@@ -104,12 +104,18 @@ class Store(Trees):
             return self._commit(assembly, damaged)
 
     def repair(
-        self, tree: Tree, component: Component, *, progress: Progress = SILENT, offline: bool = False
+        self,
+        tree: Tree,
+        component: Component,
+        flags: Sequence[str] = (),
+        *,
+        progress: Progress = SILENT,
+        offline: bool = False,
     ) -> list[Difference]:
         """Make a tree of this component anew, from its downloads, kept or fetched again, if any byte of it is
-        another; returns what was wrong."""
+        another; returns what was wrong. `flags` select its profile."""
         if not (component.pinned or self.is_proved(tree)):
-            raise unlocked(self.path, tree.component, component)
+            raise unlocked(self.path, tree.component, component, flags)
         with self._changing(progress) as staging:
             assembly = Assembly(self, staging, tree.component, component, tree.targets, progress, offline)
             return list(self._commit(assembly, tree).repaired)

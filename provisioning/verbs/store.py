@@ -104,8 +104,6 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
 
 
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
-    from provisioning.store import unlocked
-
     store = _existing(where)
     repaired = 0
     known, progress = _of_profiles(), for_stream()
@@ -113,10 +111,8 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
         wrong, _ = _differences(store, tree, known)
         if wrong and tree.inventory.definition in known:
             profile, component = known[tree.inventory.definition]
-            if not (component.pinned or store.is_proved(tree)):
-                flags = [*profile_flags(profile), *(["--store", str(where)] if where else [])]
-                raise unlocked(store.path, tree.component, component, flags)
-            wrong = store.repair(tree, component, progress=progress, offline=offline)
+            flags = [*profile_flags(profile), *(["--store", str(where)] if where else [])]
+            wrong = store.repair(tree, component, flags, progress=progress, offline=offline)
         elif wrong:
             # Who uses it says what it is, and makes it again.
             store.remove(tree, progress)

@@ -147,13 +147,6 @@ def test_a_checkout_cut_short_is_finished_by_the_next(upstream: Path, tmp_path: 
     assert sources.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
 
 
-def test_a_commit_that_is_nowhere_shows_a_moved_tag(upstream: Path, tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match="v1") as caught:
-        sources.checkout(pinned(upstream, "0" * 40), tmp_path / "tree")
-    assert run(upstream, "rev-parse", "v1") in caught.value.message
-    assert not (tmp_path / "tree").exists()
-
-
 def test_a_pin_that_can_be_had_is_still_refused_when_the_tag_names_another(
     upstream: Path, tmp_path: Path
 ) -> None:

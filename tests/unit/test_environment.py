@@ -108,15 +108,6 @@ def test_a_tree_that_env_set_for_another_profile_is_ignored_and_reported(sdk: Pa
     assert str(other) in note.text and str(sdk) in note.text
 
 
-def test_a_root_that_is_a_folder_too_deep_is_refused_and_the_right_one_is_named(
-    sdk: Path, tmp_path: Path
-) -> None:
-    own = _sdk(tmp_path / "own sdk")
-    with pytest.raises(EnvironmentLacking, match="qnn-sdk") as caught:
-        _resolved(sdk, {"QNN_SDK_ROOT": str(own / "lib")})
-    assert caught.value.fix == f"export QNN_SDK_ROOT='{own}'"
-
-
 def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_is_wrong(sdk: Path) -> None:
     selection = _selection(sdk.parent.parent)
     with pytest.raises(EnvironmentLacking, match=r"EXECUTORCH_ROOT=/nowhere"):
@@ -250,23 +241,17 @@ def own_sdk(tmp_path: Path) -> Path:
     return tmp_path / "sdk"
 
 
-def python_path(own_sdk: Path, overlaid: Path, had: str = "") -> str | None:
-    overlay = own_sdk.parent / "overlay"
-    overlay.mkdir()
-    describe(overlay, BuiltFrom(overlaid, "wheels", TreeState()))
-    selection = Selection("wheels", "x86_64-linux", "SM8650", own_sdk.parent / "store", Path("reports"))
+@pytest.mark.parametrize(("overlaid", "path"), [("et", "{0}/overlay:/mine"), ("another", None)])
+def test_the_overlay_of_the_users_tree_comes_first_and_another_trees_is_left_alone(
+    own_sdk: Path, overlaid: str, path: str | None
+) -> None:
+    base = own_sdk.parent
+    (base / "overlay").mkdir()
+    describe(base / "overlay", BuiltFrom(base / overlaid / "executorch", "wheels", TreeState()))
     environ = {
         "QNN_SDK_ROOT": str(own_sdk),
-        "EXECUTORCH_ROOT": str(own_sdk.parent / "et/executorch"),
-        "PYTHONPATH": had,
+        "EXECUTORCH_ROOT": f"{base}/et/executorch",
+        "PYTHONPATH": "/mine",
     }
-    return resolve(selection, environ, trees=Trees({}), overlay=overlay).variables.get("PYTHONPATH")
-
-
-def test_the_overlay_of_the_tree_comes_first(own_sdk: Path) -> None:
-    path = python_path(own_sdk, own_sdk.parent / "et/executorch", had="/mine")
-    assert path == f"{own_sdk.parent}/overlay:/mine"
-
-
-def test_the_overlay_of_another_tree_is_left_alone(own_sdk: Path) -> None:
-    assert python_path(own_sdk, own_sdk.parent / "another/executorch", had="/mine") is None
+    environment = resolve(_selection(base / "store"), environ, trees=Trees({}), overlay=base / "overlay")
+    assert environment.variables.get("PYTHONPATH") == (path and path.format(base))

@@ -97,7 +97,7 @@ class TestUnlocked:
 
     def serves(self, user: User, **files: bytes) -> None:
         """The mirror sends an SDK with these in place of its own files."""
-        names = {"htp": HTP, "android": "lib/aarch64-android/libQnnHtp.so"}
+        names = {"htp": HTP, "android": "lib/aarch64-android/libQnnHtp.so", "metadata": "sdk.yaml"}
         content = sdk_files() | {names[name]: content for name, content in files.items()}
         write_zip(user.archive, content)
 
@@ -139,6 +139,7 @@ class TestUnlocked:
             {"htp": b""},
             {"htp": Library(soname="libQnnHtp.so").encode()},
             {"htp": library_of("v2.37.0.250601000000")},
+            {"metadata": b"version: 2.36.0\n"},
             {"htp": library_of("v2.48.0.260626121212"), "android": library_of("v2.48.0.260626121212")},
         ],
     )
@@ -180,6 +181,7 @@ class TestLicences:
         )
         flags = ("--component", "qnn-sdk", "--accept-licence", "other-licence")
         assert licensed.types("provision", *flags) == 3
+        assert licensed.server.requests == []
 
 
 class TestStoreVerb:

@@ -107,16 +107,11 @@ def test_a_library_changed_with_its_inventory_is_made_again_from_the_kept_downlo
     assert len(house.server.requests) == requests
 
 
-def test_one_damaged_bit_is_repaired_and_named(house: House) -> None:
-    house.restore()
-    damage(house.store.trees()[0])
-    assert house.repaired() == {HTP}
-    assert is_true(house.provision(offline=True))
-
-
-def test_a_change_where_it_was_made_is_found_though_size_and_mode_are_the_same(
-    house: House,
-) -> None:
+@pytest.mark.parametrize("restored", [True, False])
+def test_one_damaged_bit_is_repaired_and_named(house: House, restored: bool) -> None:
+    """Its size and mode are as before, also where it was made."""
+    if restored:
+        house.restore()
     damage(house.store.trees()[0])
     assert house.repaired() == {HTP}
     assert is_true(house.provision(offline=True))
