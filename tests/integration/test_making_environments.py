@@ -239,7 +239,7 @@ def test_a_verb_in_another_environment_is_given_the_one_that_is_there(
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "other"], check=True)
     environments.interpreter("small")
     before = environments.home("small").stat().st_ino
-    command = [tmp_path / "other" / "bin" / "python", "-c", INTERPRETER, tmp_path]
+    command = [str(tmp_path / "other" / "bin" / "python"), "-c", INTERPRETER, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert not done.stdout and environments.home("small").stat().st_ino == before
 

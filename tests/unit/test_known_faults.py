@@ -117,11 +117,13 @@ def pad(*pads: int, readers: tuple[str, ...] = (), **more: Any) -> dict[str, Any
     return {**node, **more}
 
 
-SAME: dict[str, Any] = {"kernel_size": [3, 3], "stride": [1, 1], "padding": [1, 1]}
+MAX, AVERAGE = "max_pool2d_with_indices", "avg_pool2d"
 
 
-def pool(operator: str, size: int, to: int, **arguments: Any) -> dict[str, Any]:
+def pool(operator: str, size: int, to: int, *window: list[int], **more: Any) -> dict[str, Any]:
+    """`window`: its size, stride and padding."""
     shapes = {"input": [1, 8, size, size], "output": [1, 8, to, to]}
+    arguments = dict(zip(("kernel_size", "stride", "padding"), window, strict=False)) | more
     return {"operator": f"aten.{operator}.default", **shapes, "arguments": arguments}
 
 
@@ -149,105 +151,101 @@ def parameters(count: int, maker: str = "add.Tensor") -> dict[str, Any]:
 
 
 CONVOLVED = ("aten.convolution.default",)
+SAME = ([3, 3], [1, 1], [1, 1])
+WIDE: dict[str, Any] = {"range": [-2.0, 2.0]}
+
+SUSPECTED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
+    # By fault: schemes, the nodes that have it, and those that have not.
+    "negative-pad": (
+        "16a8w fp16",
+        # The first is RWKV's token shift.
+        [pad(0, 0, 1, -1), pad(0, 0, -1, 0)],
+        [pad(0, 0, 0, -1), pad(1, 1, 1, 1)],
+    ),
+    "pad-at-the-ends": (
+        "fp16",
+        [pad(0, 1, 0, 1), pad(0, 1, 0, 1, readers=(*CONVOLVED, "aten.add.Tensor"))],
+        [
+            pad(0, 1, 0, 1, readers=CONVOLVED),
+            # EfficientDet's BiFPN.
+            pad(0, 1, 0, 1, readers=("max_pool2d.default",)),
+            pad(1, 1, 1, 1),
+            pad(0, 1),
+        ],
+    ),
+    "pad-beyond-range": (
+        "8a8w",
+        [pad(1, 1, arguments={"value": 5.0}, **WIDE)],
+        [pad(1, 1, arguments={"value": 1.0}, **WIDE), pad(1, 1, **WIDE)],
+    ),
+    "nearest-to-no-multiple": ("fp16", [resized(8, 13), resized(8, 4)], [resized(4, 8)]),
+    "bicubic-aligned-16-bit": (
+        "16a8w",
+        [resized(4, 8, "bicubic2d", align_corners=True)],
+        [resized(4, 12, "bicubic2d", align_corners=True), resized(4, 8, "bicubic2d", align_corners=False)],
+    ),
+    "max-pool-padded-fp16": (
+        "fp16",
+        [pool(MAX, 8, 5, [2, 2], [2, 2], [1, 1])],
+        [pool(MAX, 8, 4, [3, 3], [2, 2], [1, 1]), pool(MAX, 8, 4, [2, 2], [2, 2])],
+    ),
+    "avg-pool-over-the-edge": (
+        "fp16",
+        [
+            pool(AVERAGE, 8, 5, [2], [2], [1]),
+            pool(AVERAGE, 10, 5, [3], [2], ceil_mode=True),
+            pool(AVERAGE, 8, 8, *SAME, count_include_pad=False),
+        ],
+        [
+            pool(AVERAGE, 9, 4, [3], [2], ceil_mode=True),
+            pool(AVERAGE, 8, 4, [2, 2]),
+            pool(AVERAGE, 8, 8, *SAME),
+        ],
+    ),
+    "avg-pool-by-four": ("8a8w", [pool(AVERAGE, 8, 2, [4, 4])], [pool(AVERAGE, 8, 4, [2, 2])]),
+    "batch-norm-epsilon": (
+        "fp16",
+        [norm(1e-3, 0.01), norm(1e-5, 1e-5), norm(1e-3)],
+        [norm(1e-3, 1.0), norm(1e-5, 0.01)],
+    ),
+    "small-values-16-bit": (
+        "16a8w",
+        [seen("aten.elu.default", -0.05, 0.08)],
+        [seen("aten.elu.default", -3.0), seen("aten.elu.default")],
+    ),
+    "exp-below-minus-88": ("fp16", [seen("aten.exp.default", -100.0)], [seen("aten.exp.default", -80.0)]),
+    "softplus-above-eleven": (
+        "fp16",
+        [seen("aten.softplus.default", 0.0, 15.0)],
+        [seen("aten.softplus.default", -5.0, 10.0)],
+    ),
+    "ceil-16-bit": ("16a8w", [seen("aten.ceil.default", -0.1, 0.1)], [seen("aten.ceil.default", -0.2, 0.3)]),
+    "arcsine-of-minus-one": ("16a8w", [seen("aten.asin.default", -1.0)], [seen("aten.asin.default", -0.99)]),
+    "concat-of-a-constant": (
+        "8a8w",
+        [concatenated({"shape": [1], "least": 1.0, "largest": 1.0})],
+        [concatenated({"shape": [2], "least": 0.0, "largest": 1.0}), concatenated({})],
+    ),
+    "prelu-by-channel": (
+        "fp16",
+        [parameters(4)],
+        [parameters(1), parameters(4, "aten.convolution.default")],
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("node", "scheme", "fault", "named"),
+    ("fault", "scheme", "node", "named"),
     [
-        # RWKV's token shift.
-        (pad(0, 0, 1, -1), "16a8w", "negative-pad", True),
-        (pad(0, 0, 1, -1), "fp16", "negative-pad", True),
-        (pad(0, 0, -1, 0), "fp16", "negative-pad", True),
-        (pad(0, 0, 0, -1), "16a8w", "negative-pad", False),
-        (pad(1, 1, 1, 1), "16a8w", "negative-pad", False),
-        (pad(0, 1, 0, 1), "fp16", "pad-at-the-ends", True),
-        (pad(0, 1, 0, 1, readers=CONVOLVED), "fp16", "pad-at-the-ends", False),
-        # EfficientDet's BiFPN.
-        (pad(0, 1, 0, 1, readers=("max_pool2d.default",)), "fp16", "pad-at-the-ends", False),
-        (pad(0, 1, 0, 1, readers=(*CONVOLVED, "aten.add.Tensor")), "fp16", "pad-at-the-ends", True),
-        (pad(1, 1, 1, 1), "fp16", "pad-at-the-ends", False),
-        (pad(0, 1), "fp16", "pad-at-the-ends", False),
-        (pad(1, 1, range=[-2.0, 2.0], arguments={"value": 5.0}), "8a8w", "pad-beyond-range", True),
-        (pad(1, 1, range=[-2.0, 2.0], arguments={"value": 1.0}), "8a8w", "pad-beyond-range", False),
-        (pad(1, 1, range=[-2.0, 2.0]), "8a8w", "pad-beyond-range", False),
-        (resized(8, 13), "fp16", "nearest-to-no-multiple", True),
-        (resized(8, 4), "fp16", "nearest-to-no-multiple", True),
-        (resized(4, 8), "fp16", "nearest-to-no-multiple", False),
-        (resized(4, 8, "bicubic2d", align_corners=True), "16a8w", "bicubic-aligned-16-bit", True),
-        (resized(4, 12, "bicubic2d", align_corners=True), "16a8w", "bicubic-aligned-16-bit", False),
-        (resized(4, 8, "bicubic2d", align_corners=False), "16a8w", "bicubic-aligned-16-bit", False),
-        (
-            pool("max_pool2d_with_indices", 8, 5, kernel_size=[2, 2], stride=[2, 2], padding=[1, 1]),
-            "fp16",
-            "max-pool-padded-fp16",
-            True,
-        ),
-        (
-            pool("max_pool2d_with_indices", 8, 4, kernel_size=[3, 3], stride=[2, 2], padding=[1, 1]),
-            "fp16",
-            "max-pool-padded-fp16",
-            False,
-        ),
-        (
-            pool("max_pool2d_with_indices", 8, 4, kernel_size=[2, 2], stride=[2, 2]),
-            "fp16",
-            "max-pool-padded-fp16",
-            False,
-        ),
-        (
-            pool("avg_pool2d", 8, 5, kernel_size=[2], stride=[2], padding=[1]),
-            "fp16",
-            "avg-pool-over-the-edge",
-            True,
-        ),
-        (
-            pool("avg_pool2d", 10, 5, kernel_size=[3], stride=[2], ceil_mode=True),
-            "fp16",
-            "avg-pool-over-the-edge",
-            True,
-        ),
-        (
-            pool("avg_pool2d", 9, 4, kernel_size=[3], stride=[2], ceil_mode=True),
-            "fp16",
-            "avg-pool-over-the-edge",
-            False,
-        ),
-        (pool("avg_pool2d", 8, 4, kernel_size=[2, 2]), "fp16", "avg-pool-over-the-edge", False),
-        (pool("avg_pool2d", 8, 8, **SAME), "fp16", "avg-pool-over-the-edge", False),
-        (
-            pool("avg_pool2d", 8, 8, **SAME, count_include_pad=False),
-            "fp16",
-            "avg-pool-over-the-edge",
-            True,
-        ),
-        (pool("avg_pool2d", 8, 2, kernel_size=[4, 4]), "8a8w", "avg-pool-by-four", True),
-        (pool("avg_pool2d", 8, 4, kernel_size=[2, 2]), "8a8w", "avg-pool-by-four", False),
-        (norm(1e-3, 0.01), "fp16", "batch-norm-epsilon", True),
-        (norm(1e-3, 1.0), "fp16", "batch-norm-epsilon", False),
-        (norm(1e-5, 0.01), "fp16", "batch-norm-epsilon", False),
-        (norm(1e-5, 1e-5), "fp16", "batch-norm-epsilon", True),
-        (norm(1e-3), "fp16", "batch-norm-epsilon", True),
-        (seen("aten.elu.default", -0.05, 0.08), "16a8w", "small-values-16-bit", True),
-        (seen("aten.elu.default", -3.0), "16a8w", "small-values-16-bit", False),
-        (seen("aten.elu.default"), "16a8w", "small-values-16-bit", False),
-        (seen("aten.exp.default", -100.0), "fp16", "exp-below-minus-88", True),
-        (seen("aten.exp.default", -80.0), "fp16", "exp-below-minus-88", False),
-        (seen("aten.softplus.default", 0.0, 15.0), "fp16", "softplus-above-eleven", True),
-        (seen("aten.softplus.default", -5.0, 10.0), "fp16", "softplus-above-eleven", False),
-        (seen("aten.ceil.default", -0.1, 0.1), "16a8w", "ceil-16-bit", True),
-        (seen("aten.ceil.default", -0.2, 0.3), "16a8w", "ceil-16-bit", False),
-        (seen("aten.asin.default", -1.0), "16a8w", "arcsine-of-minus-one", True),
-        (seen("aten.asin.default", -0.99), "16a8w", "arcsine-of-minus-one", False),
-        (concatenated({"shape": [1], "least": 1.0, "largest": 1.0}), "8a8w", "concat-of-a-constant", True),
-        (concatenated({"shape": [2], "least": 0.0, "largest": 1.0}), "8a8w", "concat-of-a-constant", False),
-        (concatenated({}), "8a8w", "concat-of-a-constant", False),
-        (parameters(4), "fp16", "prelu-by-channel", True),
-        (parameters(1), "fp16", "prelu-by-channel", False),
-        (parameters(4, "aten.convolution.default"), "fp16", "prelu-by-channel", False),
+        (fault, scheme, node, named)
+        for fault, (schemes, *nodes) in SUSPECTED.items()
+        for scheme in schemes.split()
+        for named, those in zip((True, False), nodes, strict=True)
+        for node in those
     ],
 )
 def test_a_fault_is_suspected_of_a_node_that_has_its_arguments_shapes_and_values(
-    node: dict[str, Any], scheme: str, fault: str, named: bool
+    fault: str, scheme: str, node: dict[str, Any], named: bool
 ) -> None:
     found = faults_in({"node": read(Traits, {"line": "net.py:7", **node})}, scheme, "SM8650", VERSIONS)
     assert (fault in {met.fault.id for met in found}) is named
@@ -256,7 +254,7 @@ def test_a_fault_is_suspected_of_a_node_that_has_its_arguments_shapes_and_values
 def test_of_two_suspicions_the_one_that_loses_as_much_as_is_seen_comes_first() -> None:
     nodes = {
         "norm": read(Traits, norm(1e-3, 0.01)),
-        "pool": read(Traits, pool("avg_pool2d", 8, 5, kernel_size=[2], stride=[2], padding=[1])),
+        "pool": read(Traits, pool(AVERAGE, 8, 5, [2], [2], [1])),
     }
     for near, first in ((25.0, "batch-norm-epsilon"), (1.0, "avg-pool-over-the-edge")):
         found = faults_in(nodes, "fp16", "SM8650", VERSIONS, seen_db=near)
