@@ -19,7 +19,7 @@ from provisioning.elf import load_all
 from provisioning.manifest import load_profile
 from provisioning.qnn_libraries import libraries_in
 from provisioning.sources import Wheel
-from tests.support.sdk import provisioned_sdk
+from tests.support.sdk import link_or_copy, provisioned_sdk
 from tests.support.typed import typed
 
 PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
@@ -28,13 +28,6 @@ PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 @pytest.fixture(scope="module")
 def sdk() -> Path:
     return provisioned_sdk()
-
-
-def link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -64,3 +65,10 @@ def _one_soc_an_arch() -> list[str]:
     from provisioning.manifest import load_socs
 
     return list({soc.arch: name for name, soc in load_socs().items()}.values())
+
+
+def link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
