@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from ci.artifacts.compiler_log import Traffic
 from ci.operators import CpuOperator
 from ci.plain import as_json
 from provisioning.base.units import aligned
-from provisioning.known_faults import fix_for
 
 FAILED = "does not compile"
-
-
-@dataclass(frozen=True, slots=True)
-class SuggestedOperator(CpuOperator):
-    """One on the CPU, with what to write instead."""
-
-    suggestion: str
-
-    @classmethod
-    def of(cls, operator: CpuOperator) -> SuggestedOperator:
-        fix = fix_for(operator.operator, operator.code, operator.source, reason=operator.reason)
-        return cls(**asdict(operator), suggestion=str(fix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +28,7 @@ class AuditRow:
     """What HTP takes of a model at a precision."""
 
     delegated: Mapping[str, int]
-    cpu: tuple[SuggestedOperator, ...]
+    cpu: tuple[CpuOperator, ...]
     usable: bool
     """Whether the program runs."""
     delegates: int
@@ -64,9 +51,13 @@ def fails(row: AuditRow | NoProgram) -> bool:
     return isinstance(row, NoProgram) or not row.usable
 
 
-def document(rows: AuditRows) -> dict[str, object]:
-    """The evidence of an answer."""
-    return {scheme: as_json(row) for scheme, row in rows.items()}
+def document(rows: AuditRows) -> dict[str, dict[str, Any]]:
+    """The evidence of an answer: of an operator on the CPU also what to write instead."""
+    answers = {scheme: as_json(row) for scheme, row in rows.items()}
+    for scheme, row in rows.items():
+        if isinstance(row, AuditRow):
+            answers[scheme]["cpu"] = [{**as_json(node), "suggestion": str(node.fix)} for node in row.cpu]
+    return answers
 
 
 def as_text(rows: AuditRows) -> Iterator[str]:
@@ -126,7 +117,7 @@ def _on_cpu(rows: Mapping[str, AuditRow]) -> Iterator[str]:
         for operator in row.cpu:
             # An .onnx has the lines of its code only if its exporter wrote them.
             where = f" at {operator.source} `{operator.code}`" if operator.source else f" {operator.node}"
-            key = (operator.operator, where, operator.reason, operator.kernel, operator.suggestion)
+            key = (operator.operator, where, operator.reason, operator.kernel, str(operator.fix))
             schemes = schemes_of.setdefault(key, [])
             if scheme not in schemes:
                 schemes.append(scheme)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ci.models.model_lines import OperatorAt
+from provisioning.known_faults import Suggestion, fix_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,18 @@ class CpuOperator(OperatorAt):
     reason: str
     kernel: bool
     """Whether the runtime has a CPU kernel for it. Without one the program cannot run at all."""
+
+    @property
+    def fix(self) -> Suggestion:
+        """What to write instead."""
+        return fix_for(self.operator, self.code, self.source, reason=self.reason)
+
+    @property
+    def message(self) -> str:
+        source = f" at {self.source}" if self.source else ""
+        code = f" `{self.code}`" if self.code else ""
+        lacks = "" if self.kernel else ", but ExecuTorch has no CPU kernel for it: the program will not run"
+        return f"{self.operator}{source}{code} stays on the CPU{lacks}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

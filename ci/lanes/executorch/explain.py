@@ -14,7 +14,6 @@ from ci.explain.audit import (
     AuditRow,
     AuditRows,
     NoProgram,
-    SuggestedOperator,
 )
 from ci.explain.divergence import (
     DivergenceResult,
@@ -185,7 +184,7 @@ def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
 def audit_row(compiled: ChipProgram) -> AuditRow:
     return AuditRow(
         delegated=dict(Counter(operators_of(compiled.nodes))),
-        cpu=tuple(map(SuggestedOperator.of, compiled.left)),
+        cpu=compiled.left,
         usable=all(row.kernel for row in compiled.left),
         delegates=compiled.delegates,
         ddr=compiled.ddr,

@@ -42,7 +42,7 @@ from ci.suite.findings import (
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity
-from provisioning.known_faults import NO_FIX, Suggestion, fix_for
+from provisioning.known_faults import NO_FIX
 from provisioning.manifest import soc_named
 
 LOWERING, EMULATION = "test_lowering", "test_emulator"
@@ -110,26 +110,20 @@ def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Fi
     over = len(operators) > program.cpu_budget
     causes: dict[tuple[object, ...], list[CpuOperator]] = {}
     for operator in operators:
-        cause = (
-            operator.operator,
-            operator.reason,
-            operator.kernel,
-            fix_for(operator.operator, operator.code, reason=operator.reason),
-        )
+        cause = operator.operator, operator.reason, operator.kernel, operator.fix.words
         causes.setdefault(cause, []).append(operator)
     allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
     for first, *others in causes.values():
         places = [other.source or "a place without a line" for other in others]
         more = f"; also at {', '.join(dict.fromkeys(places))}" if places else ""
-        fix = fix_for(first.operator, first.code, first.source, reason=first.reason)
         yield Finding(
             "lowering-cpu-operator",
             Severity.ERROR if over else Severity.NOTE,
             program.name,
-            f"{_on_cpu(first)} ({allowed}){more}",
-            str(fix) or SUITES.repeat(program, "test_lowering"),
+            f"{first.message} ({allowed}){more}",
+            str(first.fix) or SUITES.repeat(program, "test_lowering"),
             first.line,
-            fix.edit,
+            first.fix.edit,
         )
     if compiled.delegates != program.delegates:
         yield Finding(
@@ -141,31 +135,17 @@ def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Fi
         )
 
 
-def missing_kernels(operators: Iterable[CpuOperator]) -> Iterator[tuple[str, Suggestion, Place | None]]:
-    """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
-    return left_on_cpu(operator for operator in operators if not operator.kernel)
-
-
-def left_on_cpu(operators: Iterable[CpuOperator]) -> Iterator[tuple[str, Suggestion, Place | None]]:
-    """Operators on the CPU, each with what to write instead, and its line of the model."""
-    for operator in operators:
-        fix = fix_for(operator.operator, operator.code, operator.source, reason=operator.reason)
-        yield _on_cpu(operator), fix, operator.line
+def missing_kernels(operators: Iterable[CpuOperator]) -> list[CpuOperator]:
+    """Operators on the CPU that ExecuTorch cannot run there."""
+    return [operator for operator in operators if not operator.kernel]
 
 
 def suspected_on_cpu(operators: Iterable[CpuOperator]) -> tuple[str, str]:
     """Of a program that breaks as it runs: the first operator on the CPU that has a fix."""
-    for message, fix, _ in left_on_cpu(operators):
-        if fix:
-            return f"suspected: {message}", str(fix)
+    for operator in operators:
+        if operator.fix:
+            return f"suspected: {operator.message}", str(operator.fix)
     return "", NO_FIX
-
-
-def _on_cpu(operator: CpuOperator) -> str:
-    source = f" at {operator.source}" if operator.source else ""
-    code = f" `{operator.code}`" if operator.code else ""
-    lacks = "" if operator.kernel else ", but ExecuTorch has no CPU kernel for it: the program will not run"
-    return f"{operator.operator}{source}{code} stays on the CPU{lacks}: {operator.reason}"
 
 
 def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Iterator[Finding]:
@@ -336,10 +316,10 @@ def findings_of(
         fix = Fix("{}; then {}", failure.fix, again) if failure.fix else again
         return [wrong(failure.rule, failure.message, fix)]
     record = ran_in(result)
-    if record.rule == "run" and (missing := list(missing_kernels(compiled.left))):
+    if record.rule == "run" and (missing := missing_kernels(compiled.left)):
         return [
-            wrong("run", f"{message} ({record.message})", str(fix) or again, place, fix.edit)
-            for message, fix, place in missing
+            wrong("run", f"{row.message} ({record.message})", str(row.fix) or again, row.line, row.fix.edit)
+            for row in missing
         ]
     if record.rule:
         beyond = beyond_in_words(compiled.beyond)

@@ -27,7 +27,6 @@ from ci.lanes.executorch.findings import (
     delegation,
     failure_in_words,
     findings_of,
-    left_on_cpu,
     missing_kernels,
     suspected_of,
     suspected_on_cpu,
@@ -61,6 +60,7 @@ from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
 from ci.one_model.product import NoGraph, Outcome, Product, each_product, require_fp16
+from ci.operators import CpuOperator
 from ci.outcome import Refused, Result
 from ci.plain import as_json
 from ci.runner import Runner, call_runner, ready_runner
@@ -173,8 +173,8 @@ def product_of(
     warnings = [*notes_of(facts), *accuracy.warnings]
     outcome = replace(outcome_of(compiled, run), wrong=accuracy.wrong, of_chip=accuracy.of_chip)
     found = [
-        Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
-        for message, fix, place in dict.fromkeys(left_on_cpu(facts.left))
+        _on_cpu_finding(stem, operator, Severity.WARNING)
+        for operator in {operator.message: operator for operator in facts.left}.values()
     ]
     found += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
     return Product(
@@ -224,19 +224,23 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping
     result = require_done(program, plan, {program.name: results[COMPILED]} if COMPILED in results else {})
     if errors := _errors(artifact(program, result, plan.build_id)):
         raise CheckFailed(errors[0].message, fix=Fix("{} compiles it again", ("--no-cache",)))
-    if missing := list(missing_kernels(compiled_in(result).left)):
-        message, fix, place = missing[0]
-        error = CheckFailed(message, fix=str(fix) or NO_FIX)
-        found = Finding(
-            "compile-cpu-operator", Severity.ERROR, program.name, message, error.fix, place, fix.edit
-        )
+    if missing := missing_kernels(compiled_in(result).left):
+        found = _on_cpu_finding(program.name, missing[0], Severity.ERROR)
+        found = replace(found, fix=found.fix or NO_FIX)
         answer.add_findings([Places.of().located(found)])
-        raise error
+        raise CheckFailed(found.message, fix=found.fix)
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, compiled_in(result)))):
         message = errors[0].message
         raise CheckFailed(message, fix="run that part of the model before or after, in a program of its own")
     return result
+
+
+def _on_cpu_finding(subject: str, operator: CpuOperator, severity: Severity) -> Finding:
+    fix = operator.fix
+    return Finding(
+        "compile-cpu-operator", severity, subject, operator.message, str(fix), operator.line, fix.edit
+    )
 
 
 def _errors(findings: Iterator[Finding]) -> list[Finding]:
@@ -276,7 +280,7 @@ def _line(
 def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
     """What is there and why, and behind all that one fix is for, that fix."""
     messages: dict[Suggestion, list[str]] = {}
-    for (message, fix, _), count in Counter(left_on_cpu(facts.left)).items():
+    for (message, fix), count in Counter((row.message, row.fix) for row in facts.left).items():
         messages.setdefault(fix, []).append(f"  {f'{count} times ' if count > 1 else ''}{message}")
     for fix, lines in messages.items():
         yield from lines

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from ci.cached_steps import Step, require_done
-from ci.explain.audit import AuditRow, AuditRows, NoProgram, SuggestedOperator
+from ci.explain.audit import AuditRow, AuditRows, NoProgram
 from ci.explain.divergence import (
     DivergenceLimits,
     DivergenceResult,
@@ -129,7 +129,7 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
     facts = found.answer
     return AuditRow(
         delegated=facts.delegated,
-        cpu=tuple(map(SuggestedOperator.of, facts.cpu)),
+        cpu=facts.cpu,
         # `compile` refuses a model of which a part would run on the CPU.
         usable=not facts.cpu,
         delegates=facts.delegates,
