@@ -16,9 +16,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ci.explain.divergence import DIFFERS_DB, MANY_ROUND, STANDS_OUT, DivergenceResult, named, verdict_of
+from ci.explain.divergence import (
+    DIFFERS_DB,
+    MANY_ROUND,
+    STANDS_OUT,
+    DivergenceLimits,
+    DivergenceResult,
+    named,
+    verdict_of,
+)
 from ci.explain.lane import explainer, measured
-from ci.explain.losses import Scores
+from ci.explain.losses import ScoreRequest, Scores
 from ci.explain.repair import fewest_of
 from ci.explain.rewriting import RewrittenPlace
 from ci.one_model.model import OneModel
@@ -76,9 +84,10 @@ def cause_of(
     try:
         if of_chip:
             whole, goes_on = outcome.near("sqnr_db", -math.inf), model.command("divergence", program.soc)
-            result = explainer(model).divergence_of(model, program, DIFFERS_DB, seconds * SEARCHES, whole)
+            limits = DivergenceLimits(DIFFERS_DB, seconds * SEARCHES, whole)
+            result = explainer(model).divergence_of(model, program, limits)
             return with_suspects(of_divergence(result, goes_on), suspects)
-        return of_scores(explainer(model).scores_of(model, program, FLOAT, seconds * SEARCHES))
+        return of_scores(explainer(model).scores_of(model, program, ScoreRequest(FLOAT, seconds * SEARCHES)))
     except ToolkitError as error:
         # A search is an extra: whatever ends it, the verdict stands.
         words = f"its cause was not found: {error.message.splitlines()[0]}"

@@ -246,8 +246,8 @@ def _first_line(error: Exception) -> str:
 class DivergenceLimits:
     least: float
     """The SQNR from which the program matches."""
-    seconds: float
-    whole: float | None
+    seconds: float = FOREVER
+    whole: float | None = None
     """The SQNR of all of it, if that is known."""
 
 
@@ -437,16 +437,13 @@ class Divergence:
         self,
         graph: Graph,
         trial: Trial,
-        least: float,
-        seconds: float = FOREVER,
-        whole: float | None = None,
+        limits: DivergenceLimits,
         keep: Callable[[DivergenceResult], None] = lambda known: None,
         suspects: Suspects = NO_SUSPECTS,
     ) -> None:
-        """`least` is the SQNR from which the program matches; `whole` its own, if that is known. `keep` gets
-        what is known before each program, as if the time were over."""
-        self.graph, self.least, self.keep, self.suspects = graph, least, keep, suspects
-        self.cuts, self.over = Cuts(graph, trial, whole), time.monotonic() + seconds
+        """`keep` gets what is known before each program, as if the time were over."""
+        self.graph, self.least, self.keep, self.suspects = graph, limits.least, keep, suspects
+        self.cuts, self.over = Cuts(graph, trial, limits.whole), time.monotonic() + limits.seconds
         self.between: Sequence[str] = ()
 
     def search(self) -> DivergenceResult:
@@ -469,7 +466,7 @@ class Divergence:
             self.keep(self._known(best or suspected, (low, high)))
             return late
 
-        best = worst_drop([*graph.operators], graph.ends, cuts.error, graph.operands_of, cuts.own, stops)
+        best = _worst_drop(cuts, stops)
         if best and best[0] not in cuts.rounds and not self.between:
             self.keep(self._known(best))
             best = cuts.of_integers(best[0]) or best
@@ -519,25 +516,19 @@ def _worse(one: Worst | None, other: Worst) -> Worst:
     return one if one and one[1] >= other[1] else other
 
 
-def worst_drop(
-    names: Sequence[str],
-    ends: Sequence[str],
-    error: Callable[[str], float | None],
-    operands_of: Callable[[str], Sequence[str]],
-    own: Callable[[str], float],
-    stops: Callable[[str, str, tuple[str, float] | None], bool] = lambda low, high, best: False,
-) -> tuple[str, float] | None:
+def _worst_drop(cuts: Cuts, stops: Callable[[str, str, Worst | None], bool]) -> Worst | None:
     """The operator that adds most of the whole program's error, and what it adds: of several that each add
     all of it, the first. Where `stops`, which gets the worst so far, ends the search of an interval, that.
 
     Of two neighbours in a list of nodes neither need be the other's operand, so a step in the list leads to
     the operands, and from a bad one back."""
+    graph, names = cuts.graph, [*cuts.graph.operators]
     places = {name: place for place, name in enumerate(names)}
 
     def at(place: int) -> float:
-        return (error(names[place]) or 0.0) if place >= 0 else 0.0
+        return (cuts.error(names[place]) or 0.0) if place >= 0 else 0.0
 
-    last = max((places[name] for name in ends if name in places), key=at, default=-1)
+    last = max((places[name] for name in graph.ends if name in places), key=at, default=-1)
     if not (total := at(last)):
         return None
     best: tuple[int, float] | None = None
@@ -557,14 +548,14 @@ def worst_drop(
         seen.add((low, high))
         if high - low > 1:
             middle = (low + high) // 2
-            value = error(names[middle])
+            value = cuts.error(names[middle])
             # Where a program has no figure, the step is behind it.
             value = at(low) if value is None else value
             steps += [(value - at(low), low, middle), (at(high) - value, middle, high)]
             continue
-        operands = [places[name] for name in operands_of(names[high])]
+        operands = [places[name] for name in graph.operands_of(names[high])]
         steps += [(at(operand), -1, operand) for operand in operands]
-        adds = own(names[high])
+        adds = cuts.own(names[high])
         if best is None or (adds, -high) > (best[1], -best[0]):
             best = high, adds
     return None if best is None else (names[best[0]], best[1])

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
-from ci.explain.divergence import DivergenceResult, DivergentOperator, OperatorScript
-from ci.explain.losses import FOREVER, Loss, Scores
+from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator, OperatorScript
+from ci.explain.losses import Loss, ScoreRequest, Scores
 from ci.explain.rewriting import Rewritten
 from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Outcome, Product
@@ -21,22 +21,15 @@ class Explains(Protocol):
     def chosen_program(self, model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> Any:
         """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
 
-    def divergence_of(
-        self,
-        model: OneModel,
-        program: Any,
-        least: float,
-        seconds: float = FOREVER,
-        whole: float | None = None,
-    ) -> DivergenceResult:
-        """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
+    def divergence_of(self, model: OneModel, program: Any, limits: DivergenceLimits) -> DivergenceResult:
+        """The operator at which the program differs."""
 
     def script_of(
         self, model: OneModel, program: Any, operator: DivergentOperator, least: float
     ) -> OperatorScript:
         """That operator alone, which is wrong below so many decibels."""
 
-    def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float = FOREVER) -> Scores:
+    def scores_of(self, model: OneModel, program: Any, asked: ScoreRequest) -> Scores:
         """The noise in the outputs if one group of operators alone is quantized."""
 
     def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:

@@ -75,7 +75,7 @@ class GroupScore(OperatorAt):
 class ScoreRequest:
     exact: str
     """The precision beside the program's."""
-    seconds: float
+    seconds: float = FOREVER
 
 
 @dataclass(frozen=True, slots=True)

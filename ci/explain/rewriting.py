@@ -64,6 +64,15 @@ class RewrittenPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRewrite:
+    """What a worker replies."""
+
+    changes: tuple[RewrittenPlace, ...]
+    compared: int | None = None
+    """How many samples judge it; None: as many as is usual."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rewritten:
     """What a lane's step gave."""
 
@@ -73,7 +82,7 @@ class Rewritten:
     samples: Path | None = None
     """A folder of the samples that the model itself draws."""
     compared: int | None = None
-    """How many of them judge it, as they judge the first model; None: as many as is usual."""
+    """How many of them judge it, as they judge the first model."""
 
     @property
     def made(self) -> list[RewrittenPlace]:

@@ -20,7 +20,7 @@ from torch.fx import Node as FxNode
 
 from ci.explain.divergence import ARRAYS, ScriptRequest, arrays_source
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
-from ci.explain.losses import Loss, Scores, losses_of, scores_of
+from ci.explain.losses import Loss, losses_of
 from ci.explain.torch_values import (
     OwnErrors,
     Replaced,
@@ -265,10 +265,3 @@ def worst_losses(
         return decibels(float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum()))
 
     return losses_of(graph, measured)
-
-
-def units_of(floats: Any, quantized: Sequence[Any], sample: Tensors, seconds: float) -> Scores:
-    """The scores of the groups of operators. `floats` has the names of the quantized models' nodes, and
-    observers, which pass values on."""
-    graphs = [TorchGraph(model, [sample]) for model in quantized]
-    return scores_of(TorchGraph(floats, [sample]), graphs, seconds)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ci.explain.lane import explainer, programs_of, tried
-from ci.explain.losses import GroupScore
+from ci.explain.losses import GroupScore, ScoreRequest
 from ci.one_model.model import OneModel, precision_in
 from ci.one_model.product import Outcome, smallest
 from ci.suite.accuracy import METRIC, below_floor, in_words
@@ -351,7 +351,7 @@ def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     if goal.metric:
         judged["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
     program = replace(program, run=run, case=program.case.model_copy(update=judged))
-    units = explainer(model).scores_of(model, program, exact).units
+    units = explainer(model).scores_of(model, program, ScoreRequest(exact)).units
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
         outcomes = tried(model, [mixed(program, units, choice, exact) for choice in choices])

@@ -60,7 +60,7 @@ def require_script(path: Path) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.cause import of_divergence, proofs_of
-    from ci.explain.divergence import DIFFERS_DB, DivergenceResult, as_text, fix_of
+    from ci.explain.divergence import DIFFERS_DB, DivergenceLimits, DivergenceResult, as_text, fix_of
     from ci.explain.lane import explainer, measured
     from ci.one_model.report import ModelReport, reported
     from ci.plain import as_json
@@ -98,9 +98,8 @@ def run(args: argparse.Namespace) -> int:
             sys.stderr.write(f"{say}\n")
         held, name = program.thresholds, program.name
         try:
-            result = lane.divergence_of(
-                model, program, least or (held and held.reference_sqnr_db) or DIFFERS_DB
-            )
+            limits = DivergenceLimits(least or (held and held.reference_sqnr_db) or DIFFERS_DB)
+            result = lane.divergence_of(model, program, limits)
         except ToolkitError as error:
             if error.exit_code != CheckFailed.exit_code:
                 raise

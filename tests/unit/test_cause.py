@@ -79,28 +79,37 @@ def cuts(share: float, between: Sequence[str] = (), **more: Any) -> DivergenceRe
     return replace(DIFFERS, first=replace(POWER, share=share, **more), between=tuple(between))
 
 
-def test_an_operator_is_the_cause_where_most_of_the_error_is_its_own() -> None:
+BETWEEN = ["relu", "linear_3"]
+
+
+@pytest.mark.parametrize(
+    ("result", "cause", "said", "goes_on"),
+    [
+        (cuts(0.9), True, ["aten.pow.Scalar at net.py:7", "90%"], False),
+        # Others can have its fault.
+        (cuts(0.2, alike=3), True, ["aten.pow.Scalar", "3 other places"], False),
+        # It only rounds: nothing is wrong, if all of the model was searched.
+        (cuts(0.6, sqnr_db=89.8, rounds=True), False, ["no operator is wrong", "60%"], False),
+        (cuts(0.4, BETWEEN, rounds=True), False, ["40%"], True),
+        # All add a little.
+        (cuts(0.1), False, [], False),
+        (replace(cuts(0.9, BETWEEN), first=None), False, ["relu and linear_3"], True),
+    ],
+)
+def test_the_cause_is_an_operator_whose_own_error_stands_out_and_is_no_rounding(
+    result: DivergenceResult, cause: bool, said: list[str], goes_on: bool
+) -> None:
+    found = of_divergence(result, "divergence net.py")
+    assert ("the cause is" in found.words, bool(found.nodes), bool(found.place)) == (cause,) * 3
+    assert all(words in found.words for words in said)
+    assert ("no operator is wrong" in found.words) == ("no operator is wrong" in said)
+    assert found.goes_on == ("divergence net.py" if goes_on else "")
+
+
+def test_what_is_suspected_of_the_cause_is_said_behind_it() -> None:
     fault = SuspectedFault("pow is wrong", "exp", "power-of-a-number")
     found = of_divergence(cuts(0.9, known=(fault,)), "divergence")
-    assert "cause is aten.pow.Scalar at net.py:7" in found.words and "90%" in found.words
     assert found.in_words().endswith("suspected: pow is wrong") and [*found.nodes] == ["pow_1"]
-
-
-def test_an_operator_that_only_rounds_is_not_the_cause() -> None:
-    found = of_divergence(cuts(0.6, sqnr_db=89.8, rounds=True), "divergence")
-    assert "the cause is" not in found.words and not found.place and "60% of the error" in found.words
-
-
-def test_that_no_operator_is_wrong_is_said_of_a_whole_search_alone() -> None:
-    whole = of_divergence(cuts(0.4, rounds=True), "divergence")
-    ended = of_divergence(cuts(0.4, ["relu", "add"], rounds=True), "divergence")
-    assert whole.words.startswith("no operator is wrong") and not whole.goes_on
-    assert "is wrong" not in ended.words and "40% of the error" in ended.words and ended.goes_on
-
-
-def test_where_all_add_a_little_none_is_the_cause() -> None:
-    found = of_divergence(cuts(0.1), "divergence")
-    assert "cause" not in found.words and not found.nodes
 
 
 @pytest.mark.parametrize("between", [[], ["relu", "linear_3"]])
@@ -304,16 +313,6 @@ def test_what_repairs_it_or_comes_clearly_nearer_helps(
     after: Outcome, before: Outcome, helping: bool
 ) -> None:
     assert helps(after, before) is helping
-
-
-def test_an_operator_whose_fault_others_can_have_is_the_cause_with_a_part_of_the_error() -> None:
-    found = of_divergence(cuts(0.2, alike=3), "divergence")
-    assert "cause is aten.pow.Scalar" in found.words and "3 other places" in found.words
-
-
-def test_a_search_that_the_time_ended_says_how_far_it_came_and_what_goes_on() -> None:
-    found = of_divergence(replace(cuts(0.9, ["relu", "linear_3"]), first=None), "divergence net.py")
-    assert "relu and linear_3" in found.words and found.goes_on == "divergence net.py" and not found.place
 
 
 def test_a_trial_that_this_machine_cannot_do_is_said_and_the_next_one_is_tried(tmp_path: Path) -> None:

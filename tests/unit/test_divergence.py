@@ -13,86 +13,21 @@ import pytest
 
 from ci.explain.divergence import (
     Divergence,
+    DivergenceLimits,
     DivergenceResult,
     DivergentOperator,
     as_text,
     fix_of,
     keep_partial,
     partial_of,
-    worst_drop,
 )
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 
 
-def worst(
-    operands: Mapping[str, Sequence[str]], ends: Sequence[str], sqnr: Callable[[str], float]
-) -> str | None:
-    """What is named where the errors of operands pass a node as they are."""
-
-    def noise(node: str) -> float:
-        return float(10 ** (-max(0.0, sqnr(node)) / 10))
-
-    def own(node: str) -> float:
-        return noise(node) - max(map(noise, operands[node]), default=0.0)
-
-    found = worst_drop(list(operands), ends, noise, operands.__getitem__, own)
-    return found[0] if found else None
-
-
-OPERANDS = {"conv": [], "resize": ["conv"], "linear": ["conv"], "mean": ["resize"]}
-"""A model with the outputs resize, mean and linear."""
-
-
-@pytest.mark.parametrize("wrong", OPERANDS)
-def test_whichever_output_differs_its_operator_is_found(wrong: str) -> None:
-    """The mean of a wrong resize is right."""
-    off = {wrong} | ({"resize", "linear", "mean"} if wrong == "conv" else set())
-    ends = ["linear", "resize", "mean"]
-    assert worst(OPERANDS, ends, lambda node: 0.0 if node in off else 60.0) == wrong
-
-
 def chain(count: int) -> dict[str, list[str]]:
     return {f"n{place}": [f"n{place - 1}"] if place else [] for place in range(count)}
-
-
-def searched(operands: dict[str, list[str]], values: dict[str, float]) -> tuple[str | None, int]:
-    """What is named, and how many programs it took."""
-    asked = set[str]()
-
-    def sqnr(node: str) -> float:
-        asked.add(node)
-        return values.get(node, 999.0)
-
-    return worst(operands, list(operands)[-1:], sqnr), len(asked)
-
-
-def test_the_operator_that_loses_most_is_named_and_not_the_first_below_a_line() -> None:
-    """At 8 bits each operator differs by some rounding: 29.1 dB from 30.5 is no fault."""
-    operands = {"a": [], "conv": ["a"], "b": [], "add": ["b"], "out": ["conv", "add"]}
-    values = {"a": 30.5, "conv": 29.1, "add": 1.1, "out": 1.0}
-    assert searched(operands, values)[0] == "add"
-
-
-def test_one_culprit_among_many_takes_a_program_for_each_halving() -> None:
-    operands = chain(128)
-    values = {name: 3.0 if place >= 77 else 60.0 for place, name in enumerate(operands)}
-    named, programs = searched(operands, values)
-    assert named == "n77" and programs <= 12
-
-
-def test_an_operator_whose_error_the_next_ones_hide_is_named_all_the_same() -> None:
-    operands = chain(40)
-    values = dict.fromkeys(operands, 60.0) | {f"n{place}": 25.0 for place in range(21, 40)} | {"n20": -5.0}
-    assert searched(operands, values)[0] == "n20"
-
-
-def test_where_all_lose_a_little_the_search_ends() -> None:
-    operands = chain(300)
-    values = {name: 28 + (300 - place) / 20 for place, name in enumerate(operands)}
-    named, programs = searched(operands, values)
-    assert named in operands and programs < 80
 
 
 Compute = Callable[..., Any]
@@ -126,7 +61,7 @@ class Toy(Graph):
 
     @property
     def results(self) -> Sequence[str]:
-        return [self.end]
+        return [self.end, *self.shown]
 
     def operator_at(self, name: str) -> OperatorAt:
         return OperatorAt(f"aten.{name}.default", "", "", "")
@@ -175,8 +110,15 @@ class Told:
         return [[numpy.asarray(self.gives(name)) for name in (graph.end, *graph.shown)]]
 
 
-def found_in(graph: Toy, gives: Callable[[str], Any], least: float = 40.0, **more: Any) -> DivergenceResult:
-    return Divergence(graph, Told(gives), least, **more).search()
+def found_in(
+    graph: Toy,
+    gives: Callable[[str], Any],
+    least: float = 40.0,
+    seconds: float = 1e9,
+    whole: float | None = None,
+    **more: Any,
+) -> DivergenceResult:
+    return Divergence(graph, Told(gives), DivergenceLimits(least, seconds, whole), **more).search()
 
 
 def first_in(*given: Any, **more: Any) -> DivergentOperator:
@@ -188,6 +130,49 @@ def first_in(*given: Any, **more: Any) -> DivergentOperator:
 def wrong_from(place: int) -> Callable[[str], Any]:
     """Of a chain, zeros in place of ones."""
     return lambda name: numpy.zeros(4) if int(name[1:]) >= place else numpy.ones(4)
+
+
+OPERANDS = {"conv": [], "resize": ["conv"], "linear": ["conv"], "mean": ["resize"]}
+
+
+@pytest.mark.parametrize("wrong", OPERANDS)
+def test_whichever_output_differs_its_operator_is_found(wrong: str) -> None:
+    """The mean of a wrong resize is right."""
+    off = {wrong} | ({"resize", "linear", "mean"} if wrong == "conv" else set())
+    model = Toy(OPERANDS, end="linear", shown=("resize", "mean"))
+    assert first_in(model, lambda name: numpy.full(4, float(name not in off))).node == wrong
+
+
+def test_the_operator_that_loses_most_is_named_and_not_the_first_below_a_line() -> None:
+    """At 8 bits each operator differs by some rounding: 29.1 dB from 30.5 is no fault."""
+    operands = {"a": [], "conv": ["a"], "b": [], "add": ["b"], "out": ["conv", "add"]}
+    chip = {"a": 1.030, "conv": 1.035, "b": 1.0, "add": 0.12, "out": 1.155}
+    model = Toy(operands, {"out": lambda x, y: x + y})
+    assert first_in(model, lambda name: numpy.full(4, chip[name])).node == "add"
+
+
+@pytest.mark.parametrize(
+    ("count", "gives", "named", "most"),
+    [
+        # A program for each halving.
+        (128, lambda place: float(place < 77), "n77", 12),
+        # The next ones hide most of its error.
+        (40, lambda place: 1.0 + (2.8 if place == 20 else 0.056 * (place > 20)), "n20", 40),
+        # All lose a little, and the search ends.
+        (300, lambda place: 1.0 + 0.035 * (1 + place / 300), None, 80),
+    ],
+)
+def test_an_operator_of_a_chain_is_found_by_few_programs(
+    count: int, gives: Callable[[int], float], named: str | None, most: int
+) -> None:
+    asked = set[str]()
+
+    def chip(name: str) -> Any:
+        asked.add(name)
+        return numpy.full(4, gives(int(name[1:])))
+
+    first = first_in(Toy(chain(count)), chip)
+    assert named in (None, first.node) and len(asked) <= most
 
 
 def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
@@ -272,7 +257,7 @@ def test_a_program_that_shows_all_operators_is_believed_if_it_errs_as_the_whole_
             cut.append(graph.end)
             return rows
 
-    search = Divergence(Shows(chain(64)), Chip(wrong_from(40)), 30.0, 60, 0.0)
+    search = Divergence(Shows(chain(64)), Chip(wrong_from(40)), DivergenceLimits(30.0, 60, 0.0))
     result = search.search()
     if cuts and takes:
         assert result.between and result.first is None

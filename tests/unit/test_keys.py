@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ci.cached_steps import NotCached, Step
+from ci.explain.divergence import DivergenceLimits
 from ci.jobs import WorkOptions
 from ci.lanes.executorch.explain import searching
 from ci.lanes.executorch.orders import EmulatorRun, ExportedRun, ExportedRuns
@@ -310,7 +311,7 @@ def test_a_search_for_what_differs_is_known_by_its_runner_and_limit_and_not_by_i
 
     def key(library: str = "", least: float = 20.0, seconds: float = 60.0) -> Any:
         backend.write_text(library)
-        step = searching(_plan_of(program, tmp_path), runner, least, seconds, None)
+        step = searching(_plan_of(program, tmp_path), runner, DivergenceLimits(least, seconds))
         return step.key(program, CachedResults(tmp_path / "store", "any"))
 
     first = key()

@@ -11,9 +11,11 @@ from ci.artifacts.program import record_path
 from ci.lanes.onnx.model_file import ContextRecord, read_context, require_fit
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
+from provisioning.manifest import soc_named
 from tests.support.onnx_models import BUILD_ID, context_model
 
 OTHER = "v2.49.40.260810104044"
+SM8650 = soc_named("SM8650")
 
 
 def recorded(folder: Path, path: Path | None = None, **changes: object) -> Path:
@@ -60,27 +62,27 @@ def test_a_context_says_whether_floats_are_computed_in_16_bits(
 
 def test_every_changed_byte_is_reported(tmp_path: Path) -> None:
     path = recorded(tmp_path)
-    require_fit(read_context(path), BUILD_ID, soc_id=57, arch=75)
+    require_fit(read_context(path), BUILD_ID, SM8650)
     data = tmp_path / "model_ctx_qnn.bin"
     whole = data.read_bytes()
     for place in range(len(whole)):
         data.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(CheckFailed, match=r"model_ctx_qnn\.bin"):
-            require_fit(read_context(path), BUILD_ID)
+            require_fit(read_context(path), BUILD_ID, SM8650)
     data.write_bytes(whole)
     path.write_bytes(path.read_bytes() + b"\x7a\x00")
     with pytest.raises(CheckFailed, match=r"model_ctx\.onnx"):
-        require_fit(read_context(path), BUILD_ID)
+        require_fit(read_context(path), BUILD_ID, SM8650)
 
 
 def test_another_qnn_or_chip_is_reported(tmp_path: Path) -> None:
     path = context_model(tmp_path)
-    for build, soc in ((OTHER, None), (BUILD_ID, 69)):
+    for build, soc in ((OTHER, SM8650), (BUILD_ID, soc_named("SM8750"))):
         with pytest.raises(CheckFailed):
-            require_fit(read_context(path), build, soc_id=soc, arch=79)
+            require_fit(read_context(path), build, soc)
     (tmp_path / "model_ctx_qnn.bin").write_bytes(OTHER.encode())
     with pytest.raises(CheckFailed, match=r"v2\.49\.40"):
-        require_fit(read_context(path), BUILD_ID)
+        require_fit(read_context(path), BUILD_ID, SM8650)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_another_qnn_or_chip_is_reported(tmp_path: Path) -> None:
 )
 def test_a_record_of_something_else_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(CheckFailed):
-        require_fit(read_context(recorded(tmp_path, None, **changes)), BUILD_ID)
+        require_fit(read_context(recorded(tmp_path, None, **changes)), BUILD_ID, SM8650)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1, "files": {}}'])

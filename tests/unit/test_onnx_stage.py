@@ -28,6 +28,8 @@ from provisioning.base.findings import Outcome, Report, Severity
 from tests.support import onnx_worker
 from tests.support.onnx_suites import CONTEXT, PREPARED, SUITE, near, write_suite
 
+BARE = SUITE.partition("thresholds")[0]
+RECORDED = BARE.replace("arguments", "recorded = true\narguments")
 REFUSES_ERF: dict[str, object] = {
     "error": {
         "kind": "cpu-node",
@@ -139,14 +141,13 @@ class TestStage:
     ) -> None:
         # Other tests run beside this one, and take the processor from what computes.
         monkeypatch.setattr(outcome, "BUSY", 0.05)
-        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.wrong = {"do": "compile_context", "soc": "SM8650", "how": how, "words": words}
         limit = ("--timeout", "2")
-        assert self.stage(tmp_path, "--accept", *limit, text=recorded) == code
+        assert self.stage(tmp_path, "--accept", *limit, text=RECORDED) == code
         assert self.rules(tmp_path) == {rule}
         agreed = self.agreed(tmp_path)
         assert list(agreed) == ["net/16a8w/SM8750"]
-        assert self.stage(tmp_path, *limit, text=recorded) == code and self.rules(tmp_path) == {rule}
+        assert self.stage(tmp_path, *limit, text=RECORDED) == code and self.rules(tmp_path) == {rule}
 
     def test_what_qnn_refused_before_and_takes_now_is_no_longer_agreed_as_refused(
         self, tmp_path: Path
@@ -214,58 +215,54 @@ class TestStage:
     def test_a_crash_is_a_result_of_a_recorded_case_and_another_result_is_an_error(
         self, tmp_path: Path
     ) -> None:
-        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.wrong = {"do": "compile_context", "soc": "SM8650", "how": "crashes"}
-        assert self.stage(tmp_path, "--accept", text=recorded) == 0
+        assert self.stage(tmp_path, "--accept", text=RECORDED) == 0
         agreed = self.agreed(tmp_path)
         assert agreed["net/16a8w/SM8650"].failed == "crash"
         assert "SIGSEGV" in agreed["net/16a8w/SM8650"].message
         assert agreed["net/16a8w/SM8750"].accuracy["reference_sqnr_db"] == 50.0
-        assert self.stage(tmp_path, text=recorded) == 0
+        assert self.stage(tmp_path, text=RECORDED) == 0
         assert self.report(tmp_path).metrics["cached"] == 1
         self.wrong = {}
         self.answers = replace(CONTEXT, near=near(reference_sqnr_db=40.0))
-        assert self.stage(tmp_path, "--no-cache", text=recorded) == 1
+        assert self.stage(tmp_path, "--no-cache", text=RECORDED) == 1
         assert self.rules(tmp_path) == {"onnx-changed"}
         changed = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-changed"]
         assert [finding.subject for finding in changed] == ["net/16a8w/SM8650", "net/16a8w/SM8750"]
 
     def test_a_result_that_is_not_the_recorded_one_is_done_again(self, tmp_path: Path) -> None:
-        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        assert self.stage(tmp_path, "--accept", text=recorded) == 0
+        assert self.stage(tmp_path, "--accept", text=RECORDED) == 0
         shutil.rmtree(tmp_path / "store")
         self.answers = replace(CONTEXT, near=near(reference_sqnr_db=40.0))
         for _ in range(2):
-            assert self.stage(tmp_path, text=recorded) == 1
+            assert self.stage(tmp_path, text=RECORDED) == 1
             assert self.report(tmp_path).metrics["cached"] == 0
 
     def test_wrong_outputs_of_a_recorded_case_are_said_and_pass(self, tmp_path: Path) -> None:
-        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.answers = replace(CONTEXT, near=near(sqnr_db=-4.0, reference_sqnr_db=-3.0))
-        assert self.stage(tmp_path, "--accept", text=recorded) == 0
+        assert self.stage(tmp_path, "--accept", text=RECORDED) == 0
         wrong = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-wrong"]
         assert len(wrong) == 2 and "-3.0 dB" in wrong[0].message
 
     def test_what_qnn_refuses_of_a_recorded_case_is_its_result(self, tmp_path: Path) -> None:
-        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.answers = REFUSES_ERF
-        assert self.stage(tmp_path, "--accept", text=recorded) == 0
+        assert self.stage(tmp_path, "--accept", text=RECORDED) == 0
         agreed = self.agreed(tmp_path)
         assert {(row.refused, row.taken, row.build_id) for row in agreed.values()} == {
             (("Erf",), ("Add",), "v2.51.0")
         }
-        assert self.stage(tmp_path, text=recorded) == 0
+        assert self.stage(tmp_path, text=RECORDED) == 0
 
     def test_less_than_is_required_fails_until_the_suite_says_so(self, tmp_path: Path) -> None:
-        bare, demanded = SUITE.partition("thresholds")[0], "thresholds = { sqnr_db = 6.0 }\n"
+        demanded = BARE + "thresholds = { sqnr_db = 6.0 }\n"
         self.answers = replace(CONTEXT, near=near(sqnr_db=7.0))
-        assert self.stage(tmp_path, text=bare) == 1
+        assert self.stage(tmp_path, text=BARE) == 1
         assert self.rules(tmp_path) == {"onnx-accuracy"}
-        assert self.stage(tmp_path, "--accept", text=bare) == 1
+        assert self.stage(tmp_path, "--accept", text=BARE) == 1
         (refusal,) = self.report(tmp_path).findings
         assert "SM8650 (sqnr_db 7)" in refusal.message and "by hand" in refusal.fix
         assert not self.agreed(tmp_path)
-        assert self.stage(tmp_path, "--accept", text=bare + demanded) == 0
+        assert self.stage(tmp_path, "--accept", text=demanded) == 0
 
     def test_without_the_provider_nothing_counts_as_passed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

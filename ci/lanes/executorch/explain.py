@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ci.cached_steps import Step
 from ci.explain.audit import (
@@ -16,6 +17,7 @@ from ci.explain.audit import (
     NoProgram,
 )
 from ci.explain.divergence import (
+    DivergenceLimits,
     DivergenceResult,
     DivergentOperator,
     OperatorScript,
@@ -23,10 +25,10 @@ from ci.explain.divergence import (
     partial_of,
 )
 from ci.explain.lane import only
-from ci.explain.losses import FOREVER, Loss, Scores
-from ci.explain.rewriting import Rewritten, needs_of
+from ci.explain.losses import Loss, ScoreRequest, Scores
+from ci.explain.rewriting import ModelRewrite, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.orders import ChipProgram, ModelRewrite, Quantized, compiled_in
+from ci.lanes.executorch.orders import ChipProgram, Quantized, compiled_in
 from ci.lanes.executorch.product import (
     plan_of_model,
     program_of,
@@ -54,7 +56,6 @@ from ci.runner import Runner, ready_runner
 from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
-from ci.suite.stage import run_cached_step
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
@@ -64,6 +65,7 @@ from provisioning.known_faults import SuspectedFault
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
 """Those of an audit."""
+T = TypeVar("T")
 QUANTIZERS = "quantized_decomposed."
 
 
@@ -75,17 +77,11 @@ def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
     return [program for program in chosen_programs(choice, selection) if program.backend == "htp"]
 
 
-def divergence_of(
-    model: OneModel,
-    program: ExecutorchProgram,
-    least: float,
-    seconds: float = FOREVER,
-    whole: float | None = None,
-) -> DivergenceResult:
+def divergence_of(model: OneModel, program: ExecutorchProgram, limits: DivergenceLimits) -> DivergenceResult:
     """What the search gave, with what is known of the operator."""
     plan = plan_of_model(model, "divergence", [program])
-    step = searching(plan, ready_runner(os.environ, model.selection.reports), least, seconds, whole)
-    result = require_done(program, plan, run_cached_step(step, [program])).read(DivergenceResult)
+    step = searching(plan, ready_runner(os.environ, model.selection.reports), limits)
+    result = answered(step, DivergenceResult)
     first, scheme, soc = result.first, program.run.precision, program.soc
     if first is None:
         return result
@@ -93,23 +89,20 @@ def divergence_of(
     return replace(result, first=replace(first, known=tuple(SuspectedFault.of(row.fault) for row in met)))
 
 
-def searching(
-    plan: ExecutorchPlan, runner: Runner, least: float, seconds: float, whole: float | None
-) -> Step:
-    """Ends with the operator that differs. How long it may take decides no result."""
+def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) -> Step:
+    """Ends with the operator that differs."""
     versions = {str(name): number for name, number in versions_of(plan.build_id).items()}
-    limits = {"least": least, "seconds": seconds, "whole": whole}
 
     def known_by(results: CachedResults) -> Key:
         digests: dict[str, Metric] = {"whose": runner.dialect.whose, **runner.digests(results.digest)}
         suspects: dict[str, Metric] = {"faults": results.digest(known_faults.MANIFEST), **versions}
-        return {"least": least, "runner": digests, "suspects": suspects}
+        return {"least": limits.least, "runner": digests, "suspects": suspects}
 
     return worker_step(
         plan,
         "divergence",
         "diverged",
-        {**limits, "runner": runner.order, "versions": versions},
+        {**as_json(limits), "runner": runner.order, "versions": versions},
         title="the operator that differs",
         known_by=known_by,
         reply=DivergenceResult,
@@ -132,22 +125,27 @@ def script_of(
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
     asked = as_json(ScriptRequest.of(operator, program.name, least, needs))
     step = worker_step(plan, "script", "script", asked, title="the script", reply=OperatorScript)
-    return require_done(program, plan, run_cached_step(step, [program])).read(OperatorScript)
+    return answered(step, OperatorScript)
 
 
-def scores_of(model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER) -> Scores:
+def scores_of(model: OneModel, program: ExecutorchProgram, asked: ScoreRequest) -> Scores:
     plan = plan_of_model(model, "tune", [program])
     step = worker_step(
         plan,
         "scores",
         "scored",
-        {"exact": exact, "seconds": seconds},
+        as_json(asked),
         title="scores",
-        known_by=lambda results: {"scored beside": exact},
         reply=Scores,
         accepts=lambda program, result: not result.read(Scores).left,
     )
-    return require_done(program, plan, run_cached_step(step, [program])).read(Scores)
+    return answered(step, Scores)
+
+
+def answered(step: Step, reply: type[T]) -> T:
+    """Of the plan's first program. Raises why there is no answer."""
+    plan: Any = step.plan
+    return require_done(plan.programs[0], plan, done(step)).read(reply)
 
 
 def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
@@ -203,6 +201,6 @@ def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
     program = chosen_program(model, choice)
     refuse_floats(program.run.quantizes, program.run.precision)
     plan = plan_of_model(model, "quantize", [program])
-    facts = require_done(program, plan, done(quantizing(plan))).read(Quantized)
+    facts = answered(quantizing(plan), Quantized)
     words = f"{program.name}: {in_words(facts.in_torch.figures)} against float, both in PyTorch"
     return words, facts.losses

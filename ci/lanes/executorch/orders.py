@@ -10,7 +10,7 @@ from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
 from ci.explain.audit import KeptNodes
 from ci.explain.divergence import DivergenceLimits
 from ci.explain.losses import BeyondHalf, Loss
-from ci.explain.rewriting import Need, RewrittenPlace
+from ci.explain.rewriting import Need
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import OperatorAt
 from ci.operators import CpuOperator, GraphPart, Traits
@@ -56,7 +56,7 @@ class QuantizeRequest:
     into: Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceRequest(DivergenceLimits):
     into: Path
     runner: Mapping[str, str]
@@ -67,13 +67,6 @@ class DivergenceRequest(DivergenceLimits):
 class RewriteRequest:
     into: Path
     needs: tuple[Need, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRewrite:
-    changes: tuple[RewrittenPlace, ...]
-    compared: int
-    """How many samples judge it."""
 
 
 @dataclass(frozen=True, slots=True)

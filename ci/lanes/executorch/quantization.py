@@ -17,13 +17,8 @@ from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ci.child import doing
-from ci.explain.losses import Loss, ScoreRequest, Scores
-from ci.explain.torch_graph import (
-    normed,
-    outputs_of,
-    units_of,
-    worst_losses,
-)
+from ci.explain.losses import Loss, ScoreRequest, Scores, scores_of
+from ci.explain.torch_graph import TorchGraph, normed, outputs_of, worst_losses
 from ci.lanes.executorch import QUANTIZED
 from ci.lanes.executorch.export import ChipModel, Failed, figures_in_torch
 from ci.lanes.executorch.orders import (
@@ -146,12 +141,14 @@ def scored(chip_model: ChipModel, request: ScoreRequest) -> Scores:
     _require_scheme(chip_model.model, chip_model.run)
     # What is not quantized adds nothing that quantizing would take away.
     schemes = [precision] if request.exact == FLOAT else [precision, request.exact]
-    # Quantizing changes what was prepared, so that the float model is one of its own.
+    # Quantizing changes what was prepared, so that the float model is one of its own. It has the names of the
+    # quantized models' nodes, and observers, which pass values on.
     floats = prepared_model(replace(chip_model, calibrating=())).module
     models = [prepared_model(chip_model.at(scheme)).module for scheme in schemes]
     with step_of("quantize"):
-        quantized = [convert_pt2e(model) for model in models]
-        return units_of(floats, quantized, chip_model.calibrating[0], request.seconds)
+        sample = [chip_model.calibrating[0]]
+        quantized = [TorchGraph(convert_pt2e(model), sample) for model in models]
+        return scores_of(TorchGraph(floats, sample), quantized, request.seconds)
 
 
 def _require_scheme(model: Any, run: ExecutorchRun) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ci.artifacts.against_sdk import sdk_arches
 from ci.cached_steps import NotCached, NotExported, Step
 from ci.child import closed
-from ci.explain.rewriting import Need
+from ci.explain.rewriting import ModelRewrite, Need
 from ci.jobs import Job, Line, WorkOptions, failed
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.orders import (
@@ -24,7 +24,6 @@ from ci.lanes.executorch.orders import (
     EmulatorRun,
     ExportedRuns,
     ExportRequest,
-    ModelRewrite,
     Quantized,
     RunRequest,
     compiled_in,
@@ -147,7 +146,8 @@ def worker_step(
     **more: Any,
 ) -> Step:
     """What the function `work` of the worker does with each program's model, which it exports first. The work
-    gets what is `asked`; its result depends on that, or on what it is `known_by`."""
+    gets what is `asked`; its result depends on that, or on what it is `known_by`, and not on how long it
+    takes."""
 
     def key(program: ExecutorchProgram, results: CachedResults) -> Key:
         """The run, without what says which inputs the model gets: the export gives them by their bytes."""
@@ -155,6 +155,7 @@ def worker_step(
         run = {name: value for name, value in order.run.items() if name != "calibration"}
         case = {name: order.case[name] for name in ("backend", "non_finite")}
         options = dict(known_by(results) if known_by else asked)
+        options.pop("seconds", None)
         return {"run": run, "case": case, "soc": program.soc, "options": options, "QNN": dict(plan.qnn)}
 
     return Step(

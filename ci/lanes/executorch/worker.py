@@ -28,6 +28,7 @@ from ci.explain.divergence import (
 )
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
+from ci.explain.rewriting import ModelRewrite
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_layers import BY_NAME
 from ci.explain.torch_rewriting import RepairedModule
@@ -37,7 +38,6 @@ from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower, lowered_module
 from ci.lanes.executorch.orders import (
     CompileRequest,
     DivergenceRequest,
-    ModelRewrite,
     QuantizeRequest,
     RewriteRequest,
     WrapRequest,
@@ -111,11 +111,9 @@ def diverge(chip_model: ChipModel, request: DivergenceRequest) -> DivergenceResu
     began = time.monotonic()
     graph = graph_of(chip_model)
     chip = EmulatedTrial(chip_model, Runner.ordered(request.runner), request.into)
-    precision, soc, whole = chip_model.run.precision, chip_model.soc, request.whole
-    suspects = suspects_of(graph, precision, soc, request.versions, whole)
-    seconds = request.seconds - (time.monotonic() - began)
-    keep = partial(keep_partial, request.into)
-    return Divergence(graph, chip, request.least, seconds, whole, keep, suspects).search()
+    suspects = suspects_of(graph, chip_model.run.precision, chip_model.soc, request.versions, request.whole)
+    left = replace(request, seconds=request.seconds - (time.monotonic() - began))
+    return Divergence(graph, chip, left, partial(keep_partial, request.into), suspects).search()
 
 
 def suspects_of(

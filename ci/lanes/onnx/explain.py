@@ -16,13 +16,12 @@ from ci.explain.divergence import (
     ScriptRequest,
 )
 from ci.explain.lane import only
-from ci.explain.losses import FOREVER, Loss, ScoreRequest, Scores
-from ci.explain.rewriting import Rewritten
+from ci.explain.losses import Loss, ScoreRequest, Scores
+from ci.explain.rewriting import ModelRewrite, Rewritten
 from ci.lanes.onnx.model_file import REWRITTEN, GraphProblem
 from ci.lanes.onnx.orders import (
     Losses,
     Mixed,
-    ModelChanges,
     WantedRewrites,
 )
 from ci.lanes.onnx.product import (
@@ -51,14 +50,12 @@ def chosen_program(model: OneModel, choice: Choice, _kept: tuple[str, ...] = ())
     return program_of(model) if model.typed else only(chosen_programs(choice, model.selection))
 
 
-def divergence_of(
-    model: OneModel, program: OnnxProgram, least: float, seconds: float = FOREVER, whole: float | None = None
-) -> DivergenceResult:
+def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimits) -> DivergenceResult:
     step = command_step(
         plan_of([program], model.selection, model.work),
         "onnx-divergence",
         "searched",
-        asked=DivergenceLimits(least, seconds, whole),
+        asked=limits,
         title="the operator that differs",
         rest="between",
     )
@@ -81,12 +78,12 @@ def script_of(
     return answered(step, OperatorScript).answer
 
 
-def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float = FOREVER) -> Scores:
+def scores_of(model: OneModel, program: OnnxProgram, asked: ScoreRequest) -> Scores:
     step = command_step(
         plan_of_model(model, program),
         "onnx-scores",
         "scored",
-        asked=ScoreRequest(exact, seconds),
+        asked=asked,
         title="scores",
         rest="left",
     )
@@ -94,7 +91,7 @@ def scores_of(model: OneModel, program: OnnxProgram, exact: str, seconds: float 
 
 
 def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
-    done = answered(rewriting(plan_of_model(model, program_of(model)), rules), ModelChanges)
+    done = answered(rewriting(plan_of_model(model, program_of(model)), rules), ModelRewrite)
     assert done.folder
     path = done.folder / REWRITTEN
     return Rewritten(done.answer.changes, path if path.is_file() else None)

@@ -27,7 +27,7 @@ from ci.suite.precision import precision_named
 from provisioning.base.commands import add_flags, joined
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import fix_of_content, hash_file
-from provisioning.manifest import load_socs
+from provisioning.manifest import Soc, load_socs
 
 if TYPE_CHECKING:
     import onnx
@@ -423,7 +423,6 @@ class OnnxContext:
     build_ids: tuple[str, ...]
     arch: int
     soc_id: int
-    signature: GraphSignature
     half_floats: bool | None
     record: ContextRecord | None
 
@@ -439,10 +438,6 @@ def read_context(path: Path) -> OnnxContext:
         build_ids=tuple(sorted({build for context in compiled.contexts for build in context.build_ids})),
         arch=compiled.arch,
         soc_id=compiled.soc_id,
-        signature=GraphSignature(
-            tuple(Tensor(name, input_.dtype, input_.shape) for name, input_ in compiled.inputs),
-            tuple(Tensor(name, output.dtype, output.shape) for name, output in compiled.outputs),
-        ),
         half_floats=None if None in known or not known else False not in known,
         record=ContextRecord.read(record) if record.is_file() else None,
     )
@@ -462,9 +457,7 @@ def nodes_beside_context(path: Path) -> list[str]:
     return [f"{node.name} ({node.op_type})" for node in nodes if node.op_type != CONTEXT_OPERATOR]
 
 
-def require_fit(
-    context: OnnxContext, build_id: str, *, soc_id: int | None = None, arch: int | None = None
-) -> None:
+def require_fit(context: OnnxContext, build_id: str, soc: Soc) -> None:
     """Raises CheckFailed unless the context is whole and made by this QNN build, and for this chip."""
     require_recorded(context.path, context.beside)
     if context.build_ids and set(context.build_ids) != {build_id}:
@@ -472,8 +465,6 @@ def require_fit(
             f"{context.path}: made by QNN {', '.join(context.build_ids)}, and this provider is {build_id}",
             fix="compile it again with this provider, or install the one it was made with",
         )
-    if soc_id is not None and (context.soc_id, context.arch) != (soc_id, arch):
-        raise CheckFailed(
-            f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
-            fix="compile it for that chip, with --soc",
-        )
+    if (context.soc_id, context.arch) != (soc.id, soc.arch):
+        made_for = f"made for chip {context.soc_id} (v{context.arch}), not for {soc.id} (v{soc.arch})"
+        raise CheckFailed(f"{context.path}: {made_for}", fix="compile it for that chip, with --soc")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from ci.artifacts.compiler_log import Traffic
 from ci.explain.losses import BeyondHalf, Loss
-from ci.explain.rewriting import RewrittenPlace
 from ci.lanes.onnx.model_file import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
@@ -212,11 +211,6 @@ class Mixed:
     cpu: tuple[CpuOperator, ...]
     delegates: int
     ddr: Traffic
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChanges:
-    changes: tuple[RewrittenPlace, ...]
 
 
 def facts_in(result: Result) -> ProgramFacts:

@@ -409,7 +409,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
     context = read_context(path)
     if not context.build_ids or not context.soc_id:
         raise CheckFailed(f"{path} says neither which QNN made it nor for which chip", fix="compile it again")
-    require_fit(context, build, soc_id=soc.id, arch=soc.arch)
+    require_fit(context, build, soc)
     samples, expected, reference = files.samples(), files.expected(), files.reference()
     outputs = provider.reloaded(path, soc, settings, samples)
     written = (path, *context.beside)

@@ -385,7 +385,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
     if context.record is None:
         sys.stderr.write(f"{record_path(path)} is missing, so a changed file cannot be detected\n")
-    inputs, outputs, build_id = _asked(model, files, context.signature, soc, settings)
+    inputs, outputs, build_id = _asked(model, files, signature_of(graph), soc, settings)
     parts = plural(sum(node.op_type == CONTEXT_OPERATOR for node in graph.graph.node), "part")
     where = f"{parts} on the emulator (HTP, {soc}, QNN {build_id})"
     on_cpu = f"on the CPU: {', '.join(cpu_nodes)}" if cpu_nodes else "nothing on the CPU"

@@ -26,7 +26,7 @@ from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
-from ci.explain.rewriting import needs_of
+from ci.explain.rewriting import ModelRewrite, needs_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (
     REWRITTEN,
@@ -35,7 +35,6 @@ from ci.lanes.onnx.model_file import (
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.orders import (
     Losses,
-    ModelChanges,
     Nothing,
     WantedRewrites,
 )
@@ -103,7 +102,7 @@ def graph_of(
     return OnnxGraph(onnx.load(str(path)), samples, places, reference, path)
 
 
-def rewrite(order: OnnxOrder, files: ModelFiles, wanted: WantedRewrites) -> ModelChanges:
+def rewrite(order: OnnxOrder, files: ModelFiles, wanted: WantedRewrites) -> ModelRewrite:
     """Write the model with every rewrite that is needed, matches and is proved."""
     model = onnx.load(str(files.source))
     if any(node.op_type in QUANTIZERS for node in model.graph.node):
@@ -115,7 +114,7 @@ def rewrite(order: OnnxOrder, files: ModelFiles, wanted: WantedRewrites) -> Mode
     repaired.apply(needs_of(order.run.precision, "onnx", versions, wanted.rules))
     if repaired.rewritten:
         onnx.save(repaired.model, str(order.into / REWRITTEN))
-    return ModelChanges(tuple(repaired.changes))
+    return ModelRewrite(tuple(repaired.changes))
 
 
 def on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) -> list[list[Array]]:
@@ -127,14 +126,14 @@ def on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) 
 
 def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> DivergenceResult:
     """Where the quantized model on HTP first differs from itself on the CPU."""
-    seconds = limits.seconds - (time.monotonic() - order.began)
+    left = replace(limits, seconds=limits.seconds - (time.monotonic() - order.began))
     target, places = target_of(order), places_of(files.source)
     quantized = target[0].quantized or target[0].name == "qdq"
     reference = QUANTIZED_MODEL if quantized else FLOAT_MODEL
     into = empty_folder(order.scratch)
     graph = graph_of(files.model, files.samples(), places, reference)
     keep, trial = partial(keep_partial, into), partial(on_emulator, target)
-    return Divergence(graph, trial, limits.least, seconds, limits.whole, keep).search()
+    return Divergence(graph, trial, left, keep).search()
 
 
 def script(order: OnnxOrder, files: ModelFiles, request: ScriptRequest) -> OperatorScript:

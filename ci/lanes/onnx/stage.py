@@ -26,7 +26,6 @@ from ci.lanes.onnx.findings import (
 )
 from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.orders import (
-    NOTHING,
     CompileOptions,
     ExportedModel,
     Preparing,
@@ -122,8 +121,8 @@ def onnx_step(
     kind: str,
     task: str,
     *,
-    options: Callable[[OnnxProgram], DataclassInstance] = lambda program: NOTHING,
-    preparing: Callable[[OnnxProgram], Preparing] = lambda program: Preparing(drawn=True),
+    options: Callable[[OnnxProgram], DataclassInstance],
+    preparing: Callable[[OnnxProgram], Preparing],
     **more: Any,
 ) -> Step:
     """What the function `task` of the worker does with each program. Programs of one model share its export;

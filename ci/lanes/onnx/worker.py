@@ -257,14 +257,13 @@ def _ran(request: Mapping[str, object]) -> dict[str, object]:
     os.chdir(asked.user_folder)
     path = Path(asked.model)
     (arrays,) = saved(Path(asked.inputs))
+    inputs = [checked(arrays, signature_of(load_graph(path)), "--input")]
     if not asked.soc:
-        inputs = [checked(arrays, signature_of(load_graph(path)), "--input")]
         outputs = qnn_provider.on_cpu(path, inputs)
     else:
         context, soc = read_context(path), soc_named(asked.soc)
         if not asked.as_it_is:
-            require_fit(context, qnn_provider.installed_build(), soc_id=soc.id, arch=soc.arch)
-        inputs = [checked(arrays, context.signature, "--input")]
+            require_fit(context, qnn_provider.installed_build(), soc)
         outputs = provider.reloaded(path, soc, asked.settings, inputs, cpu=True)
     save(Path(asked.outputs), outputs)
     return as_json(RunReply(qnn_provider.installed_build()))

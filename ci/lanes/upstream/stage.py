@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ci.cached_steps import Step, WorkPlan, run_step
-from ci.jobs import Job, Line, WorkOptions, default_slots
+from ci.jobs import Job, Line, default_slots
 from ci.lanes.upstream.accepted import GONE, AcceptedTests, Judge, load_tests, rules_of
 from ci.lanes.upstream.suite import (
     Part,
@@ -26,14 +26,14 @@ from ci.outcome import Result, WorkerDied
 from ci.plain import as_json, read
 from ci.results import CachedResults, surroundings
 from ci.runner import ready_runner
-from ci.suite.options import Choice, matcher, parse_shard, shard
+from ci.suite.options import Choice, StageOptions, matcher, parse_shard, shard
 from ci.suite.stage import find_as_workers, machine_failed
 from ci.work import Home, asking, sharing_templates
 from provisioning.base import rendering, units
 from provisioning.base.commands import Fix, leave_out, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, Selection
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import resolve
 
@@ -131,13 +131,8 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamOptions:
-    selection: Selection
-    choice: Choice
+class UpstreamOptions(StageOptions):
     sample: bool
-    work: WorkOptions
-    list_only: bool
-    accept: bool
 
 
 JudgedBy = Callable[[AcceptedTests, Path], Judge]
