@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
 def flags(store: Path, components: Iterable[Component]) -> list[str]:
     """The flags with which these components, which are not in the store, can be fetched into it."""
     absent = list(components)
-    lacking = missing(store, {str(number): component for number, component in enumerate(absent)}, {})
+    lacking = missing(store, absent)
     accepting = [word for licence in lacking for word in (FLAG, licence)]
     return accepting + ([] if all(component.pinned for component in absent) else [TRUST])
 
@@ -70,20 +70,20 @@ def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict
 
 
 def missing(
-    store: Path, components: Mapping[str, Component], accepted: Mapping[str, str]
+    store: Path, components: Iterable[Component], accepted: Collection[str] = ()
 ) -> dict[str, Licence]:
     """Licences of these components that are neither on record nor accepted now, by id."""
     have = recorded(store)
     return {
         pin.licence.id: pin.licence
-        for pin in components.values()
+        for pin in components
         if pin.licence is not None and pin.licence.id not in have and pin.licence.id not in accepted
     }
 
 
 def require(store: Path, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
     """Record new acceptances, or refuse these components and name every licence that is missing."""
-    lacking = missing(store, components, accepted)
+    lacking = missing(store, components.values(), accepted)
     if lacking:
         under = [
             f"{name} {component.version} comes under a licence that was not accepted yet: "

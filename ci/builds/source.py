@@ -70,7 +70,7 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
     plan = plan_of(options, selection, os.environ)
     stage.metrics |= {
         "executorch": plan.tree.version,
-        "commit": plan.tree.commit + ("+changes" if plan.tree.changed else ""),
+        "commit": plan.tree.commit + ("+changes" if plan.tree.state.changed else ""),
         "toolchain": plan.toolchain.identity,
         "qnn_build_id": plan.sdk.build_id,
         "build_type": plan.build_type,
@@ -245,7 +245,7 @@ def identity(plan: SourcePlan, profile: str) -> dict[str, object]:
         "recipe": plan.recipe.summary,
         "executorch": plan.tree.version,
         "commit": plan.tree.commit,
-        "changed": plan.tree.changed,
+        "changed": plan.tree.state.changed,
         "build_type": plan.build_type,
         "toolchain": plan.toolchain.version or re.sub(r"^\S+: ", "", plan.toolchain.identity),
         "qnn_build_id": plan.sdk.build_id,

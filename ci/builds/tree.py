@@ -148,8 +148,6 @@ class SourceTree:
     version: str
     commit: str
     """The tree's commit; empty if it is not a git repository."""
-    changed: bool
-    """Whether it differs from the commit."""
     time: int
     """The commit's time, in seconds since 1970: the date of what is built."""
     repository: Path | None = None
@@ -192,7 +190,6 @@ def open_tree(root: Path, needed: Collection[str] = ()) -> SourceTree:
         root=root,
         version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
         commit=commit,
-        changed=state.changed,
         time=int(git_output(repository, "show", "-s", "--format=%ct", commit or "HEAD") or 0),
         repository=repository,
         state=state,
@@ -287,7 +284,7 @@ def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profil
     for place, path in files.items():
         shutil.copy(path, part / OWN_NAME / place)
     # As ExecuTorch's setup.py does: else Python would find the version of an installed wheel.
-    local = ".".join(filter(None, [tree.commit[:7], "changed" if tree.changed else ""]))
+    local = ".".join(filter(None, [tree.commit[:7], "changed" if tree.state.changed else ""]))
     version = "+".join(filter(None, [tree.version, local]))
     stated = f"__version__ = {version!r}\ngit_version = {tree.commit!r}\n"
     (part / OWN_NAME / VERSION).write_text(stated, encoding="utf-8")

@@ -115,11 +115,6 @@ def _fit(names: list[str], pieces: list[str]) -> bool:
     return not hidden and fnmatchcase(name, piece) and _fit(names[1:], pieces[1:])
 
 
-def is_left_out(folder: str) -> bool:
-    """Whether a folder is another project's, whose files are not listed."""
-    return folder.startswith("third-party/")
-
-
 def _ignored(root: Path) -> frozenset[str]:
     """What git ignores in the tree: leftovers of builds and downloads. Directories end with `/`.
 
@@ -147,7 +142,8 @@ def _walk(root: Path) -> Iterator[str]:
         for entry in children:
             name = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in SKIPPED and not is_left_out(name) and f"{name}/" not in ignored:
+                elsewhere = name.startswith("third-party/") or f"{name}/" in ignored
+                if entry.name not in SKIPPED and not elsewhere:
                     pending.append((f"{name}/", entry.path))
             elif name not in ignored and entry.is_file():
                 yield name
@@ -288,10 +284,6 @@ class Side:
         self.packages |= part.packages
         self.failed |= part.failed
         self.stopped = self.stopped or part.stopped
-
-
-def is_buck(path: str) -> bool:
-    return path.endswith((".bzl", "/BUCK", "/TARGETS"))
 
 
 def package_of(label: str) -> str:

@@ -17,7 +17,7 @@ def make_plan(root: Path, target: str = "aarch64-linux", **changes: Any) -> Sour
     plan = SourcePlan(
         target=target,
         recipe=load_recipe(target),
-        tree=SourceTree(root / "src" / "executorch", "1.5.1", COMMIT, changed=False, time=1767323045),
+        tree=SourceTree(root / "src" / "executorch", "1.5.1", COMMIT, time=1767323045),
         names={},
         sdk=LocatedSdk(root / "sdk", "v2.37.0.250724175447_124859"),
         toolchain=Toolchain(

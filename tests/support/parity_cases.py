@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ci.parity.check import Checked, check, cmake_sides
 from ci.parity.mapping import MAPPING, Mapping, load_mapping
-from ci.parity.tree import Side, Tree, is_buck, is_python
+from ci.parity.tree import Side, Tree, is_python
 
 Files = dict[str, str]
 
@@ -43,7 +43,9 @@ def cmake_of(files: Files) -> dict[str, Side]:
     """CMake's sides, once for all trees that differ in Buck's files and Python's alone."""
     bzl = mapping().cmake.lists
     content = frozenset(
-        (path, text) for path, text in files.items() if path == bzl or not (is_buck(path) or is_python(path))
+        (path, text)
+        for path, text in files.items()
+        if path == bzl or not (path.endswith((".bzl", "/BUCK", "/TARGETS")) or is_python(path))
     )
     if content not in CONFIGURED:
         CONFIGURED[content] = cmake_sides(TreeOfTexts(files), mapping())

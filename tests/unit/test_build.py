@@ -97,7 +97,7 @@ def tree(tmp_path: Path) -> Path:
 def test_a_changed_tree_is_told_from_its_commit(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     (root / "version.txt").write_text("1.5.2\n", encoding="utf-8")
-    assert trees.open_tree(root).changed
+    assert trees.open_tree(root).state.changed
 
 
 def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_changes_of_the_tree_are_followed(shown: Path, linked_tree: Path) -> Non
 
 
 def overlay_of(root: Path, files: dict[str, Path], into: Path) -> Path:
-    make_overlay(SourceTree(root, "1.5.0", "cff6f4dd32", changed=False, time=0), files, into, "wheels")
+    make_overlay(SourceTree(root, "1.5.0", "cff6f4dd32", time=0), files, into, "wheels")
     return into / "executorch"
 
 
