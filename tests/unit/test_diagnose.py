@@ -197,10 +197,11 @@ def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "opensesame42")
+    monkeypatch.setenv("HOME", "/data/jane")
     log = tmp_path / "run.log"
     log.write_text(
         "".join(f"step {number}\n" for number in range(500))
-        + "using ghp_0123456789abcdefghij and opensesame42 in /home"
+        + "using ghp_0123456789abcdefghij and opensesame42 in /data/jane/net and /home"
         + "/jane/run and C:\\Users\\jane\\run\n"
         + "curl -H 'Authorization: Bearer abcdef.ghijkl' https://jane:pw12@files.example/a?sig=hidden\n"
         + '{"password": "hunter2222", "mail": "jane@mail.example"}\n'

@@ -150,7 +150,21 @@ def parameters(count: int, maker: str = "add.Tensor") -> dict[str, Any]:
     return {"operator": "aten.prelu.default", "maker": maker, "arguments": arguments}
 
 
+def called(operator: str, **arguments: Any) -> dict[str, Any]:
+    return {"operator": operator, "arguments": arguments, "kinds": ["float32"]}
+
+
+def biased(least: float, largest: float) -> dict[str, Any]:
+    return called("aten.batch_norm.default", bias={"shape": [8], "least": least, "largest": largest})
+
+
+def adaptive(size: int, to: int) -> dict[str, Any]:
+    shapes = {"input": [1, 4, size, size, size], "output": [1, 4, to, to, to]}
+    return {"operator": "aten.adaptive_max_pool3d.default", **shapes}
+
+
 CONVOLVED = ("aten.convolution.default",)
+TRANSPOSED = "aten.conv_transpose{}d.default"
 SAME = ([3, 3], [1, 1], [1, 1])
 WIDE: dict[str, Any] = {"range": [-2.0, 2.0]}
 
@@ -210,17 +224,25 @@ SUSPECTED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "small-values-16-bit": (
         "16a8w",
-        [seen("aten.elu.default", -0.05, 0.08)],
-        [seen("aten.elu.default", -3.0), seen("aten.elu.default")],
+        [seen("aten.elu.default", -0.099, 0.08)],
+        [seen("aten.elu.default", -0.05, 0.1), seen("aten.elu.default")],
     ),
-    "exp-below-minus-88": ("fp16", [seen("aten.exp.default", -100.0)], [seen("aten.exp.default", -80.0)]),
+    "exp-below-minus-88": ("fp16", [seen("aten.exp.default", -88.1)], [seen("aten.exp.default", -88.0)]),
     "softplus-above-eleven": (
         "fp16",
-        [seen("aten.softplus.default", 0.0, 15.0)],
-        [seen("aten.softplus.default", -5.0, 10.0)],
+        [seen("aten.softplus.default", 0.0, 11.1), seen("aten.softplus.default", -80.1)],
+        [seen("aten.softplus.default", -80.0, 11.0)],
     ),
-    "ceil-16-bit": ("16a8w", [seen("aten.ceil.default", -0.1, 0.1)], [seen("aten.ceil.default", -0.2, 0.3)]),
-    "arcsine-of-minus-one": ("16a8w", [seen("aten.asin.default", -1.0)], [seen("aten.asin.default", -0.99)]),
+    "ceil-16-bit": (
+        "16a8w",
+        [seen("aten.ceil.default", -0.1, 0.29)],
+        [seen("aten.ceil.default", -0.1, 0.31)],
+    ),
+    "arcsine-of-minus-one": (
+        "16a8w",
+        [seen("aten.asin.default", -0.999)],
+        [seen("aten.asin.default", -0.998)],
+    ),
     "concat-of-a-constant": (
         "8a8w",
         [concatenated({"shape": [1], "least": 1.0, "largest": 1.0})],
@@ -230,6 +252,39 @@ SUSPECTED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         "fp16",
         [parameters(4)],
         [parameters(1), parameters(4, "aten.convolution.default")],
+    ),
+    "blocks-of-a-wide-kernel": (
+        "16a4w_block",
+        [called("aten.conv2d.default", weight={"shape": [8, 8, 1, 3]})],
+        [called("aten.conv2d.default", weight={"shape": [8, 8, 1, 1]})],
+    ),
+    "dilated-transposed-conv": (
+        "16a8w",
+        [called(TRANSPOSED.format(1), dilation=[2])],
+        [called(TRANSPOSED.format(1), dilation=[1])],
+    ),
+    "grouped-transposed-convolution": (
+        "8a8w",
+        [called(TRANSPOSED.format(2), groups=2)],
+        [called(TRANSPOSED.format(2), groups=1)],
+    ),
+    "float-to-int-rounds": (
+        "fp16",
+        [called("aten.to.dtype", dtype="torch.int64")],
+        [called("aten.to.dtype", dtype="torch.float16")],
+    ),
+    # Its kernel is of 4, the output's size, which is right of 16 alone.
+    "adaptive-max-pool3d": ("fp16", [adaptive(8, 4)], [adaptive(16, 4)]),
+    "batch-norm-largest-bias": ("8a8w", [biased(-0.5, 0.51)], [biased(-0.5, 0.49)]),
+    "linear-blocks-bias": (
+        "16a4w_block",
+        [called("aten.linear.default", bias={})],
+        [called("aten.linear.default")],
+    ),
+    "floor-divide-16-bit": (
+        "16a8w",
+        [seen("aten.floor_divide.default", -1.0)],
+        [seen("aten.floor_divide.default", -1.01)],
     ),
 }
 
@@ -249,6 +304,13 @@ def test_a_fault_is_suspected_of_a_node_that_has_its_arguments_shapes_and_values
 ) -> None:
     found = faults_in({"node": read(Traits, {"line": "net.py:7", **node})}, scheme, "SM8650", VERSIONS)
     assert (fault in {met.fault.id for met in found}) is named
+
+
+def test_each_condition_of_the_manifest_is_that_of_a_fault_above() -> None:
+    of_operators = {"bias-used-twice", "cumsum-8-bit", "power-of-a-number", "max-of-two"}
+    tested = SUSPECTED.keys() | of_operators | {"constant-of-five-dimensions"}
+    conditions = {fault.when for fault in load_faults() if fault.when}
+    assert conditions == {fault.when for fault in load_faults() if fault.when and fault.id in tested}
 
 
 def test_of_two_suspicions_the_one_that_loses_as_much_as_is_seen_comes_first() -> None:

@@ -235,6 +235,10 @@ def test_shards_are_one_report_for_each_stage(tmp_path: Path) -> None:
 
 def test_the_headline_names_models(tmp_path: Path) -> None:
     assert headline([programs("test_emulator", one="pass", bert="fail")]) == "bert 8a8w failed, 1 passed"
+    good = [programs("test_emulator", one="pass", bert="pass"), _report("validate")]
+    assert headline(good) == "2 models passed, 2 stages passed"
+    bad = programs("test_emulator", one="fail", two="fail", three="fail", four="fail", five="pass")
+    assert headline([bad]) == "one 8a8w, two 8a8w, three 8a8w and 1 more failed, 1 passed"
     of_command: dict[str, Metric] = {"ci/my net.py:bert fp16 SM8750": {"verdict": "fail"}}
     compiled = replace(_report("compile", BAD, outcome=Outcome.FAIL), metrics={"models": of_command})
     assert headline([compiled]) == "ci/my net.py:bert fp16 failed"

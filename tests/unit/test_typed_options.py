@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -78,15 +79,34 @@ def _read_by(file: Path, name: str = "run", owner: str = "") -> set[str]:
     return read
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.module)
-def test_a_verb_reads_the_flags_that_it_has_and_no_others(verb: Verb) -> None:
-    """mypy takes any name on a Namespace."""
+def _configured(verb: Verb) -> tuple[object, list[argparse.ArgumentParser]]:
+    """What has its `run`, and its parser with those of its subcommands."""
     path, _, attribute = verb.module.partition(":")
     module = importlib.import_module(path)
     parser = argparse.ArgumentParser()
     owner = getattr(module, attribute) if attribute else module
     owner.configure(parser)
-    every = list(parsers(parser))
+    return owner, list(parsers(parser))
+
+
+NO_PATHS = {"calibrate", "compare", "device_dir"}
+"""Folders of a device, and what the lane reads in its own way."""
+
+
+@pytest.mark.parametrize("verb", [*PROVISIONING.values(), *CI.values()], ids=lambda verb: verb.module)
+def test_what_is_called_a_file_or_folder_is_read_as_a_path(verb: Verb) -> None:
+    """mypy takes any value of a Namespace for one."""
+    actions = {action for parser in _configured(verb)[1] for action in parser._actions}
+    named = {
+        action for action in actions if re.fullmatch(r"(FILE|DIR|FOLDER|[A-Z]+\.\w+)", str(action.metavar))
+    }
+    assert {action.dest for action in named if action.type is not Path} <= NO_PATHS
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.module)
+def test_a_verb_reads_the_flags_that_it_has_and_no_others(verb: Verb) -> None:
+    """mypy takes any name on a Namespace."""
+    owner, every = _configured(verb)
     flags = {action for command in every for action in command._actions}
     known = {action.dest for action in flags}.union(*(command._defaults for command in every))
     shown = {action.dest for action in flags if action.help != argparse.SUPPRESS} - {"help", "debug"}
