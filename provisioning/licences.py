@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.command_line import repeatable
 from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted, UnknownName
 from provisioning.base.files import mutex, replace_text
 from provisioning.base.units import utc_now
@@ -23,14 +24,7 @@ TRUST = "--trust-first-download"
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        FLAG,
-        action="append",
-        default=[],
-        dest="accept",
-        metavar="ID",
-        help=f"accept a vendor's licence; may be repeated [{VARIABLE}=ID,ID]",
-    )
+    repeatable(parser, FLAG, "ID", f"accept a vendor's licence [{VARIABLE}=ID,ID]", dest="accept")
 
 
 def flags(store: Path, components: Iterable[Component]) -> list[str]:

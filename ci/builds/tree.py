@@ -17,7 +17,7 @@ import fnmatch
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -265,9 +265,16 @@ def link_with_copies(tree: Path, copies: Collection[str], into: Path, folders: C
     `folders` are made and not linked, with their parents: `..` in a path through them stays in `into`."""
     own_folders = _with_parents([*copies, *folders]) - set(copies)
     _link(tree, into, own_folders, lambda place: place in copies)
+    without = shutil.ignore_patterns(REPOSITORY)
     for folder in copies:
-        for path in _files(tree / folder):
-            _copy(path, into / path.relative_to(tree))
+        shutil.copytree(
+            tree / folder,
+            into / folder,
+            ignore=without,
+            copy_function=_copy,
+            ignore_dangling_symlinks=True,
+            dirs_exist_ok=True,
+        )
 
 
 def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profile: str) -> None:
@@ -323,33 +330,12 @@ def _is_stale(place: str, parents: Collection[str]) -> bool:
     return str(path.parent) in parents and any(fnmatch.fnmatch(path.name, pattern) for pattern in STALE)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.name == REPOSITORY:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            yield from _files(path)
-        else:
-            yield path
-
-
-def _copy(path: Path, to: Path) -> None:
-    if path.is_symlink():
-        if not to.is_symlink() or to.readlink() != path.readlink():
-            to.parent.mkdir(parents=True, exist_ok=True)
-            _remove(to)
-            to.symlink_to(path.readlink())
-        return
-    status = path.stat()
-    if to.is_file() and not to.is_symlink():
-        copy = to.stat()
-        if (copy.st_size, copy.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
-            return
-    to.parent.mkdir(parents=True, exist_ok=True)
-    _remove(to)
+def _copy(path: str, to: str) -> None:
+    """With its time, in place of a link or of what an earlier build left. Files of the store are read-only,
+    but the build replaces some of them."""
+    Path(to).unlink(missing_ok=True)
     shutil.copy2(path, to)
-    # Files of the store are read-only, but the build replaces some of them.
-    to.chmod(0o644 | (status.st_mode & 0o111))
+    Path(to).chmod(0o644 | (Path(path).stat().st_mode & 0o111))
 
 
 def _remove(path: Path) -> None:
