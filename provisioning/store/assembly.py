@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,14 +33,6 @@ if TYPE_CHECKING:
 LINK_MODE = 0o777
 
 
-@dataclass(frozen=True, slots=True)
-class PartFiles:
-    """The items of one part, which lie in its folder of staging."""
-
-    origin: Origin
-    items: tuple[TreeFile, ...]
-
-
 @dataclass(frozen=True)
 class Assembly:
     """One tree in the making, below `staging`."""
@@ -54,17 +45,12 @@ class Assembly:
     progress: Progress
     offline: bool
 
-    @cached_property
-    def definition(self) -> str:
-        return definition_of(self.name, self.component)
-
     def run(self) -> Inventory:
         """Make the tree at staging/tree; returns its inventory."""
         parts = parts_for(self.component, self.targets)
         if not parts:
             raise UsageError(f"{self.name} has nothing for this target", fix="choose another --target")
-        files = [self._unpacked(part) for part in parts]
-        origins = [file.origin for file in files]
+        origins, files = zip(*map(self._unpacked, parts), strict=True)
         items = self._compose(files)
         try:
             self._check_identity()
@@ -79,8 +65,8 @@ class Assembly:
 
     # One part
 
-    def _unpacked(self, part: Part) -> PartFiles:
-        """The part's files, fetched and unpacked into staging."""
+    def _unpacked(self, part: Part) -> tuple[Origin, list[TreeFile]]:
+        """The part's files, fetched and unpacked into its folder of staging."""
         source, before = part.source, self._earlier(part)
         if self.store.kept(part) is None:
             if self.offline:
@@ -108,13 +94,13 @@ class Assembly:
                 mode = READ_ONLY_EXECUTABLE if entry.mode & 0o111 else READ_ONLY
                 (folder / entry.path).chmod(mode)
             items.append(replace(entry, mode=mode, part=part.name))
-        origin = Origin(part.name, source.name, fetched.sha256, fetched.size, source.pin is not None)
-        return PartFiles(origin, tuple(items))
+        return Origin(part.name, source.name, fetched.sha256, fetched.size, source.pin is not None), items
 
     def _earlier(self, part: Part) -> Origin | None:
         """Of the part in a tree that is to be trusted: what was taken on trust once may not change."""
+        definition = definition_of(self.name, self.component)
         for tree in self.store.trees(f"{self.name}-"):
-            if tree.inventory.definition == self.definition and self.store.is_proved(tree):
+            if tree.inventory.definition == definition and self.store.is_proved(tree):
                 for origin in tree.inventory.origins:
                     if origin.part == part.name:
                         return origin
@@ -122,11 +108,12 @@ class Assembly:
 
     # The whole
 
-    def _compose(self, parts: Sequence[PartFiles]) -> list[TreeFile]:
-        items = composed([part.items for part in parts])
+    def _compose(self, files: Sequence[Sequence[TreeFile]]) -> list[TreeFile]:
+        """The tree of these parts' files."""
+        items = composed(files)
         root = self.staging / "tree"
-        if len(parts) == 1:
-            (self.staging / f"part-{parts[0].origin.part}").rename(root)
+        if len(files) == 1:
+            (self.staging / f"part-{items[0].part}").rename(root)
             return items
         root.mkdir()
         for item in items:

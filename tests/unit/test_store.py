@@ -139,13 +139,6 @@ class TestVerifyAndRepair:
             with pytest.raises(IntegrityError, match="qnn-sdk"):
                 store.repair(tree, sdk)
 
-    def test_a_corrupted_download_is_fetched_again(self, house: House) -> None:
-        house.store.provision("qnn-sdk", house.sdk, HOST)
-        kept = house.store.kept(house.sdk.parts[0])
-        assert kept is not None
-        overwrite(kept, b"PK garbage")
-        assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
-
     @pytest.mark.parametrize("lost", ["tree", "inventory"])
     def test_a_deleted_tree_is_provisioned_anew(self, house: House, lost: str) -> None:
         tree = house.store.provision("qnn-sdk", house.sdk)
