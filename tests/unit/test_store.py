@@ -83,12 +83,6 @@ def test_a_selection_by_target_takes_only_that_targets_files(house: House) -> No
     }
 
 
-def overwrite(path: Path, content: bytes) -> None:
-    """As something that does not care for read-only files would."""
-    path.chmod(0o644)
-    path.write_bytes(content)
-
-
 def test_two_different_files_at_one_path_are_refused(tmp_path: Path) -> None:
     one = write_zip(tmp_path / "one.zip", {"LICENSE.pdf": b"one"}, prefix="")
     other = write_zip(tmp_path / "other.zip", {"LICENSE.pdf": b"other"}, prefix="")
