@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from provisioning import qnn_libraries
 from provisioning.components import Identity, build_ids, identity_of
 from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, load_all, read, read_stream
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, elf_header, program_header
+from tests.support.windows import dll
 
 RICH = Library(
     soname="libRich.so",
@@ -96,6 +98,28 @@ def test_a_file_of_a_million_notes_is_refused_before_they_are_walked() -> None:
     with pytest.raises(BrokenElf):
         read_stream(io.BytesIO(headers + notes), Path("lib.so"))
     assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "system"),
+    [
+        ("libapp.so", Library(machine=X86_64), "host"),
+        ("libapp.so", Library(machine=HEXAGON), "hexagon"),
+        ("libapp.so", Library(machine=AARCH64, needed=("libc.so.6",)), "aarch64-linux"),
+        # Bionic's C library, or a note of its API.
+        ("libapp.so", Library(machine=AARCH64, needed=("libc.so",)), "aarch64-android"),
+        ("libapp.so", Library(machine=AARCH64, android_api=30), "aarch64-android"),
+        ("app.dll", dll(), "aarch64-windows"),
+        ("libapp.so", b"text", None),
+        ("lib/aarch64-android/libapp.so", b"text", "aarch64-android"),
+    ],
+)
+def test_a_library_is_of_the_system_that_its_directory_or_its_headers_say(
+    place: str, content: Library | bytes, system: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / Path(place).name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert qnn_libraries.read(path, place).system == system
 
 
 def write(base: Path, place: str, **facts: object) -> Path:

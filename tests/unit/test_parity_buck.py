@@ -93,6 +93,11 @@ def test_lists_are_what_starlark_makes_of_them_and_a_broken_one_is_the_trees_fau
         lists(TreeOfTexts({"l.bzl": "A = [\n"}), "l.bzl")
 
 
+def test_a_select_of_which_no_branch_holds_is_said() -> None:
+    side = run('runtime.cxx_library(name = "x", srcs = select({"ovr_config//os:android": ["a.cpp"]}))\n')
+    assert len(side.troubles) == 1
+
+
 def test_files_that_load_each_other_are_said() -> None:
     side = run('load(":a.bzl", "x")\n', others={"p/a.bzl": 'load(":a.bzl", "x")\n'})
     assert len(side.troubles) == 1
