@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from pydantic import Field, StringConstraints
 
 from ci.image import CACHE
-from ci.image.engine import NO_SPACE, ContainerCommand, Engine, out_of_disk
+from ci.image.engine import NO_SPACE, SCRATCH, Engine, out_of_disk
 from provisioning.base.commands import captured, quoted, session
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import (
@@ -89,29 +89,17 @@ class Images(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageLayer:
-    """A script of docker/ with its arguments, and the input that it reads."""
-
-    command: tuple[str, ...]
-    input: str
-    """`packages` or `environments`, or a component; mounted at /mnt under this name."""
-
-
-@dataclass(frozen=True, slots=True)
 class ImagePlan:
     name: str
     summary: str
     environments: tuple[str, ...]
-    imports: Mapping[str, tuple[str, ...]]
-    """The modules of each environment that are compiled in the image."""
     profile: Profile | None
     system: System
     debian: str
     """The lock of Debian packages that any base may need: lines of NAME VERSION SHA256."""
-    locks: Mapping[str, str]
-    """Of each environment the text of its lock file, with the builds of torch on record if it has torch."""
-    scripts: str
-    """The text of all scripts that make layers."""
+    texts: Mapping[str, str]
+    """By name, all else that decides its bytes: scripts that make layers; of each environment the lock file with
+    the builds of torch on record, if it has torch, and the modules that are compiled."""
 
     @property
     def tag(self) -> str:
@@ -129,19 +117,18 @@ class ImagePlan:
         return tuple(dict.fromkeys(row.licence for row in self.components.values() if row.licence))
 
     @property
-    def layers(self) -> tuple[ImageLayer, ...]:
-        """In order; images that begin alike have the same."""
-        layers = [ImageLayer(("install-packages", "/mnt/packages"), "packages")]
-        own = tuple(name for name in self.environments if name not in IN_EVERY_IMAGE)
-        for names in filter(None, (IN_EVERY_IMAGE, own)):
-            layers.append(ImageLayer(("make-environments", *names), "environments"))
-        layers += [ImageLayer(("install-component", name), name) for name in self.components]
-        return tuple(layers)
+    def layers(self) -> list[tuple[str, ...]]:
+        """In order, each a script of docker/ with its arguments; images that begin alike have the same."""
+        own = [name for name in self.environments if name not in IN_EVERY_IMAGE]
+        return [
+            ("install-packages", "/mnt/packages"),
+            *(("make-environments", *names) for names in (IN_EVERY_IMAGE, own) if names),
+            *(("install-component", name) for name in self.components),
+        ]
 
     def key(self, base: str) -> str:
         """A hash of everything that decides the image's bytes; `base` is the id of the image below it."""
-        parts = [base, self.system.model_dump_json(), self.debian, self.scripts, *self.environments]
-        parts += [*self.locks.values(), *map(str, self.imports.values())]
+        parts = [base, self.system.model_dump_json(), self.debian, *self.environments, *self.texts.values()]
         parts += [component.model_dump_json() for component in self.components.values()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -157,19 +144,21 @@ def plan_of(name: str) -> ImagePlan:
     if name not in images.images:
         raise UnknownName(f"there is no image {name!r}", name, images.images)
     entry = images.images[name]
-    locks = {name: lock_path(name).read_text(encoding="utf-8") for name in entry.environments}
     torch = (TORCH / CPU).read_text(encoding="utf-8")
     scripts = sorted(path for path in DOCKER.iterdir() if path.is_file())
+    texts = {path.name: path.read_text(encoding="utf-8") for path in scripts}
+    for environment in entry.environments:
+        lock = lock_path(environment).read_text(encoding="utf-8")
+        recorded = torch if has_torch(lock) else ""
+        texts[environment] = f"{lock}{recorded}{images.imports[environment]}"
     return ImagePlan(
         name=name,
         summary=entry.summary,
         environments=entry.environments,
-        imports={environment: images.imports[environment] for environment in entry.environments},
         profile=load_profile(entry.profile) if entry.profile else None,
         system=images.system,
         debian=PACKAGES_FILE.read_text(encoding="utf-8"),
-        locks={name: text + (torch if has_torch(text) else "") for name, text in locks.items()},
-        scripts="".join(path.read_text(encoding="utf-8") for path in scripts),
+        texts=texts,
     )
 
 
@@ -184,7 +173,8 @@ CONTEXT = ROOT / "build" / "image"
 PACKAGES, ENVIRONMENTS = "packages", "environments"
 OLDEST_GLIBC = 5
 """The first minor version of glibc that manylinux supports."""
-LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
+OTHER_PLATFORMS = ("manylinux2014_x86_64", "linux_x86_64")
+"""The first means its forerunners, too."""
 
 
 def say(text: str) -> None:
@@ -222,16 +212,14 @@ def fetch_packages(names: Sequence[str], engine: Engine, base: str, folder: Path
     environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
     snapshot = re.search(r"^# snapshot: (\d{8}T\d{6}Z)$", lock, re.MULTILINE)
     environment |= {"SNAPSHOT": snapshot[1] if snapshot else ""} if lock else {"FROM_NOTHING": "yes"}
-    job = ContainerCommand(
+    done = engine.run(
         base,
         ["sh", "/run/fetch-packages", "/packages", *names],
         user="0:0",
-        inputs={"/run/fetch-packages": DOCKER / "fetch-packages"},
-        outputs={"/packages": folder},
+        volumes=[f"{DOCKER}/fetch-packages:/run/fetch-packages:ro", f"{folder}:/packages"],
         environment=environment,
         network="host",
     )
-    done = engine.run(job)
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
         message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.returncode}"
@@ -255,7 +243,8 @@ def packages_in(folder: Path) -> list[str]:
 def keep_wheels(plan: ImagePlan, environment: str, folder: Path) -> None:
     """Have every distribution of a locked environment, with what docker/make-environments reads of it."""
     fetch_wheels(lock_path(environment), folder, plan.system)
-    (folder / "imports.txt").write_text("\n".join([*plan.imports[environment], ""]), encoding="utf-8")
+    imports = load_images().imports[environment]
+    (folder / "imports.txt").write_text("\n".join([*imports, ""]), encoding="utf-8")
 
 
 def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) -> None:
@@ -297,7 +286,7 @@ def _download(what: Sequence[str], folder: Path, system: System) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     command += ["--python-version", system.python, "--implementation", "cp"]
     command += [word for abi in (tag, "abi3", "none") for word in ("--abi", abi)]
-    command += [word for platform in (*platforms, *LEGACY_PLATFORMS) for word in ("--platform", platform)]
+    command += [word for platform in (*platforms, *OTHER_PLATFORMS) for word in ("--platform", platform)]
     done = captured([*command, *what], env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
@@ -360,7 +349,7 @@ class Order:
 
     plan: ImagePlan
     inputs: Mapping[str, Path]
-    """The folder for each input of its layers."""
+    """The folders that scripts read, by their names below /mnt."""
     base_id: str
     labels: Mapping[str, str]
     log: Path
@@ -392,23 +381,33 @@ def build(order: Order, engine: Engine, tag: str) -> None:
 
 
 def _run(
-    order: Order, layer: ImageLayer, parent: str, engine: Engine, target: str, settings: Mapping[str, object]
+    order: Order,
+    layer: Sequence[str],
+    parent: str,
+    engine: Engine,
+    target: str,
+    settings: Mapping[str, object],
 ) -> None:
     # In the command, because variables of a container would stay in the image.
     variables = {**variables_of(order.plan), "SOURCE_DATE_EPOCH": str(order.plan.system.epoch)}
     assignments = [f"{name}={value}" for name, value in variables.items()]
-    command = ["env", *assignments, "sh", "/mnt/docker/make-layer", *layer.command]
-    inputs = {"/mnt/docker": DOCKER, f"/mnt/{layer.input}": order.inputs[layer.input]}
-    job = ContainerCommand(parent, command, user="0:0", inputs=inputs, tmpfs=["/mnt"])
-    done = engine.run(job, target, settings)
-    output = f"$ {quoted(*layer.command)}\n{done.stdout}{done.stderr}"
+    done = engine.run(
+        parent,
+        ["env", *assignments, "sh", "/mnt/docker/make-layer", *layer],
+        commit=target,
+        settings=settings,
+        user="0:0",
+        volumes=[f"{folder}:/mnt/{name}:ro" for name, folder in order.inputs.items()],
+        tmpfs={"/mnt": SCRATCH},
+    )
+    output = f"$ {quoted(*layer)}\n{done.stdout}{done.stderr}"
     with order.log.open("a", encoding="utf-8") as log:
         log.write(output)
     if done.returncode:
         if full := [line for line in output.splitlines() if NO_SPACE in line.lower()]:
             raise out_of_disk(full[0])
         lines = [line for line in output.splitlines() if line.strip()]
-        message = f"{layer.command[0]} failed in {order.plan.name}:\n" + "\n".join(lines[-12:])
+        message = f"{layer[0]} failed in {order.plan.name}:\n" + "\n".join(lines[-12:])
         raise CheckFailed(message, fix=quoted("less", order.log))
 
 
@@ -428,7 +427,7 @@ def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str
         own = (digests[-len(order.plan.layers) :] for digests in layers)
         for layer, one, other in zip(order.plan.layers, *own, strict=True):
             if one != other:
-                differing.append(f"the layer of {quoted(*layer.command)}")
+                differing.append(f"the layer of {quoted(*layer)}")
         return layers, differing
     finally:
         for tag in () if differing else tags:

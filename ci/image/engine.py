@@ -6,8 +6,6 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,34 +17,14 @@ if TYPE_CHECKING:
 
 INSTALL = "apt-get install docker.io, or see https://docs.docker.com/engine/install/"
 DEFAULT_HOST = "unix:///var/run/docker.sock"
+SCRATCH = "exec,mode=1777"
+"""The options of a folder in a container's memory."""
 SILENT_SECONDS = 1800
 """Older engines are silent while they write an image out before they send it."""
+UNREACHED = "Error while fetching server API version"
+"""What docker's SDK says of an engine that it cannot reach."""
 NO_SPACE = "no space left on device"
 """The message as Go writes it; others begin with a capital letter."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerCommand:
-    """A command to run in a container that is removed afterwards."""
-
-    image: str
-    command: Sequence[str]
-    user: str = ""
-    inputs: Mapping[str, Path] = field(default_factory=dict)
-    """Files and folders that it only reads, by their paths inside."""
-    outputs: Mapping[str, Path] = field(default_factory=dict)
-    """Folders that it writes to, by their paths inside."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    workdir: str = ""
-    network: str = "none"
-    read_only: bool = False
-    tmpfs: Sequence[str] = ()
-
-    @property
-    def volumes(self) -> dict[str, dict[str, str]]:
-        mounts = [(path, source, "ro") for path, source in self.inputs.items()]
-        mounts += [(path, source, "rw") for path, source in self.outputs.items()]
-        return {str(source): {"bind": path, "mode": mode} for path, source, mode in mounts}
 
 
 class Engine:
@@ -92,24 +70,27 @@ class Engine:
             self._client.images.remove(reference, force=True)
 
     def run(
-        self, job: ContainerCommand, commit: str = "", settings: Mapping[str, object] = MappingProxyType({})
+        self,
+        image: str,
+        command: Sequence[str],
+        *,
+        commit: str = "",
+        settings: Mapping[str, object] = MappingProxyType({}),
+        network: str = "none",
+        **options: Any,
     ) -> CompletedProcess[str]:
-        """Run to the end. A failing command is returned; a failing engine raises.
+        """Run to the end in a container that is removed afterwards; `options` are those of docker's SDK. A
+        failing command is returned; a failing engine raises.
 
         What a command that succeeds has written becomes a layer of an image named `commit`; `settings` are
         what `docker image inspect` shows as its Config."""
         container = self._client.containers.create(
-            job.image,
-            list(job.command),
-            user=job.user or None,
-            volumes=job.volumes,
-            environment=dict(job.environment),
-            working_dir=job.workdir or None,
-            network_mode=job.network,
-            read_only=job.read_only,
-            tmpfs=dict.fromkeys(job.tmpfs, "exec,mode=1777"),
+            image,
+            list(command),
+            network_mode=network,
             # Of a container that stays, variables would be the image's.
-            use_config_proxy=job.network != "none",
+            use_config_proxy=network != "none",
+            **options,
         )
         try:
             container.start()
@@ -121,7 +102,7 @@ class Engine:
             if commit and not code:
                 repository, _, tag = commit.rpartition(":")
                 container.commit(repository, tag, conf=dict(settings))
-            return CompletedProcess(job.command, code, out, err)
+            return CompletedProcess(command, code, out, err)
         finally:
             container.remove(force=True, v=True)
 
@@ -140,13 +121,8 @@ def connected() -> Iterator[Engine]:
         try:
             with socket.socket(socket.AF_UNIX) as tried:
                 tried.connect(where.removeprefix("unix://"))
-        except PermissionError as error:
-            raise EnvironmentLacking(
-                f"the container engine runs, but you may not use it ({where}: permission denied)",
-                fix="sudo usermod -aG docker $USER, and log in again",
-            ) from error
         except OSError as error:
-            raise no_engine(where) from error
+            raise error_of(f"{UNREACHED}: {error}", where) from error
     try:
         with closing(docker.from_env()) as client:
             yield Engine(client)
@@ -157,14 +133,13 @@ def connected() -> Iterator[Engine]:
 def error_of(message: str, where: str) -> ToolkitError:
     if NO_SPACE in message.lower():
         return out_of_disk(message)
-    if "Error while fetching server API version" in message:
-        return no_engine(f"{where}: {message}")
-    return CheckFailed(f"the container engine failed: {message}", fix="docker info")
-
-
-def no_engine(where: str) -> EnvironmentLacking:
+    if UNREACHED not in message:
+        return CheckFailed(f"the container engine failed: {message}", fix="docker info")
+    if "Permission denied" in message:
+        fix = "sudo usermod -aG docker $USER, and log in again"
+        return EnvironmentLacking(f"you may not use the container engine at {where}: {message}", fix=fix)
     fix = f"systemctl start docker, or {INSTALL}"
-    return EnvironmentLacking(f"no container engine answers at {where}", fix=fix)
+    return EnvironmentLacking(f"no container engine answers at {where}: {message}", fix=fix)
 
 
 def out_of_disk(message: str) -> EnvironmentLacking:

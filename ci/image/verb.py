@@ -83,7 +83,7 @@ def _order(plan: ImagePlan, engine: Engine, base: str, base_id: str, trees: Mapp
     for environment in plan.environments:
         contents.keep_wheels(plan, environment, contents.CONTEXT / contents.ENVIRONMENTS / environment)
     folders = {name: contents.CONTEXT / name for name in (contents.PACKAGES, contents.ENVIRONMENTS)}
-    inputs = {**folders, **{name: tree.root for name, tree in trees.items()}}
+    inputs = {"docker": contents.DOCKER, **folders, **{name: tree.root for name, tree in trees.items()}}
     log = contents.CONTEXT.with_name(f"image-{plan.name}.log")
     return contents.Order(plan, inputs, base_id, labels(plan, base, base_id), log)
 
@@ -129,21 +129,19 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
     """Run the `validate` session inside: no root, nothing of the image writable, no network."""
     import tempfile
 
-    from ci.image.engine import ContainerCommand
+    from ci.image.engine import SCRATCH
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as reports:
-        job = ContainerCommand(
+        done = engine.run(
             plan.tag,
             ["nox", "-s", "validate", "--", "--reports", "/reports"],
             user=engine.owner,
-            inputs={str(ROOT): ROOT},
-            outputs={"/reports": Path(reports)},
+            volumes=[f"{ROOT}:{ROOT}:ro", f"{reports}:/reports"],
             environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - a tmpfs of its own
-            workdir=str(ROOT),
+            working_dir=str(ROOT),
             read_only=True,
-            tmpfs=["/tmp", CACHE],  # noqa: S108
+            tmpfs={"/tmp": SCRATCH, CACHE: SCRATCH},  # noqa: S108
         )
-        done = engine.run(job)
         written = Path(reports) / "validate.json"
         if not written.is_file():
             output = "\n".join((done.stdout + done.stderr).splitlines()[-12:])

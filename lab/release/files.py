@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from ci.builds.source import bill_item, document, package_url
 from ci.image.contents import ENVIRONMENTS_INSIDE, ImagePlan
-from ci.image.engine import ContainerCommand, Engine
+from ci.image.engine import Engine
 from lab.image_pins import edited
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -204,7 +204,7 @@ def bill_of_image(plan: ImagePlan, engine: Engine) -> str:
     ]
     # One container for all, because starting it takes longest.
     script = " && ".join([*pythons, LIST_PACKAGES])
-    done = engine.run(ContainerCommand(plan.tag, ["sh", "-ec", script], read_only=True))
+    done = engine.run(plan.tag, ["sh", "-ec", script], read_only=True)
     if done.returncode:
         raise CheckFailed(
             f"{plan.tag} cannot list its contents: {done.stderr.strip()}", fix="build the image again"

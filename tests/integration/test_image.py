@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from ci.image.contents import CONTEXT, keep_wheels, plan_of
-from ci.image.engine import ContainerCommand, Engine, connected
+from ci.image.engine import Engine, connected
 from ci.image.shell import docker_run
 from lab.lint import tracked_files
 from lab.release.files import bill_of_image
@@ -171,7 +171,7 @@ def test_shell_image_is_the_shell_session_and_a_job_has_no_network(
 ) -> None:
     done = typed("shell", "--image", "wheels", "--", "sh", "-c", "id -u; exit 7", cwd=root)
     assert (done.stdout, done.returncode) == (f"{os.getuid()}\n", 7), done.stderr
-    interfaces = engine.run(ContainerCommand(plan_of("wheels").tag, ["ls", "/sys/class/net"]))
+    interfaces = engine.run(plan_of("wheels").tag, ["ls", "/sys/class/net"])
     assert interfaces.stdout.split() == ["lo"]
 
 
@@ -211,7 +211,7 @@ def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_ot
     attributes = engine.attributes(plan.tag)
     assert "Qualcomm AI Stack License" in attributes["Config"]["Labels"]["qnn-ci.not-to-be-published"]
     roots = " ".join(f"${COMPONENT_VARIABLES[name]}" for name in plan.components)
-    listed = engine.run(ContainerCommand(plan.tag, ["sh", "-c", f"ls -d {roots}; echo $QNN_CI_PROFILE"]))
+    listed = engine.run(plan.tag, ["sh", "-c", f"ls -d {roots}; echo $QNN_CI_PROFILE"])
     assert listed.stdout.split() == ["/opt/qnn-ci/android-ndk", "/opt/qnn-ci/qnn-sdk", "qnn-2.37"]
 
     # Each SDK is a layer of its own, upon those that `wheels` has below its own SDK.

@@ -15,7 +15,7 @@ import pytest
 from ci.builds.source import bill_item, document, package_url, submodule_item
 from ci.builds.tree import Submodule
 from ci.image.contents import plan_of
-from ci.image.engine import ContainerCommand, Engine
+from ci.image.engine import Engine
 from ci.image.verb import labels
 from lab.release import files as release
 from provisioning.base.settings import MANIFESTS
@@ -34,7 +34,7 @@ class ContainerThatPrints(Engine):
     def attributes(self, reference: str) -> dict[str, Any]:
         return {"Config": {"Labels": self.labels}}
 
-    def run(self, job: ContainerCommand, *_: object) -> CompletedProcess[str]:
+    def run(self, *_: object, **options: object) -> CompletedProcess[str]:
         return self.done
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -26,13 +25,13 @@ from ci.image.contents import (
     packages_in,
     plan_of,
 )
-from ci.image.engine import ContainerCommand, Engine
+from ci.image.engine import Engine
 from ci.image.shell import docker_run
 from ci.image.verb import labels
 from lab.image_pins import newest_base, pin_base
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, IntegrityError, UpstreamError
-from provisioning.python_environments import CPU, TORCH
+from provisioning.python_environments import CPU, TORCH, lock_path
 
 # What is in one
 
@@ -51,10 +50,8 @@ def other_pin(plan: ImagePlan) -> ImagePlan:
     "change",
     [
         other_pin,
-        lambda plan: replace(plan, imports={**plan.imports, "tools": ("rich",)}),
-        lambda plan: replace(plan, locks={**plan.locks, "executorch": "# more"}),
+        lambda plan: replace(plan, texts={**plan.texts, "executorch": "# more"}),
         lambda plan: replace(plan, debian=""),
-        lambda plan: replace(plan, scripts="# more"),
         lambda plan: replace(plan, system=plan.system.model_copy(update={"epoch": plan.system.epoch + 1})),
     ],
 )
@@ -64,10 +61,13 @@ def test_an_image_is_known_by_all_that_decides_its_bytes(change: Callable[[Image
     assert len({plan.key(BASE), plan.key(CHANGED), change(plan).key(BASE)}) == 3
 
 
-def test_an_environment_with_torch_is_known_by_the_builds_on_record_too() -> None:
-    recorded = (TORCH / CPU).read_text(encoding="utf-8")
-    assert recorded in plan_of("wheels").locks["executorch"]
-    assert recorded not in plan_of("wheels").locks["tools"]
+def test_environments_and_scripts_are_known_by_what_they_are_made_of() -> None:
+    recorded, texts = (TORCH / CPU).read_text(encoding="utf-8"), plan_of("wheels").texts
+    assert recorded in texts["executorch"] and recorded not in texts["tools"]
+    for name, imported in load_images().imports.items():
+        lock = lock_path(name).read_text(encoding="utf-8")
+        assert texts[name].startswith(lock) and all(module in texts[name] for module in imported)
+    assert "uv venv" in texts["make-environments"]
 
 
 def test_an_image_with_a_vendors_licence_says_that_it_is_not_to_be_published() -> None:
@@ -122,12 +122,12 @@ class AptInContainer(Engine):
     def __init__(self, files: dict[str, bytes], code: int = 0, stderr: str = "") -> None:
         self.files = files
         self.result = CompletedProcess([], code, "", stderr)
-        self.jobs: list[ContainerCommand] = []
+        self.jobs: list[Mapping[str, Any]] = []
         self.rootless = False
 
-    def run(self, job: ContainerCommand, *_: object) -> CompletedProcess[str]:
-        self.jobs.append(job)
-        folder = job.outputs["/packages"]
+    def run(self, image: str, command: Sequence[str], **options: Any) -> CompletedProcess[str]:
+        self.jobs.append({"command": command, **options})
+        folder = Path(options["volumes"][-1].partition(":")[0])
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
         return self.result
@@ -141,8 +141,8 @@ def apt() -> AptInContainer:
 def test_locked_packages_are_fetched_once_for_each_base(apt: AptInContainer, tmp_path: Path) -> None:
     for base in ("base", "base", "other"):
         keep_packages(OF_PACKAGES, apt, base, tmp_path / "packages")
-    assert [job.command[-1] for job in apt.jobs] == ["g++"] * 2
-    assert apt.jobs[0].environment["SNAPSHOT"] == "20261120T000000Z"
+    assert [job["command"][-1] for job in apt.jobs] == ["g++"] * 2
+    assert apt.jobs[0]["environment"]["SNAPSHOT"] == "20261120T000000Z"
     assert packages_in(tmp_path / "packages") == [GPP]
 
 
@@ -193,19 +193,14 @@ class Workshop(Engine):
         self.result = CompletedProcess([], code, output, "")
         self.images: dict[str, list[bytes]] = {"sha256:base": []}
         self.settings: dict[str, Mapping[str, Any]] = {}
-        self.jobs: list[ContainerCommand] = []
+        self.jobs: list[Mapping[str, Any]] = []
 
-    def image_id(self, reference: str) -> str | None:
-        return reference if reference in self.images else None
-
-    def run(
-        self, job: ContainerCommand, commit: str = "", settings: Mapping[str, object] = MappingProxyType({})
-    ) -> CompletedProcess[str]:
-        self.jobs.append(job)
-        if commit and not self.result.returncode:
+    def run(self, image: str, command: Sequence[str], **options: Any) -> CompletedProcess[str]:
+        self.jobs.append({"command": command, **options})
+        if not self.result.returncode:
             content = self.contents.pop(0) if self.contents else b"same"
-            self.images[commit] = [*self.images[job.image], content]
-            self.settings[commit] = settings
+            self.images[options["commit"]] = [*self.images[image], content]
+            self.settings[options["commit"]] = options["settings"]
         return self.result
 
     def attributes(self, reference: str) -> dict[str, Any]:
@@ -217,12 +212,12 @@ class Workshop(Engine):
 
     @property
     def scripts(self) -> list[str]:
-        return [" ".join(list(job.command)[-2:]) for job in self.jobs]
+        return [" ".join(job["command"][-2:]) for job in self.jobs]
 
 
 @pytest.fixture
 def order(tmp_path: Path) -> Order:
-    inputs = {name: Path("/", name) for name in ("packages", "environments", "qnn-sdk")}
+    inputs = {name: Path("/", name) for name in ("docker", "packages", "environments", "qnn-sdk")}
     return Order(plan_of("wheels"), inputs, "sha256:base", {"a": "1"}, tmp_path / "logs" / "build.log")
 
 
@@ -242,10 +237,9 @@ def test_a_script_has_no_network_and_leaves_no_variable_and_no_mount_point(order
     engine = Workshop()
     build(order, engine, "qnn-ci/wheels:latest")
     for job in engine.jobs:
-        assert (job.network, dict(job.environment), list(job.tmpfs)) == ("none", {}, ["/mnt"])
-        assert not job.outputs
-        assert all(path.startswith("/mnt/") for path in job.inputs)
-        assert f"SOURCE_DATE_EPOCH={order.plan.system.epoch}" in job.command
+        assert not {"network", "environment"} & set(job) and [*job["tmpfs"]] == ["/mnt"]
+        assert job["volumes"] == [f"/{name}:/mnt/{name}:ro" for name in order.inputs]
+        assert f"SOURCE_DATE_EPOCH={order.plan.system.epoch}" in job["command"]
 
 
 def test_the_image_has_its_labels_and_variables_and_is_no_roots(order: Order) -> None:
