@@ -97,9 +97,8 @@ class ImagePlan:
     system: System
     debian: str
     """The lock of Debian packages that any base may need: lines of NAME VERSION SHA256."""
-    texts: Mapping[str, str]
-    """By name, all else that decides its bytes: scripts that make layers; of each environment the lock file with
-    the builds of torch on record, if it has torch, and the modules that are compiled."""
+    files: tuple[Path, ...]
+    """Manifests, locks and scripts that decide what is in it."""
 
     @property
     def tag(self) -> str:
@@ -128,8 +127,8 @@ class ImagePlan:
 
     def key(self, base: str) -> str:
         """A hash of everything that decides the image's bytes; `base` is the id of the image below it."""
-        parts = [base, self.system.model_dump_json(), self.debian, *self.environments, *self.texts.values()]
-        parts += [component.model_dump_json() for component in self.components.values()]
+        components = [component.model_dump_json() for component in self.components.values()]
+        parts = [base, *components, *map(hash_file, self.files)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -144,13 +143,8 @@ def plan_of(name: str) -> ImagePlan:
     if name not in images.images:
         raise UnknownName(f"there is no image {name!r}", name, images.images)
     entry = images.images[name]
-    torch = (TORCH / CPU).read_text(encoding="utf-8")
     scripts = sorted(path for path in DOCKER.iterdir() if path.is_file())
-    texts = {path.name: path.read_text(encoding="utf-8") for path in scripts}
-    for environment in entry.environments:
-        lock = lock_path(environment).read_text(encoding="utf-8")
-        recorded = torch if has_torch(lock) else ""
-        texts[environment] = f"{lock}{recorded}{images.imports[environment]}"
+    locks = map(lock_path, entry.environments)
     return ImagePlan(
         name=name,
         summary=entry.summary,
@@ -158,13 +152,8 @@ def plan_of(name: str) -> ImagePlan:
         profile=load_profile(entry.profile) if entry.profile else None,
         system=images.system,
         debian=PACKAGES_FILE.read_text(encoding="utf-8"),
-        texts=texts,
+        files=(MANIFEST, PACKAGES_FILE, TORCH / CPU, *locks, *scripts),
     )
-
-
-def has_torch(lock: str) -> bool:
-    """Whether a lock file is for an environment with torch, which it does not pin itself."""
-    return re.search(r"^# torch: ", lock, re.MULTILINE) is not None
 
 
 # Inputs: one folder below build/ has the packages and wheels of all images. The trees are the store's own.
@@ -253,7 +242,9 @@ def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) 
     The user's own pip fetches them: index, credentials, proxies and certificates mean what they mean
     everywhere else. `torch` is the folder with the builds of torch that are on record."""
     text, builds = lock.read_text(encoding="utf-8"), torch / CPU
-    recorded = builds.read_text(encoding="utf-8") if has_torch(text) else ""
+    # A lock file names torch, and does not pin it.
+    named = re.search(r"^# torch: ", text, re.MULTILINE)
+    recorded = builds.read_text(encoding="utf-8") if named else ""
 
     def fetch() -> None:
         say(f"fetching the wheels of {lock.stem}")
@@ -373,21 +364,14 @@ def build(order: Order, engine: Engine, tag: str) -> None:
     parent, unfinished = order.base_id, f"{tag}-unfinished"
     try:
         for layer in below:
-            _run(order, layer, parent, engine, unfinished, {"Volumes": {CACHE: {}}})
+            _run(order, layer, parent, engine, unfinished)
             parent = unfinished
-        _run(order, last, parent, engine, tag, order.settings)
+        _run(order, last, parent, engine, tag)
     finally:
         engine.remove(unfinished)
 
 
-def _run(
-    order: Order,
-    layer: Sequence[str],
-    parent: str,
-    engine: Engine,
-    target: str,
-    settings: Mapping[str, object],
-) -> None:
+def _run(order: Order, layer: Sequence[str], parent: str, engine: Engine, target: str) -> None:
     # In the command, because variables of a container would stay in the image.
     variables = {**variables_of(order.plan), "SOURCE_DATE_EPOCH": str(order.plan.system.epoch)}
     assignments = [f"{name}={value}" for name, value in variables.items()]
@@ -395,7 +379,7 @@ def _run(
         parent,
         ["env", *assignments, "sh", "/mnt/docker/make-layer", *layer],
         commit=target,
-        settings=settings,
+        settings=order.settings,
         user="0:0",
         volumes=[f"{folder}:/mnt/{name}:ro" for name, folder in order.inputs.items()],
         tmpfs={"/mnt": SCRATCH},

@@ -32,12 +32,9 @@ class Engine:
         self._client = client
         info = dict(client.info())
         client.api.timeout = SILENT_SECONDS
-        self.rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
-
-    @property
-    def owner(self) -> str:
+        rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
+        self.owner = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
         """The user in a container whose files belong to our caller outside of it."""
-        return "0:0" if self.rootless else f"{os.getuid()}:{os.getgid()}"
 
     def image_id(self, reference: str) -> str | None:
         import docker.errors

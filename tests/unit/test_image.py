@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -31,7 +31,7 @@ from ci.image.verb import labels
 from lab.image_pins import newest_base, pin_base
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, IntegrityError, UpstreamError
-from provisioning.python_environments import CPU, TORCH, lock_path
+from provisioning.base.settings import ROOT
 
 # What is in one
 
@@ -46,28 +46,16 @@ def other_pin(plan: ImagePlan) -> ImagePlan:
     return replace(plan, profile=plan.profile.model_copy(update={"components": components}))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        other_pin,
-        lambda plan: replace(plan, texts={**plan.texts, "executorch": "# more"}),
-        lambda plan: replace(plan, debian=""),
-        lambda plan: replace(plan, system=plan.system.model_copy(update={"epoch": plan.system.epoch + 1})),
-    ],
-)
-def test_an_image_is_known_by_all_that_decides_its_bytes(change: Callable[[ImagePlan], ImagePlan]) -> None:
-    plan = plan_of("wheels")
-    assert plan.key(BASE) == plan_of("wheels").key(BASE)
-    assert len({plan.key(BASE), plan.key(CHANGED), change(plan).key(BASE)}) == 3
-
-
-def test_environments_and_scripts_are_known_by_what_they_are_made_of() -> None:
-    recorded, texts = (TORCH / CPU).read_text(encoding="utf-8"), plan_of("wheels").texts
-    assert recorded in texts["executorch"] and recorded not in texts["tools"]
-    for name, imported in load_images().imports.items():
-        lock = lock_path(name).read_text(encoding="utf-8")
-        assert texts[name].startswith(lock) and all(module in texts[name] for module in imported)
-    assert "uv venv" in texts["make-environments"]
+def test_an_image_is_known_by_all_that_decides_its_bytes(tmp_path: Path) -> None:
+    plan, file = plan_of("wheels"), tmp_path / "images.toml"
+    keys = {plan.key(BASE), plan_of("wheels").key(BASE), plan.key(CHANGED), other_pin(plan).key(BASE)}
+    for text in ("one", "other"):
+        file.write_text(text)
+        keys.add(replace(plan, files=(*plan.files, file)).key(BASE))
+    assert len(keys) == 5
+    names = ["images.toml", "image-packages.txt", "cpu.txt", "nox.txt", "tools.txt", "executorch.txt"]
+    scripts = [path.name for path in (ROOT / "docker").iterdir()]
+    assert {path.name for path in plan.files} == {*names, *scripts}
 
 
 def test_an_image_with_a_vendors_licence_says_that_it_is_not_to_be_published() -> None:
@@ -123,7 +111,7 @@ class AptInContainer(Engine):
         self.files = files
         self.result = CompletedProcess([], code, "", stderr)
         self.jobs: list[Mapping[str, Any]] = []
-        self.rootless = False
+        self.owner = "0:0"
 
     def run(self, image: str, command: Sequence[str], **options: Any) -> CompletedProcess[str]:
         self.jobs.append({"command": command, **options})
@@ -280,6 +268,47 @@ def test_a_layer_that_differs_between_two_builds_is_named_and_both_are_kept(orde
 
 
 # The engine, and entering an image
+
+
+class Docker:
+    """Stands for docker's SDK, with one container: notes how it is made, and what becomes of it."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.noted: list[object] = []
+        self.containers = self.api = self
+
+    def info(self) -> dict[str, object]:
+        return {}
+
+    def create(self, image: str, command: list[str], **options: object) -> Docker:
+        self.noted.append((options["network_mode"], options["use_config_proxy"]))
+        return self
+
+    def start(self) -> None:
+        self.noted.append("started")
+
+    def wait(self) -> dict[str, int]:
+        return {"StatusCode": self.code}
+
+    def logs(self, *, stdout: bool, stderr: bool) -> bytes:
+        return b"out" if stdout else b"err"
+
+    def commit(self, *name: str, conf: object) -> None:
+        self.noted.append(name)
+
+    def remove(self, **_: object) -> None:
+        self.noted.append("removed")
+
+
+@pytest.mark.parametrize(("code", "image"), [(0, [("qnn-ci/net", "latest")]), (1, [])])
+def test_a_command_has_no_network_and_becomes_an_image_only_if_it_succeeds(
+    code: int, image: list[object]
+) -> None:
+    docker: Any = Docker(code)
+    done = Engine(docker).run("base", ["true"], commit="qnn-ci/net:latest")
+    assert docker.noted == [("none", False), "started", *image, "removed"]
+    assert (done.returncode, done.stdout, done.stderr) == (code, "out", "err")
 
 
 def test_the_verb_ends_with_3_and_no_traceback(
