@@ -156,13 +156,13 @@ def test_a_writer_that_is_killed_leaves_no_result_and_its_files_go(
     assert results.find(KEY) is None and not any((tmp_path / "store").rglob("half.bin"))
 
 
-def test_a_result_that_nobody_used_for_long_goes_and_no_other(
+def test_a_result_that_nobody_used_for_60_days_goes_and_no_other(
     results: CachedResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used, unused = kept(results), kept(results, {"model": "b"})
-    long_ago = time.time() - 100 * 86400
-    for path in (unused, *unused.parent.glob("*.json")):
-        os.utime(path, (long_ago, long_ago))
+    for days, folder in ((59, used), (61, unused)):
+        for path in (folder, *folder.parent.glob("*.json")):
+            os.utime(path, (time.time() - days * 86400,) * 2)
     monkeypatch.setattr(cache, "ORPHAN_SECONDS", -1.0)
     results.close()
     assert used.is_dir() and not unused.is_dir()
