@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -176,8 +177,8 @@ class TestGc:
         for path in (old, held, fresh):
             path.touch()
         with FileLock(held):
-            for path in (old, held):
-                os.utime(path, (0, 0))
+            for path, hours in ((old, 25), (held, 25), (fresh, 23)):
+                os.utime(path, (time.time() - hours * 3600,) * 2)
             gone = house.store.gc(lambda tree: True)
         assert [leftover.path for leftover in gone] == [old]
         assert not old.exists() and held.exists() and fresh.exists()
