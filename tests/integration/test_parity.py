@@ -95,6 +95,8 @@ def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
     del files[WRAPPERS_BUCK], files[f"{QUALCOMM}/aot/wrappers/BUCK"]
     found = checked(files).differences
     assert {finding.rule for finding in found} == {"parity-target-missing"}, found
+    lines = MAPPING.read_text(encoding="utf-8").splitlines()
+    assert {lines[finding.place.line - 1] for finding in found} == {"[[pairs]]"}
 
 
 ARCHIVE_CMAKE, NEW_JNI = f"{ANDROID}/CMakeLists.txt", f"{ANDROID}/jni/new.cpp"
@@ -161,196 +163,116 @@ def test_a_namespace_that_breaks_includes_is_one_finding_at_its_library(
 
 
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
-LINK = "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
-FLAG = "\n        compiler_flags = [{}],\n        deps = [\n            qnn_third_party_dep"
+HEADERS = "            ),\n            exported_headers = glob(\n                [\n"
 HEAVY = "//executorch/kernels/quantized:aot_lib"
-DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
-    # The file, what is replaced in it by what ({0} is the old text; without an old text the new is appended),
-    # the rule, and the file and text of the finding's line.
-    "a, a source of CMake alone": (
-        *(BACKENDS_CMAKE, "", "target_sources(qnn_graph PRIVATE new/New.cpp)\n"),
-        *("parity-missing-in-buck", BACKENDS_CMAKE, "new/New.cpp"),
-    ),
-    "a, a source of Buck alone, in the second scope": (
-        *(f"{LLAMA}/CMakeLists.txt", "    ${CMAKE_CURRENT_LIST_DIR}/runner/kv_manager.cpp\n", ""),
-        *("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/*.cpp"),
-    ),
-    "c, an exclude that names nothing": (
-        *(RUNTIME_BUCK, 'exclude = ["Logging.cpp"]', 'exclude = ["Logging.cpp", "backends/lpai/x/y.cpp"]'),
-        *("parity-exclude-empty", RUNTIME_BUCK, "backends/lpai/x/y.cpp"),
-    ),
-    "d, a mapped dependency of CMake alone": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_link_libraries(wrappers PRIVATE extension_tensor)\n"),
-        *("parity-dependency-missing-in-buck", TOP_CMAKE, "wrappers PRIVATE extension_tensor"),
-    ),
-    "d, a mapped dependency of Buck alone": (
-        *(TOP_CMAKE, "target_link_libraries(wrappers PRIVATE qnn_executorch_logging)\n", ""),
-        *("parity-dependency-missing-in-cmake", WRAPPERS_BUCK, "qualcomm/runtime:logging"),
-    ),
-    "d, an unmapped dependency of CMake": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_link_libraries(wrappers PRIVATE zlib)\n"),
-        *("parity-dependency-unmapped", TOP_CMAKE, "zlib"),
-    ),
-    "d, an unmapped dependency of Buck": (
-        *(
-            WRAPPERS_BUCK,
-            'qnn_third_party_dep("api"),',
-            'qnn_third_party_dep("api"),\n            "//zlib:zlib",',
+OF_CMAKE = """\
+target_link_libraries(wrappers PRIVATE extension_tensor)
+target_link_libraries(wrappers PRIVATE zlib)
+target_compile_definitions(wrappers PRIVATE NEW=1)
+target_compile_options(wrappers PRIVATE -fno-exceptions)
+target_compile_options(wrappers PRIVATE -DOPTION=1)
+target_compile_definitions(qnn_schema INTERFACE HANDED=1)
+"""
+
+Edits = dict[str, dict[str, str]]
+EDITS: Edits = {
+    # By file: what is replaced, and by what. {0} is the old text; without one the new is appended.
+    TOP_CMAKE: {
+        "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n": f"{{0}}{OF_CMAKE}",
+        "target_link_libraries(wrappers PRIVATE qnn_executorch_logging)\n": "",
+        "set(CMAKE_CXX_STANDARD_REQUIRED ON)\n": '{0}string(APPEND CMAKE_CXX_FLAGS " -march=x -DFLAG=1")\n',
+        "add_library(qnn_executorch_backend SHARED)\n": "{0}add_library(plugin MODULE new.cpp)\n",
+    },
+    BACKENDS_CMAKE: {
+        "": "target_sources(qnn_graph PRIVATE new/New.cpp)\n"
+        "target_sources(qnn_device PRIVATE QnnProfiler.cpp)\n"
+        "target_sources(qnn_graph PRIVATE Gone.cpp)\n",
+    },
+    RUNTIME_CMAKE: {f"PRIVATE {HERE}/Utils.cpp": f"PRIVATE $<$<PLATFORM_ID:Android>:{HERE}/Utils.cpp>"},
+    WRAPPERS_CMAKE: {f"PRIVATE {HERE}/OpWrapper.cpp": f"PUBLIC {HERE}/OpWrapper.cpp PRIVATE"},
+    SCHEMA_CMAKE: {"--scoped-enums": "--scoped-enums --gen-object-api"},
+    f"{LLAMA}/CMakeLists.txt": {f"    {HERE}/runner/kv_manager.cpp\n": ""},
+    f"{EXAMPLES}/CMakeLists.txt": {"": "add_custom_command(OUTPUT x.cpp COMMAND gen DEPENDS gone.yaml)\n"},
+    RUNTIME_BUCK: {
+        'exclude = ["Logging.cpp"]': 'exclude = ["Logging.cpp", "backends/lpai/x/y.cpp"]',
+        NAMESPACE: f'{{0}}        exported_preprocessor_flags = ["-I{PAL}/include"],\n',
+        "            link_whole = True,\n": "",
+        '":logging",': '":loging",',
+        HEADERS: HEADERS.replace(
+            "),", ') + select({"ovr_config//os:android": ["new/Other.cpp"], "DEFAULT": []}),', 1
         ),
-        *("parity-dependency-unmapped", WRAPPERS_BUCK, "//zlib:zlib"),
-    ),
-    "e, a directory that Buck's flags name": (
-        *(
-            RUNTIME_BUCK,
-            NAMESPACE,
-            f'{NAMESPACE}        exported_preprocessor_flags = ["-I{PAL}/include"],\n',
-        ),
-        *("parity-include-flag", RUNTIME_BUCK, f"-I{PAL}/include"),
-    ),
-    "c, a file of a list that CMake reads by Python": (
-        *("shim_et/xplat/executorch/build/build_variables.bzl", '"options.cpp"', '"option.cpp"'),
-        *("parity-missing-file", f"{EXAMPLES}/executor_runner/CMakeLists.txt", "add_executable"),
-    ),
-    "a, a file beside one that another build names": (
-        *(f"{EXAMPLES}/direct_executor_runner/new.cpp", "", "// new\n"),
-        *("parity-unknown-file", f"{EXAMPLES}/direct_executor_runner/new.cpp", "new"),
-    ),
-    "e, a definition of Buck alone": (
-        *(WRAPPERS_BUCK, DEPS, FLAG.format('"-DBUCK=1", "-fno-rtti", "-std=c++23"')),
-        *("parity-definition-differs", WRAPPERS_BUCK, "-DBUCK=1"),
-    ),
-    "e, a definition of CMake alone": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(wrappers PRIVATE NEW=1)\n"),
-        *("parity-definition-differs", TOP_CMAKE, "NEW=1"),
-    ),
-    "e, a flag of Buck alone": (
-        *(WRAPPERS_BUCK, "", ""),
-        *("parity-option-differs", WRAPPERS_BUCK, "-fno-rtti"),
-    ),
-    "e, a flag of CMake alone": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -fno-exceptions)\n"),
-        *("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
-    ),
-    "e, a flag of every target of CMake": (
-        *(
-            TOP_CMAKE,
-            "set(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
-            'set(CMAKE_CXX_STANDARD_REQUIRED ON)\nstring(APPEND CMAKE_CXX_FLAGS " -march=x -DFLAG=1")\n',
-        ),
-        *("parity-option-differs", TOP_CMAKE, "-march=x"),
-    ),
-    "e, a definition among the options of CMake": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -DOPTION=1)\n"),
-        *("parity-definition-differs", TOP_CMAKE, "-DOPTION=1"),
-    ),
-    "e, another standard in Buck": (
-        *(WRAPPERS_BUCK, "", ""),
-        *("parity-standard-differs", WRAPPERS_BUCK, "-std=c++23"),
-    ),
-    "e, another standard in CMake": (
-        *(TOP_CMAKE, "set(CMAKE_CXX_STANDARD 17)", "set(CMAKE_CXX_STANDARD 20)"),
-        *("parity-standard-differs", TOP_CMAKE, "set(CMAKE_CXX_STANDARD 20)"),
-    ),
-    "e, a definition that a library of no pair hands on": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(qnn_schema INTERFACE HANDED=1)\n"),
-        *("parity-definition-differs", TOP_CMAKE, "HANDED=1"),
-    ),
-    "e, link_whole of Buck alone": (
-        *(TOP_CMAKE, "executorch_target_link_options_shared_lib(qnn_executorch_backend)\n", ""),
-        *("parity-whole-archive-differs", RUNTIME_BUCK, "link_whole = True"),
-    ),
-    "e, the whole archive of CMake alone": (
-        *(RUNTIME_BUCK, "            link_whole = True,\n", ""),
-        *("parity-whole-archive-differs", TOP_CMAKE, "executorch_target_link_options_shared_lib"),
-    ),
-    "e, a flag of flatc": (
-        *(SCHEMA_CMAKE, "--scoped-enums", "--scoped-enums --gen-object-api"),
-        *("parity-schema-differs", SCHEMA_CMAKE, "add_custom_command"),
-    ),
-    "e, a value of a flag of flatc": (
-        *(SCHEMA_CMAKE, "--cpp-std c++11", "--cpp-std c++17"),
-        *("parity-schema-differs", SCHEMA_CMAKE, "add_custom_command"),
-    ),
-    "c, a YAML that is not there": (
-        *(
-            f"{EXAMPLES}/CMakeLists.txt",
-            "",
-            "add_custom_command(OUTPUT x.cpp COMMAND gen DEPENDS gone.yaml)\n",
-        ),
-        *("parity-missing-file", f"{EXAMPLES}/CMakeLists.txt", "gone.yaml"),
-    ),
-    "e, a platform of CMake alone": (
-        *(WRAPPERS_BUCK, "platforms = [ANDROID, CXX]", "platforms = [ANDROID]"),
-        *("parity-platforms-differ", WRAPPERS_BUCK, 'name = "wrappers"'),
-    ),
-    "i, a label that nothing declares": (
-        *(RUNTIME_BUCK, '":logging",', '":loging",'),
-        *("parity-label-missing", RUNTIME_BUCK, '":loging"'),
-    ),
-    "i, a label within a text": (
-        *(f"{QUALCOMM}/third-party/BUCK", "-I$(location :qnn_files)", "-I$(location :qnn_file)"),
-        *("parity-label-missing", f"{QUALCOMM}/third-party/BUCK", "$(location :qnn_file)"),
-    ),
-    "i, a label that another package may not have": (
-        *(PYTHON_BUCK, '"//executorch/runtime/core:core"', '"//executorch/runtime/core:cor"'),
-        *("parity-dependency-unmapped", PYTHON_BUCK, '"//executorch/runtime/core:cor"'),
-    ),
-    "a, a file of one platform": (
-        *(RUNTIME_CMAKE, f"PRIVATE {HERE}/Utils.cpp", f"PRIVATE $<$<PLATFORM_ID:Android>:{HERE}/Utils.cpp>"),
-        *("parity-missing-in-cmake", RUNTIME_BUCK, '"*.cpp"'),
-    ),
-    "a, a file behind a select": (
-        *(RUNTIME_BUCK, "            ),\n            exported_headers = glob(\n                [\n"),
-        '            ) + select({"ovr_config//os:android": ["new/Other.cpp"], "DEFAULT": []}),\n'
-        "            exported_headers = glob(\n                [\n",
-        *("parity-missing-in-cmake", RUNTIME_BUCK, "new/Other.cpp"),
-    ),
-    "a, a package that says something": (
-        *(f"{QUALCOMM}/aot/__init__.py", "", "from . import python\n"),
-        *("parity-unknown-file", f"{QUALCOMM}/aot/__init__.py", ""),
-    ),
-    "b, a source of two libraries": (
-        *(BACKENDS_CMAKE, "", "target_sources(qnn_device PRIVATE QnnProfiler.cpp)\n"),
-        *("parity-compiled-twice", BACKENDS_CMAKE, "QnnProfiler.cpp"),
-    ),
-    "b, a source that reaches those who link it": (
-        *(WRAPPERS_CMAKE, f"PRIVATE {HERE}/OpWrapper.cpp", f"PUBLIC {HERE}/OpWrapper.cpp PRIVATE"),
-        *("parity-compiled-twice", WRAPPERS_CMAKE, "OpWrapper.cpp"),
-    ),
-    "b, a source named twice": (
-        *(PYTHON_BUCK, '            "PyQnnManagerAdaptor.cpp",\n', "{0}{0}"),
-        *("parity-listed-twice", PYTHON_BUCK, '"PyQnnManagerAdaptor.cpp"'),
-    ),
-    "c, a file that does not exist": (
-        *(BACKENDS_CMAKE, "", "target_sources(qnn_graph PRIVATE Gone.cpp)\n"),
-        *("parity-missing-file", BACKENDS_CMAKE, "Gone.cpp"),
-    ),
-    "c, a pattern that matches nothing": (
-        *(RUNTIME_BUCK, '"backends/ir/host/*.cpp"', '"backends/ir/x86_64/*.cpp"'),
-        *("parity-glob-empty", RUNTIME_BUCK, '"backends/ir/x86_64/*.cpp"'),
-    ),
-    "c, a header under another name": (
-        *(RUNTIME_BUCK, '"Path.h": ', '"Path.hpp": '),
-        *("parity-header-renamed", RUNTIME_BUCK, '"Path.hpp"'),
-    ),
-    "c, a plugin of CMake that no pair names": (
-        *(
-            TOP_CMAKE,
-            "add_library(qnn_executorch_backend SHARED)\n",
-            "{0}add_library(plugin MODULE new.cpp)\n",
-        ),
-        *("parity-unmapped-target", TOP_CMAKE, "add_library(plugin"),
-    ),
-    "j, a heavy dependency behind is_oss": (
-        *(f"{QUALCOMM}/tests/BUCK", 'deps = [":models"],', f'deps = [] if runtime.is_oss else ["{HEAVY}"],'),
-        *("parity-heavy-dependency", f"{QUALCOMM}/tests/BUCK", "kernels/quantized:aot_lib"),
-    ),
+        '"backends/ir/host/*.cpp"': '"backends/ir/x86_64/*.cpp"',
+        '"Path.h": ': '"Path.hpp": ',
+    },
+    WRAPPERS_BUCK: {
+        'qnn_third_party_dep("api"),': '{0}\n            "//zlib:zlib",',
+        DEPS: f'\n        compiler_flags = ["-DBUCK=1", "-fno-rtti", "-std=c++23"],{DEPS}',
+        "platforms = [ANDROID, CXX]": "platforms = [ANDROID]",
+    },
+    PYTHON_BUCK: {
+        '"//executorch/runtime/core:core"': '"//executorch/runtime/core:cor"',
+        '            "PyQnnManagerAdaptor.cpp",\n': "{0}{0}",
+    },
+    f"{QUALCOMM}/third-party/BUCK": {"-I$(location :qnn_files)": "-I$(location :qnn_file)"},
+    f"{QUALCOMM}/tests/BUCK": {'deps = [":models"],': f'deps = [] if runtime.is_oss else ["{HEAVY}"],'},
+    "shim_et/xplat/executorch/build/build_variables.bzl": {'"options.cpp"': '"option.cpp"'},
+    f"{EXAMPLES}/direct_executor_runner/new.cpp": {"": "// new\n"},
+    f"{QUALCOMM}/aot/__init__.py": {"": "from . import python\n"},
 }
+DRIFTS = [
+    # The rule, and the file and text of the finding's line.
+    ("parity-missing-in-buck", BACKENDS_CMAKE, "new/New.cpp"),
+    ("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/*.cpp"),
+    ("parity-missing-in-cmake", RUNTIME_BUCK, '"*.cpp"'),
+    ("parity-missing-in-cmake", RUNTIME_BUCK, "new/Other.cpp"),
+    ("parity-unknown-file", f"{EXAMPLES}/direct_executor_runner/new.cpp", "new"),
+    ("parity-unknown-file", f"{QUALCOMM}/aot/__init__.py", ""),
+    ("parity-compiled-twice", BACKENDS_CMAKE, "QnnProfiler.cpp"),
+    ("parity-compiled-twice", WRAPPERS_CMAKE, "OpWrapper.cpp"),
+    ("parity-listed-twice", PYTHON_BUCK, '"PyQnnManagerAdaptor.cpp"'),
+    ("parity-missing-file", BACKENDS_CMAKE, "Gone.cpp"),
+    ("parity-missing-file", f"{EXAMPLES}/executor_runner/CMakeLists.txt", "add_executable"),
+    ("parity-missing-file", f"{EXAMPLES}/CMakeLists.txt", "gone.yaml"),
+    ("parity-exclude-empty", RUNTIME_BUCK, "backends/lpai/x/y.cpp"),
+    ("parity-glob-empty", RUNTIME_BUCK, '"backends/ir/x86_64/*.cpp"'),
+    ("parity-header-renamed", RUNTIME_BUCK, '"Path.hpp"'),
+    ("parity-unmapped-target", TOP_CMAKE, "add_library(plugin"),
+    ("parity-dependency-missing-in-buck", TOP_CMAKE, "wrappers PRIVATE extension_tensor"),
+    ("parity-dependency-missing-in-cmake", WRAPPERS_BUCK, "qualcomm/runtime:logging"),
+    ("parity-dependency-unmapped", TOP_CMAKE, "zlib"),
+    ("parity-dependency-unmapped", WRAPPERS_BUCK, "//zlib:zlib"),
+    ("parity-dependency-unmapped", PYTHON_BUCK, '"//executorch/runtime/core:cor"'),
+    ("parity-include-flag", RUNTIME_BUCK, f"-I{PAL}/include"),
+    ("parity-definition-differs", WRAPPERS_BUCK, "-DBUCK=1"),
+    ("parity-definition-differs", TOP_CMAKE, "NEW=1"),
+    ("parity-definition-differs", TOP_CMAKE, "-DOPTION=1"),
+    ("parity-definition-differs", TOP_CMAKE, "HANDED=1"),
+    ("parity-option-differs", WRAPPERS_BUCK, "-fno-rtti"),
+    ("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
+    ("parity-option-differs", TOP_CMAKE, "-march=x"),
+    ("parity-standard-differs", WRAPPERS_BUCK, "-std=c++23"),
+    ("parity-whole-archive-differs", TOP_CMAKE, "executorch_target_link_options_shared_lib"),
+    ("parity-schema-differs", SCHEMA_CMAKE, "add_custom_command"),
+    ("parity-platforms-differ", WRAPPERS_BUCK, 'name = "wrappers"'),
+    ("parity-label-missing", RUNTIME_BUCK, '":loging"'),
+    ("parity-label-missing", f"{QUALCOMM}/third-party/BUCK", "$(location :qnn_file)"),
+    ("parity-heavy-dependency", f"{QUALCOMM}/tests/BUCK", "kernels/quantized:aot_lib"),
+]
 
-
-ALONE = {"e, link_whole of Buck alone", "e, another standard in CMake", "e, a value of a flag of flatc"}
-"""They would hide others, so they have a tree of their own; all others are made to one."""
+EDITS_ALONE: Edits = {
+    # They would hide others.
+    TOP_CMAKE: {
+        "executorch_target_link_options_shared_lib(qnn_executorch_backend)\n": "",
+        "set(CMAKE_CXX_STANDARD 17)": "set(CMAKE_CXX_STANDARD 20)",
+    },
+    SCHEMA_CMAKE: {"--cpp-std c++11": "--cpp-std c++17"},
+}
+DRIFTS_ALONE = [
+    ("parity-whole-archive-differs", RUNTIME_BUCK, "link_whole = True"),
+    ("parity-standard-differs", TOP_CMAKE, "set(CMAKE_CXX_STANDARD 20)"),
+    ("parity-schema-differs", SCHEMA_CMAKE, "add_custom_command"),
+]
 
 RENAMED = [
     # The folder, the old and the new name, the rule, and the file that names the old one.
@@ -366,11 +288,10 @@ NEW_MODULES = [f"{QUALCOMM}/{folder}/new.py" for folder in ("aot", "quantizer/an
 @cache
 def _drifted(*, alone: bool) -> tuple[dict[str, str], tuple[Difference, ...]]:
     files = miniature_tree.files()
-    for name, (path, old, new, *_) in DRIFTS.items():
-        if (name in ALONE) is alone:
-            text = files.get(path, "")
-            assert old in text, name
-            new = new.replace("{0}", old)
+    for path, edits in (EDITS_ALONE if alone else EDITS).items():
+        for old, new in edits.items():
+            text, new = files.get(path, ""), new.replace("{0}", old)
+            assert old in text, old
             files[path] = text.replace(old, new, 1) if old else text + new
     added = ("runtime/backends/new/New.cpp", "runtime/new/Other.cpp", "new.cpp")
     files |= {f"{QUALCOMM}/{path}": "// new\n" for path in added}
@@ -386,10 +307,12 @@ def _renamed() -> tuple[Difference, ...]:
     return checked(files).differences
 
 
-@pytest.mark.parametrize("name", DRIFTS)
-def test_a_drift_is_found_on_its_line(name: str) -> None:
-    *_, rule, file, text = DRIFTS[name]
-    files, drifts = _drifted(alone=name in ALONE)
+@pytest.mark.parametrize(
+    ("alone", "rule", "file", "text"),
+    [*((False, *drift) for drift in DRIFTS), *((True, *drift) for drift in DRIFTS_ALONE)],
+)
+def test_a_drift_is_found_on_its_line(alone: bool, rule: str, file: str, text: str) -> None:
+    files, drifts = _drifted(alone=alone)
     places = {finding.place for finding in drifts if finding.rule == rule and finding.place.file == file}
     assert any(text in files[file].split("\n")[place.line - 1] for place in places), drifts
 

@@ -82,5 +82,5 @@ def test_every_bill_is_valid_and_the_same_again(tmp_path: Path, kind: str) -> No
             return build_bill()
         return release_bill(tmp_path / "a.tar.gz") if kind == "release" else image_bill(kind)
 
-    assert faults(bill()) == ""
+    assert faults(bill()) == "" and (kind != "build" or f"pkg:github/dvidelabs/flatcc@{'ab' * 20}" in bill())
     assert bill() == bill()
