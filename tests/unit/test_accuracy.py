@@ -504,9 +504,23 @@ class TestWhatDependsOnTheInput:
     def test_what_does_not_vary_has_no_such_figure(self, pairs: list[Pair]) -> None:
         assert "variation_sqnr_db" not in compare(pairs)
 
-    def test_a_figure_that_is_low_anyway_is_not_the_means(self, tmp_path: Path) -> None:
-        figures = {"sqnr_db": 14.2, "variation_sqnr_db": 7.7}
-        assert not list(constant_outputs(make_program(tmp_path), figures, (), "look"))
+    @pytest.mark.parametrize(
+        ("whole", "varying", "warned"),
+        [
+            (19, 9, False),
+            (19.1, 9, True),
+            (20.1, 10, False),
+            (20.1, 9.9, True),
+            (10, -1, True),
+            (9.9, -1, False),
+        ],
+    )
+    def test_of_the_mean_is_a_good_figure_more_than_10_db_above_what_is_below_10(
+        self, tmp_path: Path, whole: float, varying: float, warned: bool
+    ) -> None:
+        """docs/accuracy.md"""
+        figures = {"sqnr_db": whole, "variation_sqnr_db": varying}
+        assert bool(list(constant_outputs(make_program(tmp_path), figures, (), "look"))) is warned
 
     @pytest.mark.parametrize(
         ("varies", "error", "warned"),

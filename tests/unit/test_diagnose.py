@@ -13,6 +13,7 @@ from ci.__main__ import VERBS
 from ci.diagnose.logs import of_number, read
 from ci.diagnose.rules import code_named, failure_rules
 from provisioning.base.command_line import main
+from provisioning.known_faults import load_faults
 
 HEALTHY = Path(__file__).with_name("healthy_logs.txt")
 """Made by the tools themselves: pip, uv, CMake, ninja, make, apt, pytest, our gate and others."""
@@ -227,6 +228,15 @@ def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
     ):
         assert secret not in text, secret
     assert str(tmp_path) not in text or not str(tmp_path).startswith("/home")
+
+
+def test_of_each_known_fault_all_is_said_that_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    # Of those that a log shows too, the rule of the log.
+    faults = [fault for fault in load_faults() if fault.id not in failure_rules()]
+    assert verb(*(fault.id for fault in faults)) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    parts = (part for fault in faults for part in (fault.title, fault.effect, fault.correct, fault.fix))
+    assert [part for part in parts if " ".join(part.split()) not in text] == []
 
 
 def test_one_unexplained_input_of_several_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
