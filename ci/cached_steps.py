@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.jobs import Job, Line, WorkOptions
-from ci.outcome import Failure, Refused, Result, TaskOutcome, WorkerDied, failure_of, line_of, of_error
+from ci.outcome import Failure, Refused, Result, TaskOutcome, line_of, of_error
 from ci.plain import Facts, read
 from ci.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
 from ci.template import TEMPORARY
@@ -90,7 +90,7 @@ class Step:
     """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
     subject: Callable[[Any], str] = lambda program: str(program.name)
     """What tells a program from all others, of whatever suite."""
-    left: Callable[[Any, WorkerDied, Path], dict[str, object] | None] = lambda *_: None
+    left: Callable[[Any, Failure, Path], dict[str, object] | None] = lambda *_: None
     """What a process that died has left in its folder that is a result."""
 
 
@@ -132,24 +132,25 @@ class _StepRun:
         # A cached program without files has none that --keep could keep.
         self._may_reuse = self._work.cache and (step.keeps_files or not self._work.keep)
         self._scratch = Path()
+        self._exports: dict[str, ChildTask] = {}
 
     def results(self) -> dict[str, Result]:
         title, jobs = self._step.title, self._work.jobs
         with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{self._step.kind}-") as scratch:
             self._scratch = Path(scratch)
-            exports: dict[str, ChildTask] = {}
             tasks = []
             for state in self._programs.values():
                 if export := self._export_task(state):
-                    exports.setdefault(export.name, export)
+                    self._exports.setdefault(export.name, export)
                     cost = self._step.cost(state.program)
-                    tasks.append(ChildTask(state.program.name, "", {}, 0, cost=cost, export=export.name))
+                    name, log = state.program.name, self._log(state)
+                    tasks.append(ChildTask(name, "", {}, 0, log, cost=cost, export=export.name))
                 elif isinstance(task := self._looked_up(state, {}), ChildTask):
                     tasks.append(task)
-            if not exports and len(self._programs) > 1:
+            if not self._exports and len(self._programs) > 1:
                 cached = len(self._programs) - len(tasks)
                 sys.stderr.write(f"{title}: {cached} cached, {len(tasks)} to do\n")
-            run(tasks, self._home, title, self._line, jobs, exports=Exports(exports, self._settled))
+            run(tasks, self._home, title, self._line, jobs, exports=Exports(self._exports, self._settled))
         self._cached.close()
         return {name: state.result for name, state in self._programs.items() if state.result}
 
@@ -177,7 +178,7 @@ class _StepRun:
             state.exported = not isinstance(error, NotExported)
             return self._begun(state)
         except Refused as refused:
-            return refused
+            return Failure.refused(refused, self._exports[task.export].log)
 
     def _looked_up(self, state: _ProgramState, model: Key) -> ChildTask | TaskOutcome:
         """What is to be done, or the outcome of a program whose result is there."""
@@ -217,7 +218,6 @@ class _StepRun:
         asked = step.request(state.program)
         folders = {
             "into": str(state.folder.absolute()),
-            "log": str(log.absolute()),
             "scratch": str(self._scratch / "programs" / name),
             "export_folder": str(self._folder_of_export(export)),
         }
@@ -228,6 +228,7 @@ class _StepRun:
             step.function,
             {**asked, **folders},
             self._work.timeout,
+            log,
             cost=step.cost(state.program),
             export=export,
             until=self._work.until,
@@ -246,7 +247,7 @@ class _StepRun:
 
     def _ended(self, state: _ProgramState, outcome: TaskOutcome) -> Result:
         try:
-            if isinstance(outcome, WorkerDied) and state.folder:
+            if isinstance(outcome, Failure) and not outcome.details and state.folder:
                 outcome = self._step.left(state.program, outcome, state.folder) or outcome
             if isinstance(outcome, dict):
                 return self._finished(state, outcome)
@@ -259,14 +260,12 @@ class _StepRun:
             raise error
         return Result(failure=Failure.of(trouble, self._log(state)))
 
-    def _failed(self, state: _ProgramState, outcome: WorkerDied | Refused) -> Result:
-        log, exported = self._log(state), state.exported
-        if not state.folder and (export := self._export_task(state)):
-            # It has not begun: its model could not be exported.
-            log, exported = Path(str(export.request["log"])), False
+    def _failed(self, state: _ProgramState, failure: Failure) -> Result:
+        # What has not begun failed while its model was exported.
+        exported = bool(state.folder and state.exported) or not self._step.export
+        failure = replace(failure, exported=exported)
         if state.folder and self._step.keeps_files:
             shutil.rmtree(state.folder, ignore_errors=True)
-        failure = replace(failure_of(outcome, log), exported=exported)
         if failure.of_work and state.key:
             self._cached.forget(state.key)
         return Result(failure=failure, asked=state.asked)

@@ -9,8 +9,8 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
@@ -187,51 +187,7 @@ def _signal(code: int) -> str:
 
 
 BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
-
-
-class WorkerDied(Exception):
-    """The process of a task ended before it replied, or was ended because no reply came in time."""
-
-    def __init__(
-        self,
-        kind: Literal["crash", "timeout"],
-        how: str,
-        *,
-        code: int = 0,
-        trouble: Trouble | None = None,
-    ) -> None:
-        super().__init__(f"{kind}: {how}")
-        self.kind, self.how, self.code = kind, how, code
-        self._trouble = trouble
-
-    def trouble(self, log: Path) -> Trouble | None:
-        """What the machine did to it; None if the work is to blame."""
-        return self._trouble or of_ending("process", self.code, last_words(log))
-
-    @property
-    def is_own_crash(self) -> bool:
-        """Whether it crashed by a signal of its own: it would again."""
-        return self.kind == "crash" and bool(BY_ITSELF.search(self.how))
-
-    @property
-    def as_reply(self) -> dict[str, object]:
-        """Of a task of which a part died so: the task has died so."""
-        found = self._trouble
-        return {"died": self.code, **({"trouble": asdict(found)} if found else {})}
-
-    def sentence(self, log: Path) -> str:
-        """How it ended, for a reader who knows nothing of workers, with the last line of its log."""
-        if self.kind == "timeout":
-            return self.how
-        words = last_words(log)
-        return f"the process {self.how}" + (f"; its last words: {words[-400:]}" if words else "")
-
-    def explained(self, log: Path) -> tuple[str, str]:
-        """The sentence with what is known of its last words, and what to do about them."""
-        from ci.diagnose.logs import nearest
-
-        known = nearest(tail(log, 4_000_000))
-        return (f"{self.sentence(log)}. {known}", known.fix) if known else (self.sentence(log), "")
+"""A crash by a signal of its own: it would crash again."""
 
 
 class Refused(ToolkitError):
@@ -242,24 +198,6 @@ class Refused(ToolkitError):
         super().__init__(str(error["message"]), fix=fix, exit_code=int(error["exit_code"]))
         self.kind = str(error["kind"])
         self.details = error
-
-
-TaskOutcome = dict[str, object] | WorkerDied | Refused
-"""A task's reply, or why there is none."""
-
-
-def task_outcome(code: int, reply: Path, places: Sequence[Path]) -> TaskOutcome:
-    """Of work whose process ended so, and that wrote to these places."""
-    document: dict[str, Any] = {"died": code}
-    if not code and reply.is_file():
-        document = json.loads(reply.read_text(encoding="utf-8"))
-    found = Trouble(**document["trouble"]) if "trouble" in document else None
-    if "died" in document:
-        died = document["died"]
-        return WorkerDied("crash", how_it_ended(died), code=died, trouble=found or of_places(places))
-    if found:
-        return WorkerDied("crash", found.message, trouble=found)
-    return Refused(document["error"]) if "error" in document else document
 
 
 def opened_log(log: Path) -> BinaryIO:
@@ -307,12 +245,38 @@ class Failure:
     """What the worker said beside these."""
     exported: bool = True
     """Whether there was a graph of the model before it failed."""
+    ended: str = ""
+    """How its process ended before it replied, if the machine is not to blame for that."""
 
     @classmethod
     def of(cls, trouble: Trouble, log: Path | None = None) -> Failure:
         """What the machine is to blame for."""
         code = EnvironmentLacking.exit_code
         return cls(trouble.kind, trouble.message, trouble.fix, log, "machine", code)
+
+    @classmethod
+    def refused(cls, refused: Refused, log: Path) -> Failure:
+        words = refused.kind, refused.message, refused.fix
+        return cls(*words, log, exit_code=refused.exit_code, details=refused.details)
+
+    @classmethod
+    def of_end(cls, code: int, log: Path, places: Iterable[Path]) -> Failure:
+        """Of a process that ended before it replied; in words for a reader who knows nothing of workers."""
+        words = last_words(log)
+        if trouble := of_places(places) or of_ending("process", code, words):
+            return cls.of(trouble, log)
+        ended = f"the process {how_it_ended(code)}" + (f"; its last words: {words[-400:]}" if words else "")
+        message, fix = _explained(ended, log)
+        # What is to be read, such as frames, is in the log.
+        return cls("crash", message, joined([fix, session("diagnose", log)]), log, ended=ended)
+
+    @classmethod
+    def late(cls, limit: float, used: float, flag: str, log: Path) -> Failure:
+        """Of work that gave no result in its time limit, which `flag` sets."""
+        if trouble := of_time(limit, used, flag):
+            return cls.of(trouble, log)
+        message, _ = _explained(f"no result after {limit:g} s ({flag})", log)
+        return cls("timeout", message, "give it longer with --timeout", log)
 
     @property
     def rule(self) -> str:
@@ -326,19 +290,33 @@ class Failure:
         return self.blame != "machine" and self.kind != "timeout"
 
 
-def failure_of(outcome: WorkerDied | Refused, log: Path) -> Failure:
-    """Why a task has no result."""
-    if isinstance(outcome, Refused):
-        details = outcome.details
-        words = outcome.kind, outcome.message, outcome.fix
-        return Failure(*words, log, exit_code=outcome.exit_code, details=details)
-    if trouble := outcome.trouble(log):
-        return Failure.of(trouble, log)
-    message, fix = outcome.explained(log)
-    if outcome.kind == "timeout":
-        return Failure(outcome.kind, message, "give it longer with --timeout", log)
-    # What is to be read, such as frames, is in the log.
-    return Failure(outcome.kind, message, joined([fix, session("diagnose", log)]), log)
+TaskOutcome = dict[str, object] | Failure
+"""A task's reply, or why there is none."""
+
+
+def reply_of(code: int, reply: Path) -> dict[str, Any]:
+    """What a process has replied that ended so."""
+    if code or not reply.is_file():
+        return {"died": code}
+    document: dict[str, Any] = json.loads(reply.read_text(encoding="utf-8"))
+    return document
+
+
+def task_outcome(document: dict[str, Any], log: Path, places: Iterable[Path]) -> TaskOutcome:
+    """Of work that replied so, and that wrote to these places."""
+    if "trouble" in document:
+        return Failure.of(Trouble(**document["trouble"]), log)
+    if "died" in document:
+        return Failure.of_end(document["died"], log, places)
+    return Failure.refused(Refused(document["error"]), log) if "error" in document else document
+
+
+def _explained(sentence: str, log: Path) -> tuple[str, str]:
+    """The sentence with what is known of a log's last words, and what to do about them."""
+    from ci.diagnose.logs import nearest
+
+    known = nearest(tail(log, 4_000_000))
+    return (f"{sentence}. {known}", known.fix) if known else (sentence, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ci import child
-from ci.outcome import TaskOutcome, task_outcome
+from ci.outcome import reply_of
 
 START_SECONDS = 300
 """For importing torch and executorch on a busy machine."""
@@ -204,13 +204,13 @@ def _reply_of(work: child.Answer, request: Mapping[str, object], file: Path) -> 
     return reply
 
 
-def in_fork(part: child.Answer, request: Mapping[str, object]) -> TaskOutcome:
-    """Do a part of a task in a fork of its process: if it crashes, the task goes on."""
+def in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, Any]:
+    """The reply of a part of a task, done in a fork of its process: if that crashes, the task goes on."""
     with tempfile.TemporaryDirectory(prefix="part-") as folder:
         reply = Path(folder, REPLY)
         process = _forked(partial(_reply_of, part, request, reply))
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        return task_outcome(code, reply, child.places_of(request))
+        return reply_of(code, reply)
 
 
 def _end_orphans(others: Collection[int]) -> float:

@@ -28,15 +28,14 @@ from typing import Any
 from ci import child
 from ci.jobs import Job, JobProgress, Line, core_shares, default_slots, longest_first, memory_budget
 from ci.outcome import (
+    Failure,
     Refused,
     TaskOutcome,
-    WorkerDied,
-    failure_of,
     how_it_ended,
     of_error,
     of_text,
-    of_time,
     opened_log,
+    reply_of,
     tail,
     task_outcome,
 )
@@ -74,8 +73,10 @@ class ChildTask:
     function: str
     """MODULE:FUNCTION, which gets the request and returns the reply: both are plain values, as JSON."""
     request: Mapping[str, object]
-    """Its `log` is the file that gets the output; the folders that it names are those of child.folders_of."""
+    """The folders that it names are those of child.folders_of."""
     timeout: float
+    log: Path
+    """Gets its output, as `log` of the request."""
     cost: Job | None = None
     export: str = ""
     """The name of the export that it needs."""
@@ -165,16 +166,15 @@ def _asked(
 ) -> dict[str, object]:
     """The reply to one request."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    task = ChildTask("it", function, {"log": str(log.absolute()), **request}, timeout)
+    task = ChildTask("it", function, request, timeout, log)
     entry = template.orders.start(task, os.sched_getaffinity(0))
     while (outcome := entry.outcome()) is None:
         _wait_for_one([entry])
-    if isinstance(outcome, Refused):
-        raise outcome
-    if isinstance(outcome, WorkerDied):
-        failure = failure_of(outcome, log)
-        error = EnvironmentLacking if failure.blame == "machine" else CheckFailed
-        raise error(failure.message, fix=failure.fix) from outcome
+    if isinstance(outcome, Failure):
+        if outcome.details:
+            raise Refused(outcome.details)
+        error = EnvironmentLacking if outcome.blame == "machine" else CheckFailed
+        raise error(outcome.message, fix=outcome.fix)
     log.unlink(missing_ok=True)
     return outcome
 
@@ -278,7 +278,7 @@ class _Schedule:
             except OSError as error:
                 if not (found := of_error(error)):
                     raise
-                ready = WorkerDied("crash", found.message, trouble=found)
+                ready = Failure.of(found, ready.log)
             else:
                 self._active[job.name] = _Active(entry, job, cores, export if first else "")
                 return
@@ -316,7 +316,8 @@ class Orders:
         """With `holds`, the process of the task stays after its reply, for tasks that are forks of it."""
         # Made here, because a process that is killed cannot remove it.
         folder = Path(tempfile.mkdtemp(prefix="qnn-ci-"))
-        order = {"function": task.function, "request": dict(task.request), "cores": sorted(cores)}
+        request = {**task.request, "log": str(task.log.absolute())}
+        order = {"function": task.function, "request": request, "cores": sorted(cores)}
         try:
             (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
             channel, theirs = socket.socketpair()
@@ -472,16 +473,12 @@ class Running:
         self.seconds = time.monotonic() - self._began
         code, used = json.loads(text) if text else (-signal.SIGKILL, 0.0)
         if self._late and code:
-            limit = self._limit
-            flag = "--timeout" if limit == self.task.timeout else OVERALL
-            trouble = of_time(limit, used, flag)
-            outcome: TaskOutcome = WorkerDied(
-                "timeout", f"no result after {limit:g} s ({flag})", trouble=trouble
-            )
+            flag = "--timeout" if self._limit == self.task.timeout else OVERALL
+            outcome: TaskOutcome = Failure.late(self._limit, used, flag, self.task.log)
         else:
             # Now: a disk may be full only until the temporary files are removed.
-            places = [*child.folders_of(self.task.request), self.folder]
-            outcome = task_outcome(code, self.folder / REPLY, places)
+            places = [*child.folders_of(self.task.request), self.task.log.parent, self.folder]
+            outcome = task_outcome(reply_of(code, self.folder / REPLY), self.task.log, places)
         if self.orders and isinstance(outcome, dict):
             self.reply = outcome
         else:

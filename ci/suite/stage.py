@@ -18,7 +18,7 @@ from ci.cached_steps import Step, WorkPlan, run_step
 from ci.digests import Digests
 from ci.jobs import Job, Line, failed
 from ci.models.own_packages import Needs, OwnPackages, installed
-from ci.outcome import MACHINE, Failure, Refused, Result, TaskOutcome, WorkerDied, failure_of
+from ci.outcome import MACHINE, Failure, Result, TaskOutcome
 from ci.plain import read
 from ci.results import digest_of
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
@@ -321,15 +321,18 @@ def scores_of(
                     "function": str(program.search_path / program.case.metric.function),
                     "outputs": str(outputs[program.name]),
                     "working_folder": str(program.working_folder),
-                    "log": str(_log(plan, program.name)),
                     **request(program),
                 },
                 plan.work.timeout,
+                _log(plan, program.name),
             )
             for program in alike
         ]
         ended = run(tasks, home(own), "metrics of tasks", _line, plan.work.jobs)
-        results |= {name: _result(outcome, _log(plan, name)) for name, outcome in ended.items()}
+        results |= {
+            name: outcome if isinstance(outcome, Failure) else _measured(outcome, _log(plan, name))
+            for name, outcome in ended.items()
+        }
     return results
 
 
@@ -338,18 +341,14 @@ def _log(plan: Plan, name: str) -> Path:
 
 
 def _line(name: str, outcome: TaskOutcome) -> Line:
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, Failure):
         return failed(f"{outcome.kind}: {outcome.message}")
-    if isinstance(outcome, WorkerDied):
-        return failed(f"{outcome.kind}: {outcome.how}")
     return Line("measured", in_words(read(MetricFigures, outcome).figures))
 
 
-def _result(outcome: TaskOutcome, log: Path) -> MetricFigures | Failure:
-    if isinstance(outcome, Refused | WorkerDied):
-        return failure_of(outcome, log)
+def _measured(reply: dict[str, object], log: Path) -> MetricFigures:
     log.unlink(missing_ok=True)
-    return read(MetricFigures, outcome)
+    return read(MetricFigures, reply)
 
 
 def require_packages(modules: Iterable[str], fix: str) -> None:

@@ -111,9 +111,8 @@ def in_parts(request: dict[str, Any]) -> dict[str, Any]:
     """The outcomes of parts in forks, and whether they left anything here."""
     from ci.template import in_fork
 
-    outcomes = [in_fork(part, {"how": how}) for how in request["parts"]]
-    shown = [outcome if isinstance(outcome, dict) else str(outcome) for outcome in outcomes]
-    return {"outcomes": shown, "left": sys.modules[__name__].__dict__.get("part_was_here", False)}
+    replies = [in_fork(part, {"how": how}) for how in request["parts"]]
+    return {"outcomes": replies, "left": sys.modules[__name__].__dict__.get("part_was_here", False)}
 
 
 def run_hanging(file: str) -> None:
@@ -124,7 +123,7 @@ def run_hanging(file: str) -> None:
 
     folder = Path(file).parent
     run(
-        [ChildTask("one", "tests.support.tasks:hang", {"file": file}, 600)],
+        [ChildTask("one", "tests.support.tasks:hang", {"file": file}, 600, folder / "log")],
         home_in(folder),
         "toys",
         lambda *_: Line(""),

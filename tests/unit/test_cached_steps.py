@@ -41,8 +41,8 @@ class Ran:
         plan = WorkPlan((Job("net"),), selection, WorkOptions(30), self.folder / "logs")
 
         def export(program: Any) -> ChildTask:
-            exported = {"model": model, "lines": {"add": line}, "log": str(self.folder / "export.log")}
-            return ChildTask("net", "tests.support.tasks:echo", exported, 30)
+            exported, log = {"model": model, "lines": {"add": line}}, self.folder / "export.log"
+            return ChildTask("net", "tests.support.tasks:echo", exported, 30, log)
 
         def export_key(program: Any, reply: Mapping[str, object]) -> Key:
             if kept == "never":

@@ -19,7 +19,7 @@ import pytest
 from ci import child, outcome
 from ci.cached_steps import Step, WorkPlan, run_step
 from ci.jobs import Job, Line, WorkOptions
-from ci.outcome import Result, TaskOutcome, WorkerDied
+from ci.outcome import Failure, Result, TaskOutcome
 from ci.work import ChildTask, Exports, Home, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT, Selection
@@ -45,8 +45,9 @@ def done(
         ChildTask(
             f"task{number}",
             f"tests.support.tasks:{function}",
-            {"log": str(folder / f"{number}.log"), **request},
+            request,
             timeout,
+            folder / f"{number}.log",
         )
         for number, request in enumerate(requests)
     ]
@@ -59,8 +60,8 @@ def reply(outcome: TaskOutcome) -> dict[str, Any]:
     return outcome
 
 
-def death(outcome: TaskOutcome) -> WorkerDied:
-    assert isinstance(outcome, WorkerDied), outcome
+def failure(outcome: TaskOutcome) -> Failure:
+    assert isinstance(outcome, Failure), outcome
     return outcome
 
 
@@ -118,11 +119,9 @@ def test_a_task_finds_an_empty_input_its_own_temporary_folder_and_the_variables_
 def test_a_task_that_dies_says_how_and_the_others_go_on(
     tmp_path: Path, how: str, words: str, trouble: str
 ) -> None:
-    first, second = done(tmp_path, "end", {"how": how}, {"how": "exit"}, jobs=1)
-    assert death(second).kind == "crash"
-    log, found = tmp_path / "0.log", death(first).trouble(tmp_path / "0.log")
-    assert (found.kind if found else "") == trouble
-    assert trouble or death(first).sentence(log).endswith(words)
+    first, second = map(failure, done(tmp_path, "end", {"how": how}, {"how": "exit"}, jobs=1))
+    assert (first.kind, first.blame) == ((trouble, "machine") if trouble else ("crash", "model"))
+    assert second.kind == "crash" and first.ended.endswith(words) and words in first.message
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["computes", "waits"])
@@ -131,16 +130,13 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
 ) -> None:
     # Other tests run beside this one, and take the processor from what computes.
     monkeypatch.setattr(outcome, "BUSY", 0.05)
-    log = tmp_path / "0.log"
-    request = {"file": str(tmp_path / "numbers"), "busy": busy, "log": str(log)}
-    task = ChildTask("task", "tests.support.tasks:hang", request, 1.5)
+    request = {"file": str(tmp_path / "numbers"), "busy": busy}
+    task = ChildTask("task", "tests.support.tasks:hang", request, 1.5, tmp_path / "log")
     outcomes = run([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))
-    died = death(outcomes["task"])
-    assert died.kind == "timeout" and "--timeout" in died.sentence(log)
+    late = failure(outcomes["task"])
+    assert late.kind == "timeout" and "--timeout" in late.fix and "1.5 s" in late.message
     assert not any(map(is_there, numbers(tmp_path)))
-    found = died.trouble(log)
-    assert (found is None) == busy, "the machine held up what did not compute"
-    assert found is None or "--timeout" in found.fix
+    assert (late.blame == "model") == busy, "the machine held up what did not compute"
 
 
 def numbers(folder: Path) -> list[int]:
@@ -169,8 +165,7 @@ def test_where_the_system_ends_the_process_of_all_tasks_they_end_and_no_model_is
             for process in filter(is_there, (task, grandchild)):
                 os.kill(process, signal.SIGKILL)
         for outcome in running.result():
-            found = death(outcome).trouble(tmp_path / "0.log")
-            assert found and found.kind == "killed"
+            assert (failure(outcome).kind, failure(outcome).blame) == ("killed", "machine")
 
 
 def parent_of(process: int) -> int:
@@ -198,6 +193,7 @@ def test_longest_first_and_one_at_a_time_where_memory_allows_no_more(tmp_path: P
             "tests.support.tasks:sleep",
             {"name": name, "file": str(file)},
             30,
+            tmp_path / "log",
             cost=Job(name, seconds, memory),
         )
         for name, seconds, memory in (("short", 1, 4), ("long", 9, 8), ("middle", 5, 4))
@@ -209,20 +205,21 @@ def test_longest_first_and_one_at_a_time_where_memory_allows_no_more(tmp_path: P
 
 def exported(folder: Path, *values: str, jobs: int = 2, **known: TaskOutcome) -> dict[str, TaskOutcome]:
     """Two tasks of each value's export."""
-    log, file = str(folder / "log"), str(folder / "exports")
+    log, file = folder / "log", str(folder / "exports")
     tasks = [
         ChildTask(
             f"{value}{number}",
             "tests.support.tasks:compile_exported",
-            {"log": log, "ends": value == "half" and not number},
+            {"ends": value == "half" and not number},
             30,
+            log,
             export=value,
         )
         for value in values
         for number in range(2)
     ]
     made = {
-        value: ChildTask(value, "tests.support.tasks:export", {"value": value, "file": file, "log": log}, 30)
+        value: ChildTask(value, "tests.support.tasks:export", {"value": value, "file": file}, 30, log)
         for value in values
     }
 
@@ -254,14 +251,14 @@ def test_an_export_is_made_once_and_each_task_is_a_fork_of_it(tmp_path: Path) ->
 
 def test_an_export_that_dies_is_made_once_and_each_of_its_tasks_says_so(tmp_path: Path) -> None:
     outcomes = exported(tmp_path, "bad", "good")
-    assert all("exit code 3" in str(death(outcomes[f"bad{number}"])) for number in range(2))
+    assert all("exit code 3" in failure(outcomes[f"bad{number}"]).ended for number in range(2))
     assert sorted(exports_made(tmp_path)) == ["bad", "good"] and reply(outcomes["good1"])
 
 
 def test_a_part_that_crashes_does_not_end_its_task(tmp_path: Path) -> None:
     (outcome,) = done(tmp_path, "in_parts", {"parts": ["SIGSEGV", "echo"]})
     crashed, echoed = reply(outcome)["outcomes"]
-    assert "SIGSEGV" in crashed and echoed["how"] == "echo" and not reply(outcome)["left"]
+    assert crashed == {"died": -signal.SIGSEGV} and echoed["how"] == "echo" and not reply(outcome)["left"]
 
 
 def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Path) -> None:
@@ -286,14 +283,14 @@ def test_where_no_more_files_can_be_opened_it_is_the_machine_and_no_verdict(tmp_
         lines.append(name)
         return Line("ended")
 
-    tasks = [ChildTask(name, "tests.support.tasks:echo", {}, 30) for name in ("one", "two")]
+    log = tmp_path / "log"
+    tasks = [ChildTask(name, "tests.support.tasks:echo", {}, 30, log) for name in ("one", "two")]
     try:
         first, second = run(tasks, home_in(tmp_path), "toys", line, 1).values()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert isinstance(first, dict) and lines == ["one", "two"]
-    found = death(second).trouble(tmp_path / "1.log")
-    assert found and found.kind == "disk"
+    assert (failure(second).kind, failure(second).blame) == ("disk", "machine")
 
 
 def test_a_log_holds_what_c_and_children_print(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators import Traits
 from ci.operators.faults import faults_in, versions_of
-from ci.outcome import WorkerDied
+from ci.outcome import Failure
 from ci.plain import as_json
 from ci.results import CachedResults, Key
 from ci.runner import Runner, ready_runner
@@ -112,8 +112,8 @@ def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) ->
     )
 
 
-def _left(program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, object] | None:
-    known = partial_of(folder) if gone.kind == "timeout" else None
+def _left(program: ExecutorchProgram, failure: Failure, folder: Path) -> dict[str, object] | None:
+    known = partial_of(folder) if failure.kind == "timeout" else None
     return as_json(known) if known else None
 
 

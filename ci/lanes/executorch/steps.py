@@ -206,8 +206,8 @@ def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:
     """Of all runs of the case that are wanted."""
     alike = [row for row in plan.programs if _model_of(row) == _model_of(program)]
     asked = ExportRequest(**as_json(program.order), runs={row.run.name: row.order.run for row in alike})
-    request = {**as_json(asked), "log": str(export_log(plan, program))}
-    return ChildTask(f"{program.suite}:{program.case_name}", EXPORT, request, plan.work.timeout)
+    name, log = f"{program.suite}:{program.case_name}", export_log(plan, program)
+    return ChildTask(name, EXPORT, as_json(asked), plan.work.timeout, log)
 
 
 def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:

@@ -143,8 +143,8 @@ def onnx_step(
         }
 
     def export(program: OnnxProgram) -> ChildTask:
-        request = {**request_of(program, preparing(program)), "log": str(export_log(plan, program))}
-        return ChildTask(model_of(program), f"{WORKER}:export", request, plan.work.timeout)
+        request, log = request_of(program, preparing(program)), export_log(plan, program)
+        return ChildTask(model_of(program), f"{WORKER}:export", request, plan.work.timeout, log)
 
     # Torch and its exporter, which take seconds to import, are for factories alone.
     exports = any(program.case.factory for program in plan.programs)

@@ -59,7 +59,7 @@ from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.models.inputs import checked, save, saved
 from ci.models.user_model import BadFactory
 from ci.models.wheels import located
-from ci.outcome import Refused, WorkerDied
+from ci.outcome import Refused
 from ci.plain import as_json, read
 from ci.results import Key, digest_of
 from ci.suite import qnn_provider
@@ -134,19 +134,30 @@ def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named:
     return as_json(work(order, *arguments, **named))
 
 
+class PartDied(Exception):
+    """A part of a task ended before it was done."""
+
+    def __init__(self, reply: dict[str, object]) -> None:
+        super().__init__(str(reply))
+        self.reply = reply
+        """Also the task's: it has died so."""
+
+
 def in_part(
     order: OnnxOrder,
     work: Callable[Concatenate[OnnxOrder, A], T],
     *arguments: A.args,
     **named: A.kwargs,
 ) -> T:
-    """What the work gives, done in a fork and read as its annotation says. Raises Refused and WorkerDied."""
+    """What the work gives, done in a fork and read as its annotation says. Raises Refused and PartDied."""
     request = {"do": work.__name__, **order.writes}
     part = reporting(lambda _: answer(order, work, *arguments, **named), error_of)
-    outcome = in_fork(part, request)
-    if isinstance(outcome, WorkerDied | Refused):
-        raise outcome
-    return cast(T, read(get_type_hints(work)["return"], outcome))
+    reply = in_fork(part, request)
+    if "error" in reply:
+        raise Refused(reply["error"])
+    if {"died", "trouble"} & reply.keys():
+        raise PartDied(reply)
+    return cast(T, read(get_type_hints(work)["return"], reply))
 
 
 def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> child.Answer:
@@ -159,8 +170,8 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> chi
             return as_json(work(order, read(kind, request["options"])))
         except Refused as refused:
             return {"error": dict(refused.details)}
-        except WorkerDied as gone:
-            return gone.as_reply
+        except PartDied as died:
+            return died.reply
 
     return reply
 
@@ -229,7 +240,7 @@ def _answering(
         files, model = quantized(order, name)
         try:
             found = in_part(order, work, files, asked)
-        except WorkerDied:
+        except PartDied:
             # What a search knew before its process died.
             if (known := partial_of(order.scratch)) is None:
                 raise

@@ -22,7 +22,7 @@ from ci.lanes.upstream.suite import (
     machinery,
     worker_environment,
 )
-from ci.outcome import Result, WorkerDied
+from ci.outcome import BY_ITSELF, Failure, Result
 from ci.plain import as_json, read
 from ci.results import CachedResults, surroundings
 from ci.runner import ready_runner
@@ -88,12 +88,11 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         word = "MACHINE" if surprise and verdict.fix else word
         return Line(word + ("!" if surprise else ""), note, verdict.seconds)
 
-    def left(test: Job, gone: WorkerDied, folder: Path) -> dict[str, object] | None:
+    def left(test: Job, failure: Failure, folder: Path) -> dict[str, object] | None:
         """Whether a crash is expected is judged as of any other result."""
-        log = plan.logs / f"{test.name}.log"
-        if gone.trouble(log) or not gone.is_own_crash:
+        message = failure.ended
+        if not BY_ITSELF.search(message):
             return None
-        message = gone.sentence(log)
         return as_json(UpstreamVerdict(test.name, "crash", message, (("", message),), (Part("crash"),)))
 
     return Step(
