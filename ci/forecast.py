@@ -1,5 +1,5 @@
 """The time that a program will take on a phone: QNN's own estimate for another chip, by constants that were
-fitted to what real phones measured (manifests/forecast.toml names phones and models). A forecast is no
+fitted to what real phones measured (manifests/forecast.toml names the phones). A forecast is no
 measurement, and says so."""
 
 from __future__ import annotations
@@ -43,20 +43,6 @@ class Phone(Model):
     """Our precisions in which the newer chip's estimate counts as well."""
 
 
-class FittedModel(Model):
-    """How a model of the wheel is made here."""
-
-    make: str
-    """LIBRARY:NAME."""
-    size: int = 224
-    tokens: int = 0
-    backbone: str = ""
-    config: dict[str, object] = Field(default_factory=dict)
-    dino: dict[str, object] = Field(default_factory=dict)
-    in_float: tuple[str, ...] = ()
-    """The nodes that AI Hub's quantizing leaves in float: patterns of their names."""
-
-
 class Forecasts(Model):
     schema_: Literal[2] = Field(alias="schema")
     chip: str
@@ -65,7 +51,6 @@ class Forecasts(Model):
     """Of the wheel's rows that are fitted to."""
     wheel: HubWheel
     phones: dict[str, Phone]
-    models: dict[str, FittedModel]
 
     def named(self, name: str) -> str:
         """The phone that a user means."""

@@ -63,7 +63,7 @@ def _measured(table: Forecasts, store: Path) -> dict[tuple[str, str, str], float
     phones = {phone.device: name for name, phone in table.phones.items()}
     return {
         (phones[row.device], row.name, row.precision): row.milliseconds * 1000
-        for model in dict.fromkeys(name.partition(" ")[0] for name in table.models)
+        for model in dict.fromkeys(name.partition(" ")[0] for name in hub.fitted_models())
         for row in hub.measurements(root, model)
         if row.runtime == table.runtime and row.device in phones and not row.off_npu
     }
@@ -75,7 +75,7 @@ def programs_of(
     """By model and AI Hub's precision, what phones measured of them."""
     chosen, known, programs = matcher(words), {key[1:] for key in measured}, {}
     for ours, precision in PRECISIONS.items():
-        for model, row in table.models.items():
+        for model, row in hub.fitted_models().items():
             name = model.replace(" ", ".")
             if (model, precision) in known and (not words or chosen(f"{name}/{precision}")):
                 kept = {FLOAT: row.in_float} if row.in_float and ours != FLOAT else {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field, RootModel
+
 from ci.forecast import Forecasts
 from provisioning.base import progress
+from provisioning.base.documents import Model, load
 from provisioning.manifest import Component, Part, Placement
 from provisioning.sources import Wheel
 from provisioning.store import Store
@@ -32,7 +35,7 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """As the manifest of forecasts names the model."""
+        """As models.toml names the model."""
         return f"{self.model} {self.component}" if self.component else self.model
 
 
@@ -62,3 +65,25 @@ def measurements(root: Path, model: str) -> Iterator[Measured]:
                         off_npu = total - int(layers.get("npu", total))
                         about = (model, name, precision, device, runtime)
                         yield Measured(*about, float(milliseconds), off_npu)
+
+
+class FittedModel(Model):
+    """How a model of the wheel is made here."""
+
+    make: str
+    """LIBRARY:NAME."""
+    size: int = 224
+    tokens: int = 0
+    backbone: str = ""
+    config: dict[str, object] = Field(default_factory=dict)
+    dino: dict[str, object] = Field(default_factory=dict)
+    in_float: tuple[str, ...] = ()
+    """The nodes that AI Hub's quantizing leaves in float: patterns of their names."""
+
+
+class _Models(RootModel[dict[str, FittedModel]]):
+    pass
+
+
+def fitted_models() -> Mapping[str, FittedModel]:
+    return load(Path(__file__).with_name("models.toml"), _Models).root

@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 import torch
 
-from ci.forecast import FittedModel
 from ci.lanes.upstream.shims import define_vision_operators
+from lab.forecast.hub import FittedModel
 
 OPSET = 17
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -67,7 +67,7 @@ def answer(output: Any) -> Any:
 
 
 def as_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """A factory: the model of a row of manifests/forecast.toml, as JSON, with inputs to draw others like.
+    """A factory: the model of a row of models.toml, as JSON, with inputs to draw others like.
     Weights do not decide its time."""
     _define_vision_operators()
     torch.manual_seed(0)

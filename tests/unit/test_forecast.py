@@ -21,7 +21,7 @@ from ci.forecast import (
 
 BUILD = "v2.51.0.260929181845"
 TABLE = Forecasts.model_validate_json(
-    """{"schema": 2, "chip": "QCS9100", "newer": "SA8797", "runtime": "onnx", "models": {},
+    """{"schema": 2, "chip": "QCS9100", "newer": "SA8797", "runtime": "onnx",
     "wheel": {"version": "0.65.0", "filename": "a-0.65.0-py3-none-any.whl", "sha256": "%s", "size": 1},
     "phones": {"Galaxy S24": {"soc": "SM8650", "device": "Samsung Galaxy S24"},
                "Galaxy S26": {"soc": "SM8850", "device": "Samsung Galaxy S26", "newer": ["fp16"]}}}"""
