@@ -215,33 +215,6 @@ def _naming(
     return Fix("{} names the operators where quantizing loses", where) if where else otherwise
 
 
-def accuracy_of_one_model(
-    subject: str,
-    figures: Mapping[str, float],
-    divergence: str,
-    where: str,
-    causes: Causes,
-    evidence: Evidence,
-) -> list[Finding]:
-    """As a suite's program without thresholds of its own is judged. Without `divergence`, a command, it
-    is the quantized model itself."""
-    if not divergence:
-        figures = {**figures, "reference_sqnr_db": math.inf}
-    low, severity = accuracy.missed(Thresholds(), figures, evidence.kind), Severity.ERROR
-    if not (misses := low or below_usual(evidence.kind, figures)):
-        return []
-    if evidence.suspected and chip_differs(misses, figures):
-        # With 8 bits right programs may be as far from the quantized model: not those with a fault.
-        low = misses
-    message = accuracy_message(misses, figures, causes)
-    fix = accuracy_fix(misses, figures, divergence, where, causes=causes)
-    if not low:
-        severity = Severity.WARNING
-    elif evidence.provisional(figures):
-        severity, message, fix = Severity.WARNING, PROVISIONAL + message, REAL_SAMPLES
-    return [Finding("compile-accuracy", severity, subject, message, fix, causes.place)]
-
-
 @dataclass(frozen=True, slots=True)
 class AccuracyOfModel:
     """What the figures of one model's program tell."""
@@ -261,12 +234,24 @@ def verdict_of_one_model(
     causes: Causes,
     evidence: Evidence,
 ) -> AccuracyOfModel:
-    found = accuracy_of_one_model(subject, figures, divergence, where, causes, evidence)
-    errors = [finding for finding in found if finding.severity is Severity.ERROR]
-    constant = nearly_constant(figures, slices)
-    low = (f"{finding.message}; {finding.fix}" for finding in found if finding not in errors)
-    warnings = [*filter(None, [constant]), *low]
-    return AccuracyOfModel(errors, warnings, is_of_chip(figures, evidence.kind))
+    """As a suite's program without thresholds of its own is judged. Without `divergence`, a command, it
+    is the quantized model itself."""
+    compared = figures if divergence else {**figures, "reference_sqnr_db": math.inf}
+    low = accuracy.missed(Thresholds(), compared, evidence.kind)
+    misses = low or below_usual(evidence.kind, compared)
+    wrong, warnings = list[Finding](), [*filter(None, [nearly_constant(figures, slices)])]
+    if evidence.suspected and chip_differs(misses, compared):
+        # With 8 bits right programs may be as far from the quantized model: not those with a fault.
+        low = misses
+    message = accuracy_message(misses, compared, causes)
+    fix = accuracy_fix(misses, compared, divergence, where, causes=causes)
+    if low and evidence.provisional(compared):
+        warnings.append(f"{PROVISIONAL}{message}; {REAL_SAMPLES}")
+    elif low:
+        wrong.append(Finding("compile-accuracy", Severity.ERROR, subject, message, fix, causes.place))
+    elif misses:
+        warnings.append(f"{message}; {fix}")
+    return AccuracyOfModel(wrong, warnings, is_of_chip(figures, evidence.kind))
 
 
 def is_of_chip(figures: Mapping[str, float], kind: str) -> bool | None:

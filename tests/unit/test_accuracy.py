@@ -34,10 +34,10 @@ from ci.suite.findings import (
     Evidence,
     accuracy_fix,
     accuracy_message,
-    accuracy_of_one_model,
     chip_differs,
     constant_outputs,
     placeholder,
+    verdict_of_one_model,
 )
 from ci.suite.precision import has_16_bit_activations
 from ci.suite.suite_file import Thresholds
@@ -273,74 +273,64 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
     assert ("quantizing loses" in accuracy_message(misses, figures, Causes("quantizing loses most"))) != chip
 
 
-QUANTIZED = Evidence("8a8w", InputsUsed(2, 32))
+def judged(
+    kind: str,
+    figures: dict[str, float],
+    causes: Causes,
+    *,
+    suspected: bool = False,
+    noise: bool = False,
+    divergence: str = "divergence",
+) -> tuple[str, str]:
+    """Whether a model's program is red, or warned of, and what is said of it."""
+    evidence = Evidence(kind, InputsUsed(2, 32, noise=noise), suspected)
+    found = verdict_of_one_model("net", figures, (), divergence, "where", causes, evidence)
+    said = [*(f"{row.message}; {row.fix}" for row in found.wrong), *found.warnings]
+    return "red" if found.wrong else "warned" if said else "", "; ".join(said)
 
 
 @pytest.mark.parametrize(
-    ("reference_sqnr_db", "suspected", "severity"),
-    [(15.1, True, Severity.ERROR), (15.1, False, Severity.WARNING), (33.0, True, None)],
-)
-def test_a_chip_that_differs_is_no_rounding_where_a_known_fault_can_be_met(
-    reference_sqnr_db: float, suspected: bool, severity: Severity | None
-) -> None:
-    """Right programs of 8 bits have 14 dB."""
-    judged = replace(QUANTIZED, suspected=suspected)
-    figures = {"sqnr_db": 15.1, "reference_sqnr_db": reference_sqnr_db}
-    found = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), judged)
-    assert [row.severity for row in found] == ([severity] if severity else [])
-
-
-@pytest.mark.parametrize(
-    ("kind", "sqnr_db", "severity"),
+    ("kind", "figures", "more", "verdict"),
     [
-        ("fp16", 29.9, Severity.ERROR),
-        ("fp16", 37.9, Severity.WARNING),
-        ("fp16", 38.0, None),
-        ("fp16a8w", 29.9, None),
-        ("8a8w", 10.0, None),
+        # Floats are held to more than what is quantized, of which hardly like the model's is an error.
+        ("fp16", (29.9,), {}, "red"),
+        ("fp16", (37.9,), {}, "warned"),
+        ("fp16", (38.0,), {}, ""),
+        ("fp16a8w", (29.9,), {}, ""),
+        ("8a8w", (10.0,), {}, ""),
+        ("8a8w", (9.9,), {}, "red"),
+        ("8a8w", (math.nan,), {}, "red"),
+        ("8a8w", {"agreement": 0.99}, {}, "red"),
+        ("8a8w", {"agreement": 1.0, "sqnr_db": 30.0}, {}, ""),
+        # RWKV's token shift: the float figure is fine, and what the chip computes is not the quantized model.
+        ("16a8w", (26.8, 26.8), {}, "red"),
+        ("u16u8", (26.8, 26.8), {}, "red"),
+        ("fp16a8w", (26.8, 26.8), {}, "red"),
+        ("16a8w", (33.0, 34.0), {}, "warned"),
+        ("16a8w", (15.7, 42.4), {}, ""),
+        # Each layer of 8 bits rounds in its own way: right programs have 14 dB. Not those with a known fault.
+        ("8a8w", (26.8, 26.8), {}, ""),
+        ("8a8w", (11.6, 11.5), {}, "warned"),
+        ("8a8w", (1.0, 1.0), {}, "red"),
+        ("8a8w", (15.1, 15.1), {}, "warned"),
+        ("8a8w", (15.1, 15.1), {"suspected": True}, "red"),
+        ("8a8w", (15.1, 33.0), {"suspected": True}, ""),
+        # Noise alone makes no model red, unless the chip computes something else.
+        ("8a8w", (9.0, 45.0), {"noise": True}, "warned"),
+        ("8a8w", (9.0, 9.0), {"noise": True}, "red"),
+        ("16a8w", (26.8, 26.8), {"noise": True}, "red"),
     ],
 )
-def test_floats_are_held_to_more_than_what_is_quantized(
-    kind: str, sqnr_db: float, severity: Severity | None
+def test_one_model_is_red_or_warned_of_with_who_names_the_operator(
+    kind: str, figures: Any, more: dict[str, bool], verdict: str
 ) -> None:
-    judged = Evidence(kind, InputsUsed(2, 0))
-    found = accuracy_of_one_model("net", {"sqnr_db": sqnr_db}, "divergence", "where", Causes(), judged)
-    assert [row.severity for row in found] == ([severity] if severity else [])
-    assert not found or "divergence" in found[0].fix
-
-
-@pytest.mark.parametrize(
-    ("figures", "severity"),
-    [
-        ({"sqnr_db": 9.0, "reference_sqnr_db": 45.0}, Severity.WARNING),
-        ({"sqnr_db": 9.0, "reference_sqnr_db": 9.0}, Severity.ERROR),
-    ],
-)
-def test_noise_alone_makes_no_model_red_unless_the_chip_computes_something_else(
-    figures: dict[str, float], severity: Severity
-) -> None:
-    noise = Evidence("8a8w", InputsUsed(0, 8, noise=True))
-    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), noise)
-    assert found.severity is severity and found.fix.startswith("--calibrate") == (
-        severity is Severity.WARNING
-    )
-
-
-@pytest.mark.parametrize(
-    ("figures", "warned"),
-    [
-        ({"sqnr_db": 9.9}, True),
-        ({"sqnr_db": math.nan}, True),
-        ({"sqnr_db": 10.0}, False),
-        ({"agreement": 0.99}, True),
-        ({"agreement": 1.0, "sqnr_db": 30.0}, False),
-    ],
-)
-def test_of_one_model_outputs_hardly_like_the_models_are_an_error(
-    figures: dict[str, float], warned: bool
-) -> None:
-    found = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), QUANTIZED)
-    assert [row.severity for row in found] == [Severity.ERROR] * warned
+    if isinstance(figures, tuple):
+        figures = dict(zip(("sqnr_db", "reference_sqnr_db"), figures, strict=False))
+    found, said = judged(kind, figures, Causes(known=["pad by a negative end"]), **more)
+    by_chance = "noise" in more and verdict == "warned"
+    assert found == verdict and ("--calibrate" in said) == by_chance
+    is_told = bool(verdict) and not by_chance
+    assert ("divergence" in said) == ("suspected: pad by a negative end" in said) == is_told
 
 
 AMONG = Among(numpy.array([[0.5, 0.1, 0.9], [0.49, 0.8, 0.1], [0.0, 0.0, 0.0]]), 0.02)
@@ -548,44 +538,6 @@ class TestWhatDependsOnTheInput:
         assert "output 2" in finding.message and "output 1" not in finding.message
 
 
-JUDGED_ONE = Causes(known=["pad by a negative end"])
-
-
-@pytest.mark.parametrize(
-    ("kind", "figures", "severity"),
-    [
-        # RWKV's token shift: the float figure is fine, and what the chip computes is not the quantized model.
-        ("16a8w", {"sqnr_db": 26.8, "reference_sqnr_db": 26.8}, Severity.ERROR),
-        ("u16u8", {"sqnr_db": 26.8, "reference_sqnr_db": 26.8}, Severity.ERROR),
-        ("fp16a8w", {"sqnr_db": 26.8, "reference_sqnr_db": 26.8}, Severity.ERROR),
-        ("16a8w", {"sqnr_db": 33.0, "reference_sqnr_db": 34.0}, Severity.WARNING),
-        ("16a8w", {"sqnr_db": 15.7, "reference_sqnr_db": 42.4}, None),
-        # Each layer of 8 bits rounds in its own way.
-        ("8a8w", {"sqnr_db": 26.8, "reference_sqnr_db": 26.8}, None),
-        ("8a8w", {"sqnr_db": 11.6, "reference_sqnr_db": 11.5}, Severity.WARNING),
-        ("8a8w", {"sqnr_db": 1.0, "reference_sqnr_db": 1.0}, Severity.ERROR),
-        ("fp16", {"sqnr_db": 62.0}, None),
-    ],
-)
-def test_a_chip_that_is_not_the_quantized_model_is_told_whatever_the_float_figure_is(
-    kind: str, figures: dict[str, float], severity: Severity | None
-) -> None:
-    judged = Evidence(kind, InputsUsed(2, 32))
-    found = accuracy_of_one_model("net", figures, "divergence net.py:make", "where", JUDGED_ONE, judged)
-    assert [finding.severity for finding in found] == [severity] * (severity is not None)
-    for finding in found:
-        assert (
-            "divergence net.py:make" in finding.fix and "suspected: pad by a negative end" in finding.message
-        )
-
-
-def test_random_inputs_excuse_no_chip_that_computes_something_else() -> None:
-    judged = Evidence("16a8w", InputsUsed(1, 1, noise=True))
-    figures = {"sqnr_db": 26.8, "reference_sqnr_db": 26.8}
-    (finding,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), judged)
-    assert finding.severity is Severity.ERROR
-
-
 def test_every_accepted_program_of_16_bits_has_what_is_usual_of_them() -> None:
     """Of the settings of a run, some let the compiler be less exact."""
     accepted = json.loads((MANIFESTS / "accepted" / "models-wheels.json").read_text())["accepted"]
@@ -639,41 +591,33 @@ def test_beside_the_worst_sample_stand_the_median_and_one_that_is_far_below_all_
     assert (outlier in words) if outlier else "alone" not in words
 
 
-def test_where_indices_differ_by_more_than_ties_the_fix_takes_their_operator_out_of_the_model() -> None:
-    figures = {"agreement": 0.5, "choice_agreement": 0.9, "reference_choice_agreement": 1.0}
-    causes = Causes("quantizing loses most in aten.relu", chosen="aten.argmax.default at net.py:8")
-    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes, QUANTIZED)
-    assert "aten.argmax.default at net.py:8" in found.fix and "CPU" in found.fix
+CHOSEN = Causes("quantizing loses most in aten.relu", chosen="aten.argmax.default at net.py:8")
+TIES = {"agreement": 0.5, "choice_agreement": 0.9, "reference_choice_agreement": 1.0}
+KNOWN = Causes("quantizing loses most in aten.add", known=["cumsum is wrong"])
+BEYOND = replace(KNOWN, beyond="mul has 1e6")
 
 
 @pytest.mark.parametrize(
-    ("figures", "said"),
+    ("figures", "causes", "divergence", "words", "absent"),
     [
-        ({"sqnr_db": 3.0, "reference_sqnr_db": 3.1}, True),
-        ({"sqnr_db": 3.0}, True),
+        # The fix takes what chooses out of the model.
+        (TIES, CHOSEN, "divergence", ("take aten.argmax.default at net.py:8 out", "CPU"), "names the"),
+        # What was not tried on this program is no cause, and has no fix.
+        ({"reference_sqnr_db": 3.1}, KNOWN, "divergence", ("suspected: cumsum", "; divergence"), "aten.add"),
+        ({}, KNOWN, "divergence", ("suspected: cumsum", "; divergence"), "aten.add"),
         # The quantized model on the CPU has no fault of the chip's.
-        ({"sqnr_db": 3.0, "reference_sqnr_db": 90.0}, False),
+        ({"reference_sqnr_db": 90.0}, KNOWN, "divergence", ("suspected: quantizing", "; where"), "cumsum"),
+        ({}, KNOWN, "", ("suspected: quantizing loses most in aten.add; where names",), "cumsum"),
+        ({}, BEYOND, "divergence", ("mul has 1e6", "x * 0.01"), "cumsum"),
     ],
+    ids=["ties", "of the chip", "without a reference", "quantizing", "the quantized model", "beyond fp16"],
 )
-def test_a_known_fault_is_suspected_where_the_chip_may_have_it(figures: dict[str, float], said: bool) -> None:
-    """What was not tried on this program is no cause, and has no fix."""
-    causes = Causes(known=["cumsum is wrong"])
-    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes, QUANTIZED)
-    assert ("suspected: cumsum is wrong" in found.message) == said
-    assert found.fix.startswith("divergence" if said else "where")
-
-
-def test_of_the_quantized_model_itself_quantizing_is_the_cause_and_no_chip() -> None:
-    causes = Causes("quantizing loses most in aten.add", known=["cumsum is wrong"])
-    (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "", "where", causes, QUANTIZED)
-    assert found.message.endswith("suspected: quantizing loses most in aten.add")
-    assert found.fix == "where names the operators where quantizing loses"
-
-
-def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_them() -> None:
-    causes = Causes(beyond="mul has 1e6", known=["cumsum is wrong"])
-    (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "divergence", "where", causes, QUANTIZED)
-    assert "mul has 1e6" in found.message and "cumsum" not in found.message and "x * 0.01" in found.fix
+def test_a_cause_is_told_where_it_can_be_one_with_its_own_fix(
+    figures: dict[str, float], causes: Causes, divergence: str, words: tuple[str, ...], absent: str
+) -> None:
+    figures = figures if figures is TIES else {"sqnr_db": 3.0, **figures}
+    found, said = judged("8a8w", figures, causes, divergence=divergence)
+    assert found == "red" and all(word in said for word in words) and absent not in said
 
 
 @pytest.mark.parametrize(("flops", "drawn"), [(17e6, 8), (300e6, 8), (450e6, 2)])
