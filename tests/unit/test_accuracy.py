@@ -322,7 +322,7 @@ def judged(
     ],
 )
 def test_one_model_is_red_or_warned_of_with_who_names_the_operator(
-    kind: str, figures: Any, more: dict[str, bool], verdict: str
+    kind: str, figures: Any, more: dict[str, Any], verdict: str
 ) -> None:
     if isinstance(figures, tuple):
         figures = dict(zip(("sqnr_db", "reference_sqnr_db"), figures, strict=False))

@@ -36,6 +36,7 @@ class Ran:
         kept: str = "",
         line: tuple[str, str] = LINE,
         accepts: bool = True,
+        zone: str = "UTC",
     ) -> Result:
         selection = Selection("wheels", "x86_64-linux", "SM8750", self.folder / "store", self.folder)
         plan = WorkPlan((Job("net"),), selection, WorkOptions(30), self.folder / "logs")
@@ -56,7 +57,7 @@ class Ran:
             kind="toys",
             title="toys",
             function="tests.support.tasks:echo",
-            home=lambda packages: home_in(self.folder),
+            home=lambda packages: home_in(self.folder, TZ=zone),
             request=lambda program: {**self.asked, "says": f"{LINE[0]} `{LINE[1]}`"},
             key=lambda program, cached: {"asked": str(self.asked)},
             export=export,
@@ -76,6 +77,8 @@ def test_an_equal_model_is_looked_up_and_no_other(ran: Ran) -> None:
     assert not ran.result("edited").cached
     assert ran.result().cached and ran.result("edited").cached
     assert not replace(ran, asked={"precision": "16a8w"}).result().cached
+    # What is around it counts: packages, processor, Python, fixed variables (tests/unit/test_results.py).
+    assert not ran.result(zone="CET").cached
 
 
 def test_the_packages_variables_and_wheels_of_its_suite_decide_it(ran: Ran) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -109,8 +108,7 @@ class TestDerived:
             ]
 
 
-FRACTIONS = sorted({Fraction(k, n) for n in range(2, 76) for k in range(1, n)})
-SHARES = st.floats(0, 1)
+SHARES = st.one_of(st.floats(0, 1), st.fractions(0, 1, max_denominator=75).map(float))
 ERRORS = st.one_of(st.floats(0, 1e300), st.floats(1e-12, 1e-3))
 
 
@@ -127,19 +125,12 @@ class TestWhatWasWrittenHolds:
             assert "-0.0" not in path.read_text()
             return accepted_thresholds(suite, "wheels", "onnx")["net/8a8w"]
 
-    def test_every_fraction_of_rows(self) -> None:
-        assert len(FRACTIONS) > 1700
-        for fraction in FRACTIONS:
-            figures = {"sqnr_db": 9.0, "top1": float(fraction)}
-            written = derived(("sqnr_db", "top1"), [rounded(figures)], 1.0)
-            assert missed(Thresholds(**written), figures) == [], fraction
-            assert figures["top1"] - written["top1"] < 1e-6
-
     @given(st.floats(0, 999), SHARES, SHARES, ERRORS)
     def test_any_figures(self, sqnr_db: float, agreement: float, top1: float, loss: float) -> None:
         names = ("sqnr_db", "agreement", "top1", "max_metric_loss")
         figures = dict(zip(names, (sqnr_db, agreement, top1, loss), strict=True))
-        assert missed(self._thresholds(figures), figures) == []
+        thresholds = self._thresholds(figures)
+        assert missed(thresholds, figures) == [] and top1 - (thresholds.top1 or 0) < 1e-6
 
     @pytest.mark.parametrize("error", [0.0, 5e-7, 4e-8, 1e-12, 5e-324, 1.0, 123456.789])
     def test_an_error_is_held_to_its_own_size(self, error: float) -> None:

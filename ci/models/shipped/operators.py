@@ -53,10 +53,6 @@ def erf_gelu() -> tuple[nn.Module, Inputs]:
     return around(Calls(lambda x: x * 0.5 * (1.0 + torch.erf(x * 0.70710678))))
 
 
-def cumprod() -> tuple[nn.Module, Inputs]:
-    return around(Calls(lambda x: torch.cumprod(torch.sigmoid(x) + 0.5, 1)))
-
-
 def layer_norm() -> tuple[nn.Module, Inputs]:
     return around(nn.LayerNorm(WIDTH))
 
