@@ -266,7 +266,7 @@ def test_a_command_that_its_verb_does_not_take_is_seen() -> None:
 def _written(call: ast.Call) -> Iterator[list[ast.expr]]:
     """The commands that a call makes, as far as the code says them."""
     name = ast.unparse(call.func).rpartition(".")[2]
-    if name in ("session", "quoted_session"):
+    if name in ("session", "quoted_session", "leave_out", "add_flags"):
         yield call.args
     elif name == "Fix":
         yield from (part.elts for part in call.args[1:] if isinstance(part, ast.Tuple))
@@ -275,7 +275,16 @@ def _written(call: ast.Call) -> Iterator[list[ast.expr]]:
 def _unknown(words: Sequence[ast.expr]) -> Iterator[str]:
     """What the verb has not, of the words that are said; the others may be anything."""
     verb, *rest = (str(word.value) if isinstance(word, ast.Constant) else None for word in words)
-    if verb is None or verb.startswith("-"):
+    if verb is None:
+        return
+    if verb.startswith("-"):
+        # Of the command that was typed: some verb has it.
+        flags = set().union(*(_of_verb(name)[0] for name in (*CI, *PROVISIONING, *LAB)))
+        yield from (
+            f"no verb has {word}"
+            for word in (verb, *rest)
+            if word and word.startswith("-") and word not in flags
+        )
         return
     if verb == "lab" and rest and (rest[0] is None or rest[0] in LAB):
         verb, *rest = rest
@@ -314,6 +323,7 @@ def test_a_command_of_the_code_that_cannot_be_typed_is_seen() -> None:
 
     assert unknown("session('audit')") and unknown("session('provision', '--no-such-flag')")
     assert unknown("Fix('{} then {}', ('gate',), ('no_such_verb', path))")
+    assert unknown("leave_out('--no-such-flag')") and not unknown("leave_out('--shard', ': and why')")
     assert unknown("session('repair', model, *(f'--suite={suite}' for suite in suites))")
     assert not unknown("Fix('{} or {}', ('gate',), ('audit', path, '--precision', 'fp16'))")
 
