@@ -154,13 +154,13 @@ def changes(environ: Mapping[str, str]) -> int:
     return 0
 
 
-def comment(environ: Mapping[str, str], api: Api | None = None) -> int:
+def comment(environ: Mapping[str, str]) -> int:
     """Read GITHUB_EVENT_PATH, the event `workflow_run`, and GH_TOKEN, which may write comments."""
     ended = ended_of(environ)
     if ended is None:
         sys.stdout.write("the run was not of a pull request: there is nothing to comment on\n")
         return 0
-    api = api or Api(environ)
+    api = Api(environ)
     # Not those that the event names: of a fork it names none.
     of_branch = api("GET", "pulls", state="open", head=f"{ended.owner}:{ended.branch}", per_page=100)
     pulls = [pull for pull in of_branch if is_of(ended, pull)]

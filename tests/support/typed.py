@@ -19,6 +19,7 @@ from typing import Any
 from provisioning.base.answer import answered, taken
 from provisioning.base.settings import ROOT
 from tests.support.command_server import LATE
+from tests.support.schemas import check_answer, check_answer_to
 
 FROM_ELSEWHERE = """\
 import runpy, sys
@@ -43,6 +44,14 @@ def typed(
 ) -> subprocess.CompletedProcess[str]:
     """What `python -m PACKAGE WORDS` printed in this folder, and its exit code. It is a process of its own,
     which has its modules from one that forks; `anew` where that would make a difference."""
+    done = _typed(*words, package=package, cwd=cwd, env=env, timeout=timeout, anew=anew)
+    check_answer_to([*map(str, words)], cwd, done.stdout)
+    return done
+
+
+def _typed(
+    *words: str | Path, package: str, cwd: Path, env: Mapping[str, str] | None, timeout: float, anew: bool
+) -> subprocess.CompletedProcess[str]:
     environ = dict(os.environ if env is None else env)
     clone = cwd != ROOT and (cwd / package).is_dir()
     if not (anew or clone) and _at_start(environ) == _server().environ:
@@ -135,4 +144,9 @@ def run_here(verb: Any, *words: object) -> int:
         code: int = verb.run(parsed(verb, *rest))
         return code
 
-    return work() if place is None else answered("verb", rest, Path(place) if place else None, work)
+    if place is None:
+        return work()
+    code = answered("verb", rest, Path(place) if place else None, work)
+    if place:
+        check_answer(Path(place).read_text(encoding="utf-8"))
+    return code

@@ -1,130 +1,67 @@
-"""Workflow and action files as typed objects, and the files that their steps write outputs to."""
+"""The files under .github/ as YAML has them, and the files that their steps write outputs to."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Permissions = Mapping[str, Literal["none", "read", "write"]]
-Names = Annotated[
-    tuple[str, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)
-]
-OrEmpty = BeforeValidator(lambda mapping: mapping or {})
-"""A key that has nothing after it."""
+from provisioning.base.settings import ROOT
+
+GITHUB = ROOT / ".github"
+Yaml = dict[str, Any]
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, alias_generator=lambda name: name.replace("_", "-"))
-
-
-class Input(Part):
-    required: bool = False
-    default: Any = ""
-    type: str = "string"
-    description: str = ""
-
-
-class Output(Part):
-    """An action's, or a called workflow's."""
-
-    value: str
-
-
-class Step(Part):
-    id: str = ""
-    name: str = ""
-    condition: str = Field("", alias="if")
-    uses: str = ""
-    run: str = ""
-    inputs: Mapping[str, Any] = Field({}, alias="with")
-    env: Mapping[str, Any] = {}
-    working_directory: str = ""
-    continue_on_error: bool = False
-
-    @property
-    def title(self) -> str:
-        return self.name or self.uses.partition("@")[0] or self.run.strip().splitlines()[0]
-
-
-class Job(Part):
-    id: str = Field("", alias="(its key)")
-    name: str = ""
-    needs: Names = ()
-    condition: str = Field("", alias="if")
-    steps: tuple[Step, ...] = ()
-    uses: str = ""
-    inputs: Mapping[str, Any] = Field({}, alias="with")
-    secrets: Mapping[str, Any] = {}
-    outputs: Mapping[str, str] = {}
-    permissions: Permissions | None = None
-    env: Mapping[str, Any] = {}
-    concurrency: Mapping[str, Any] = {}
-    continue_on_error: bool = False
-    runs_on: Any = None
-    environment: Any = None
-
-
-class Call(Part):
-    """What `workflow_call` says."""
-
-    inputs: Annotated[Mapping[str, Input], OrEmpty] = {}
-    secrets: Annotated[Mapping[str, Any], OrEmpty] = {}
-    outputs: Annotated[Mapping[str, Output], OrEmpty] = {}
-
-
-class Workflow(Part):
-    path: str = Field(alias="(its path)")
-    name: str = ""
-    events: Mapping[str, Any] = Field(alias="on")
-    call: Annotated[Call, OrEmpty] = Field(Call(), alias="on.workflow_call")
-    permissions: Permissions | None = None
-    """None if the file has no such key: the repository's settings then decide."""
-    env: Mapping[str, Any] = {}
-    jobs: Mapping[str, Job]
-
-
-class Runs(Part):
-    steps: tuple[Step, ...]
-
-
-class Action(Part):
-    inputs: Annotated[Mapping[str, Input], OrEmpty] = {}
-    outputs: Annotated[Mapping[str, Output], OrEmpty] = {}
-    runs: Runs
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        return self.runs.steps
-
-
-def read_workflow(root: Path, name: str) -> Workflow:
-    """`name` is relative to `root`."""
-    data = _read(root / name)
-    events = data["on"]
-    if not isinstance(events, dict):
-        events = dict.fromkeys([events] if isinstance(events, str) else events)
-    own = {"(its path)": name, "on": events, "on.workflow_call": events.get("workflow_call", {})}
-    workflow = Workflow.model_validate({"name": name, **data, **own})
-    jobs = {key: job.model_copy(update={"id": key}) for key, job in workflow.jobs.items()}
-    return workflow.model_copy(update={"jobs": jobs})
-
-
-def read_action(root: Path, name: str) -> Action:
-    """A composite action's folder, relative to `root`."""
-    return Action.model_validate(_read(root / name / "action.yml"))
-
-
-def _read(file: Path) -> dict[str, Any]:
+def _read(path: Path) -> Yaml:
     # In C, as PyYAML's own takes a third of a second for ours in each worker of the tests.
-    data: dict[Any, Any] = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    data: dict[Any, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     # YAML 1.1 takes `on` for a boolean.
     return {("on" if key is True else key): value for key, value in data.items()}
+
+
+WORKFLOWS = {path.name: _read(path) for path in sorted(GITHUB.glob("workflows/*.yml"))}
+ACTIONS = {path.parent.name: _read(path) for path in sorted(GITHUB.glob("actions/*/action.yml"))}
+ACTIONS["."] = _read(ROOT / "action.yml")
+JOBS: dict[str, Yaml] = {
+    f"{name}: {job}": content
+    for name, workflow in WORKFLOWS.items()
+    for job, content in workflow["jobs"].items()
+}
+STEPS: dict[str, list[Yaml]] = {
+    **{name: job.get("steps", []) for name, job in JOBS.items()},
+    **{name: action["runs"]["steps"] for name, action in ACTIONS.items()},
+}
+"""Of each job, and of each action."""
+
+
+def call_of(workflow: str) -> Yaml:
+    """What `workflow_call` says."""
+    call = WORKFLOWS[workflow]["on"].get("workflow_call") or {}
+    return {"inputs": {}, "secrets": {}, "outputs": {}, **call}
+
+
+def called(uses: str) -> Yaml | None:
+    """Our own action, or what our own workflow says of its calls; None for somebody else's."""
+    if not uses.startswith("$/"):
+        return None
+    name = uses.rpartition("/")[2]
+    return call_of(name) if name.endswith(".yml") else ACTIONS[name]
+
+
+def strings(node: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a part of a file, with the key that it is below."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from strings(value, str(name))
+    elif isinstance(node, list):
+        for value in node:
+            yield from strings(value, key)
+    elif isinstance(node, str):
+        yield key, node
 
 
 def pairs(path: Path) -> dict[str, str]:

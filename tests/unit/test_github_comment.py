@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
@@ -21,100 +22,113 @@ from ci.github import comment
 from ci.report.changes import MOST_BYTES, Changes, changes_of
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Report
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.pages import read_page, text_of
 from tests.support.program_reports import report_of
+from tests.support.schemas import validator
 
 SHA, NEWER = "3c4d5e6f" * 5, "deadbeef" * 5
-
-
 OWNER, NAME = "somebody", "models"
 REPOSITORY, FORK = 11, 22
 """Numbers of the repository, and of a fork of it."""
+STRANGER: dict[str, Any] = {"head_repository": {"id": FORK, "owner": {"login": "stranger"}}}
 
 
-@dataclass
-class GitHub(comment.Api):
-    """What GitHub has of one repository, for the job that comments."""
+class Hub(ThreadingHTTPServer):
+    """GitHub's API, with what it has of one repository."""
 
-    pulls: dict[int, dict[str, Any]] = field(default_factory=dict)
-    artifacts: dict[int, tuple[int, str, bytes]] = field(default_factory=dict)
-    """By number: of which run, its name and its archive."""
-    comments: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-    def pull(self, number: int, sha: str, repository: int = REPOSITORY, branch: str = "change") -> None:
-        head = {"sha": sha, "ref": branch, "repo": {"id": repository}}
-        self.pulls[number] = {"number": number, "state": "open", "head": head}
-
-    def upload(self, run: int, text: bytes, name: str = comment.ARTIFACT) -> None:
-        self.artifacts[len(self.artifacts) + 1] = (run, name, archive(comment__json=text))
-
-    def comment(self, body: str, author: str = comment.AUTHOR) -> None:
-        number = len(self.comments) + 1
-        self.comments[number] = {"id": number, "body": body, "user": {"login": author}}
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Api)
+        self.pulls: list[dict[str, Any]] = []
+        self.artifacts: list[tuple[int, str, bytes]] = []
+        """Of which run, its name and its archive."""
+        self.comments: list[dict[str, Any]] = []
+        self.refuses: int = 0
+        """The status of each answer, if any."""
 
     @property
     def bodies(self) -> list[str]:
-        return [row["body"] for row in self.comments.values()]
+        return [row["body"] for row in self.comments]
 
-    def download(self, path: str) -> bytes:
-        return self.artifacts[int(path.split("/")[2])][2]
+    def pull(self, number: int, sha: str, repository: int = REPOSITORY, state: str = "open") -> None:
+        head = {"sha": sha, "ref": "change", "repo": {"id": repository}}
+        self.pulls.append({"number": number, "state": state, "head": head})
 
-    def __call__(
-        self, method: str, path: str, body: Mapping[str, str] | None = None, **query: str | int
-    ) -> Any:
-        kind, last = path.split("/")[0], path.split("/")[-1]
-        first = (int(query.get("page", 1)) - 1) * int(query.get("per_page", 30))
-        if kind == "actions":
-            run = int(path.split("/")[2])
-            rows = [{"id": n, "name": name} for n, (of, name, _) in self.artifacts.items() if of == run]
-            return {"artifacts": rows[first : first + 100]}
-        if kind == "pulls":
-            return list(self.pulls.values())
-        if method == "GET":
-            return list(self.comments.values())[first : first + 100]
-        text = (body or {})["body"]
-        assert 0 < len(text) <= 65_536, "GitHub refuses more"
-        if method == "PATCH":
-            self.comments[int(last)]["body"] = text
-        else:
-            self.comment(text)
+    def upload(self, run: int, text: bytes, name: str = comment.ARTIFACT) -> None:
+        self.artifacts.append((run, name, archive(comment__json=text)))
+
+    def comment(self, body: str, author: str = comment.AUTHOR) -> None:
+        assert 0 < len(body) <= 65_536, "GitHub refuses more"
+        self.comments.append({"id": len(self.comments), "body": body, "user": {"login": author}})
+
+    def answer(self, method: str, path: str, body: str, first: int) -> Any:
+        match method, path.removeprefix(f"/repos/{OWNER}/{NAME}/").split("/"):
+            case "GET", ["pulls"]:
+                return self.pulls
+            case "GET", ["actions", "runs", run, "artifacts"]:
+                names = [
+                    (number, name) for number, (of, name, _) in enumerate(self.artifacts) if of == int(run)
+                ]
+                return {
+                    "artifacts": [{"id": number, "name": name} for number, name in names][first : first + 100]
+                }
+            case "GET", ["actions", "artifacts", number, "zip"]:
+                return self.artifacts[int(number)][2]
+            case "GET", ["issues", "5" | "6", "comments"]:
+                return self.comments[first : first + 100]
+            case "POST", ["issues", "5" | "6", "comments"]:
+                self.comment(body)
+            case "PATCH", ["issues", "comments", number]:
+                self.comments[int(number)]["body"] = body
         return None
 
 
-def event(folder: Path, sha: str, **of_run: Any) -> dict[str, str]:
-    """The environment of the job after a run of a pull request from this repository."""
-    run = {
-        "id": 7,
-        "run_number": 3,
-        "run_attempt": 1,
-        "event": "pull_request",
-        "conclusion": "success",
-        "head_sha": sha,
-        "head_branch": "change",
-        "head_repository": {"id": REPOSITORY, "owner": {"login": OWNER}},
-        **of_run,
-    }
-    file = folder / "event.json"
-    file.write_text(json.dumps({"workflow_run": run}), encoding="utf-8")
-    return {
-        "GITHUB_EVENT_NAME": "workflow_run",
-        "GITHUB_EVENT_PATH": str(file),
-        "GITHUB_SERVER_URL": "https://github.com",
-        "GITHUB_REPOSITORY": f"{OWNER}/{NAME}",
-    }
+class Api(BaseHTTPRequestHandler):
+    server: Hub
+
+    def handle_one_request(self) -> None:
+        self.raw_requestline = self.rfile.readline()
+        if not self.raw_requestline or not self.parse_request():
+            return
+        parts = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b'{"body": ""}')
+        first = (int(query.get("page", 1)) - 1) * int(query.get("per_page", 30))
+        answer = self.server.answer(self.command, parts.path, body["body"], first)
+        self.send_response(self.server.refuses or 200)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+        with suppress(OSError):  # who reads no further ends the connection
+            self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture
-def hub() -> GitHub:
-    state = GitHub()
-    state.pull(5, SHA)
-    return state
+def hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        threading.Thread(target=hub.serve_forever, args=(0.002,), daemon=True).start()
+        hub.pull(5, SHA)
+        yield hub
+        hub.shutdown()
 
 
-def write(hub: GitHub, folder: Path, sha: str = SHA, **of_run: Any) -> int:
-    """What the job does after a run."""
-    return comment.comment(event(folder, sha, **of_run), hub)
+def write(hub: Hub, folder: Path, **of_run: Any) -> int:
+    """What the job does after a run of a pull request from this repository."""
+    run = {"id": 7, "run_number": 3, "run_attempt": 1, "event": "pull_request", "conclusion": "success"}
+    head = {"id": REPOSITORY, "owner": {"login": OWNER}}
+    run |= {"head_sha": SHA, "head_branch": "change", "head_repository": head, **of_run}
+    (folder / "event.json").write_text(json.dumps({"workflow_run": run}), encoding="utf-8")
+    return comment.comment(
+        {
+            "GITHUB_EVENT_NAME": "workflow_run",
+            "GITHUB_EVENT_PATH": str(folder / "event.json"),
+            "GITHUB_SERVER_URL": "https://github.com",
+            "GITHUB_API_URL": f"http://127.0.0.1:{hub.server_port}",
+            "GITHUB_REPOSITORY": f"{OWNER}/{NAME}",
+        }
+    )
 
 
 def archive(**files: bytes) -> bytes:
@@ -130,20 +144,9 @@ def change(program: str = "net/8a8w/SM8650", what: str = "ddr_read", **more: Any
     return {**row, **more}
 
 
-def document(*rows: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "compared": 7,
-        "not_compared": 0,
-        "worse": len(rows),
-        "changes": list(rows),
-        "left_out": 0,
-        **more,
-    }
-
-
 def content(*rows: Mapping[str, Any], **more: Any) -> bytes:
-    return json.dumps(document(*rows, **more)).encode()
+    counts = {"compared": 7, "not_compared": 0, "worse": len(rows), "left_out": 0}
+    return json.dumps({"schema": 1, "changes": list(rows), **counts, **more}).encode()
 
 
 def row(cpu_operators: float | None = None, **values: float) -> dict[str, Any]:
@@ -152,8 +155,8 @@ def row(cpu_operators: float | None = None, **values: float) -> dict[str, Any]:
     return {"verdict": "pass", "figures": figures, "costs": costs, "cpu_operators": cpu_operators}
 
 
-def report(stage: str, **programs: Any) -> Report:
-    return report_of(stage, metrics={"programs": programs})
+def report(**programs: Any) -> Report:
+    return report_of("test_emulator", metrics={"programs": programs})
 
 
 # What is found
@@ -165,30 +168,23 @@ def test_what_became_worse_is_found_and_what_is_within_its_tolerance_is_not() ->
         "worse": row(1, ddr_read=2e6, pte_bytes=2e6, sqnr_db=28.0, agreement=0.9),
         "near": row(0, ddr_read=1.01e6, pte_bytes=1.01e6, sqnr_db=29.5, agreement=0.995),
         "better": row(0, ddr_read=1e5, pte_bytes=1e5, sqnr_db=60.0, agreement=1.0),
+        "new": row(sqnr_db=1.0),
+        "\ud800\n::error::x": row(pte_bytes=1e6),
     }
-    found = changes_of(
-        [report("test_emulator", **now)], [report("test_emulator", **dict.fromkeys(now, before))]
-    )
+    earlier = {**dict.fromkeys(["worse", "near", "better"], before), "removed": before, "": before}
+    found = changes_of([report(**now)], [report(**earlier)])
     assert {entry.program for entry in found.changes} == {"worse"} and found.worse == 1
-    assert [entry.what for entry in found.changes] == [
-        "cpu_operators", "sqnr_db", "agreement", "ddr_read", "pte_bytes",
-    ]  # fmt: skip
-    (reads,) = (entry for entry in found.changes if entry.what == "ddr_read")
-    assert (reads.before, reads.now) == (1e6, 2e6)
-    assert (found.compared, found.not_compared) == (3, 0)
-
-
-def test_a_program_of_one_side_alone_is_not_compared_and_no_good_news() -> None:
-    before = [report("test_emulator", removed=row(sqnr_db=1.0))]
-    found = changes_of([report("test_emulator", new=row(sqnr_db=1.0))], before)
-    assert (found.compared, found.not_compared, found.worse) == (0, 2, 0)
+    assert Changes.model_validate_json(found.as_json()) == found
+    expected = ["cpu_operators", "sqnr_db", "agreement", "ddr_read", "pte_bytes"]
+    assert [entry.what for entry in found.changes] == expected
+    assert (found.changes[3].before, found.changes[3].now) == (1e6, 2e6)
+    # What one side alone has is no good news.
+    assert (found.compared, found.not_compared) == (3, 4)
 
 
 def test_the_file_is_never_too_large_for_the_job_that_reads_it() -> None:
     names = [f"{index}{'🦊' * 300}" for index in range(2000)]
-    before, now = (
-        [report("test_emulator", **dict.fromkeys(names, row(pte_bytes=size)))] for size in (1e6, 2e6)
-    )
+    before, now = ([report(**dict.fromkeys(names, row(pte_bytes=size)))] for size in (1e6, 2e6))
     found = changes_of(now, before)
     assert len(found.as_json().encode()) <= MOST_BYTES and found.changes
     assert found.left_out == 2000 - len(found.changes)
@@ -199,121 +195,109 @@ def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Pa
     for folder, size in (("before", 1e6), ("reports", 2e6)):
         for job, name in (("reports-a-1", "one"), ("reports-a-2", "two")):
             (tmp_path / folder / job).mkdir(parents=True)
-            report("test_lowering", **{name: row(pte_bytes=size)}).write(tmp_path / folder / job)
-    assert changes(tmp_path) == 0
-    found = Changes.model_validate_json((tmp_path / "reports/comment.json").read_bytes())
-    assert [entry.program for entry in found.changes] == ["one", "two"]
-
-
-def changes(folder: Path) -> int:
-    return comment.changes(
-        {"QNN_CI_REPORTS": str(folder / "reports"), "QNN_CI_BEFORE": str(folder / "before")}
-    )
-
-
-@pytest.mark.parametrize("text", ["{}", report("test_onnx", net={"figures": [1]}).as_json()])
-def test_a_report_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / "reports").mkdir()
-    (tmp_path / "reports/test_onnx.json").write_text(text)
+            report(**{name: row(pte_bytes=size)}).write(tmp_path / folder / job)
+    folders = {"QNN_CI_REPORTS": str(tmp_path / "reports"), "QNN_CI_BEFORE": str(tmp_path / "before")}
+    assert comment.changes(folders) == 0
+    written = json.loads((tmp_path / "reports/comment.json").read_text())
+    validator(MANIFESTS / "schema/comment.json").validate(written)
+    assert [entry["program"] for entry in written["changes"]] == ["one", "two"]
+    (tmp_path / "reports/test_onnx.json").write_text("{}")
     with pytest.raises(CheckFailed):
-        changes(tmp_path)
+        comment.changes(folders)
 
 
-def test_the_page_shows_what_is_written(tmp_path: Path) -> None:
+# Where it is written
+
+
+def test_the_page_shows_what_is_written(hub: Hub, tmp_path: Path) -> None:
     net = "net/8a8w/SM8650"
     rows = (
         change(net, "cpu_operators", before=0, now=1),
         change(net, "sqnr_db", lane="onnx", before=35, now=28.1),
         change(net, before=2_400_000, now=2_850_000),
     )
-    found = Changes.model_validate_json(content(*rows, worse=2, not_compared=1))
-    ended = comment.ended_of(event(tmp_path, SHA))
-    assert ended
-    text = comment.text_of(found, ended, "https://github.com/OWNER/models/actions/runs/7")
-    page = (ROOT / "docs/github.md").read_text(encoding="utf-8").splitlines()
-    shown_there = [line[1:].strip() for line in page if line.startswith(">")]
-    assert shown_there == text.strip().splitlines()[1:]
+    hub.upload(7, content(*rows, worse=2, not_compared=1))
+    write(hub, tmp_path)
+    page = (ROOT / "docs/github.md").read_text(encoding="utf-8").replace("OWNER/models", f"{OWNER}/{NAME}")
+    shown_there = re.findall(r"^> ?(.*)$", page, re.MULTILINE)
+    assert shown_there == hub.bodies[0].strip().splitlines()[1:]
 
 
-# Where it is written
-
-
-def test_a_pull_request_has_one_comment_that_later_runs_write_anew(hub: GitHub, tmp_path: Path) -> None:
+def test_of_several_attempts_the_last_file_counts_and_of_several_calls_of_the_gate_all(
+    hub: Hub, tmp_path: Path
+) -> None:
     for number in range(150):
         hub.comment(f"{number}", author="somebody")
     hub.comment("<!-- qnn-ci run=999 attempt=9 -->\nforged", author="mallory[bot]")
-    hub.upload(7, content(change()))
-    assert write(hub, tmp_path) == 0
-    (body,) = hub.bodies[151:]
-    assert "| slower: DDR read | 2 MB | 3 MB |" in body and "✅" in body
-    hub.pull(5, NEWER)
-    hub.upload(8, content())
-    write(hub, tmp_path, NEWER, id=8, run_number=4, conclusion="failure")
-    (body,) = hub.bodies[151:]
-    assert "2 MB" not in body and "❌" in body
+    hub.upload(7, content(change("earlier")))
+    hub.upload(7, content(change("later")))
+    hub.upload(7, content(change("two/8a8w"), compared=3), name=f"{comment.ARTIFACT}-wheels-two")
+    hub.upload(7, b"no concern of ours", name="reports-wheels-two")
+    for _ in range(2):
+        assert write(hub, tmp_path) == 0
+        (body,) = hub.bodies[151:]
+    assert "| slower: DDR read | 2 MB | 3 MB |" in body and "earlier" not in body
+    assert "later" in body and "two&#47;8a8w" in body and "2 of 10 programs" in body
 
 
-def test_of_several_attempts_the_last_file_is_taken(hub: GitHub, tmp_path: Path) -> None:
-    for name in ("earlier", "later"):
-        hub.upload(7, content(change(name)))
-    write(hub, tmp_path)
-    (body,) = hub.bodies
-    assert "later" in body and "earlier" not in body
+LATER: dict[str, Any] = {"run_number": 4, "conclusion": "failure"}
+OWN, OTHER = (REPOSITORY, "open"), (FORK, "open")
 
 
-def test_a_closed_pull_request_gets_no_comment(hub: GitHub, tmp_path: Path) -> None:
-    hub.upload(7, content(change()))
-    hub.pulls[5]["state"] = "closed"
-    assert write(hub, tmp_path) == 0 and hub.comments == {}
-
-
-@pytest.mark.parametrize("upload", [None, b"no JSON"])
-def test_no_older_check_mark_stays_beside_a_run_that_says_nothing(
-    hub: GitHub, tmp_path: Path, upload: bytes | None
+@pytest.mark.parametrize(
+    ("pulls", "runs", "words"),
+    [
+        ([], [({}, "alpha")], "✅ alpha"),
+        ([], [({}, "alpha"), (LATER, "beta")], "❌ beta"),
+        ([(5, NEWER, *OWN)], [({}, "alpha"), ({**LATER, "head_sha": NEWER}, "beta")], "❌ beta"),
+        ([], [(LATER, "alpha"), ({}, "beta")], "❌ alpha"),
+        ([], [({"run_attempt": 2}, "alpha"), ({}, "beta")], "✅ alpha"),
+        # No older check mark stays beside a run that says nothing.
+        ([], [({}, "alpha"), (LATER, "")], "❌ nothing"),
+        ([], [({}, "alpha"), (LATER, "broken")], "❌ nothing"),
+        ([], [({}, "")], ""),
+        ([], [({}, "broken")], ""),
+        # Only the one open pull request of the run's repository and commit has it.
+        ([(6, SHA, *OTHER)], [(STRANGER, "alpha")], "✅ alpha"),
+        ([(9, SHA, REPOSITORY, "closed")], [({}, "alpha")], "✅ alpha"),
+        ([(9, SHA, *OWN)], [({}, "alpha")], ""),
+        ([], [(STRANGER, "alpha")], ""),
+        ([], [({"head_sha": NEWER}, "alpha")], ""),
+        ([], [({"event": "push"}, "alpha")], ""),
+        ([], [({"head_repository": None}, "alpha")], ""),
+    ],
+)
+def test_the_comment_is_of_the_newest_run_of_the_one_pull_request(
+    hub: Hub,
+    tmp_path: Path,
+    pulls: list[tuple[int, str, int, str]],
+    runs: list[tuple[dict[str, Any], str]],
+    words: str,
 ) -> None:
-    hub.upload(7, content(change()))
-    write(hub, tmp_path)
-    if upload is not None:
-        hub.upload(8, upload)
-    with pytest.raises(CheckFailed) if upload else nullcontext():
-        write(hub, tmp_path, id=8, run_number=4, conclusion="failure")
-    (body,) = hub.bodies
-    assert "✅" not in body and "❌" in body and "DDR" not in body
+    for pull in pulls:
+        hub.pull(*pull)
+    for number, (of_run, program) in enumerate(runs, 7):
+        if program:
+            hub.upload(number, b"no JSON" if program == "broken" else content(change(program)))
+        with pytest.raises(CheckFailed) if program == "broken" else nullcontext():
+            assert write(hub, tmp_path, id=number, **of_run) == 0
+    shown = [re.findall("✅|❌|alpha|beta|nothing", body) for body in hub.bodies]
+    assert [" ".join(found) for found in shown] == [words] * bool(words)
 
 
-STRANGER: dict[str, Any] = {"head_repository": {"id": FORK, "owner": {"login": "stranger"}}}
+def test_it_runs_on_no_other_event() -> None:
+    with pytest.raises(UsageError):
+        comment.comment({"GITHUB_EVENT_NAME": "pull_request_target"})
 
 
-def test_of_a_fork_the_pull_request_is_found_by_its_repository_and_commit(
-    hub: GitHub, tmp_path: Path
+@pytest.mark.parametrize(("status", "fix"), [(302, ""), (403, "pull-requests: write"), (500, "again")])
+def test_a_refusal_says_what_to_do_and_nothing_is_sent_elsewhere(
+    hub: Hub, tmp_path: Path, status: int, fix: str
 ) -> None:
-    hub.upload(7, content(change()))
-    hub.pull(6, SHA, repository=FORK)
-    assert write(hub, tmp_path, **STRANGER) == 0 and len(hub.bodies) == 1
-
-
-@pytest.mark.parametrize("of_run", [{"event": "push"}, {"head_sha": NEWER}, STRANGER])
-def test_a_run_of_no_pull_request_writes_nothing(hub: GitHub, tmp_path: Path, of_run: dict[str, Any]) -> None:
-    hub.upload(7, content(change()))
-    assert write(hub, tmp_path, **of_run) == 0 and hub.comments == {}
-
-
-def test_a_run_of_two_pull_requests_writes_nothing(hub: GitHub, tmp_path: Path) -> None:
-    hub.upload(7, content(change()))
-    hub.pull(9, SHA)
-    assert write(hub, tmp_path) == 0 and hub.comments == {}
-
-
-@pytest.mark.parametrize("later", [{"run_number": 4}, {"run_attempt": 2}])
-def test_an_older_run_that_ends_last_leaves_the_newer_ones_comment(
-    hub: GitHub, tmp_path: Path, later: dict[str, Any]
-) -> None:
-    hub.upload(7, content(change("older")))
-    hub.upload(8, content(change("newer")))
-    write(hub, tmp_path, id=8, **later)
-    write(hub, tmp_path, id=7)
-    (body,) = hub.bodies
-    assert "newer" in body and "older" not in body
+    hub.refuses = status
+    with pytest.raises(UpstreamError, match=str(status)) as refused:
+        write(hub, tmp_path)
+    assert fix in refused.value.fix
 
 
 # What hostile runs upload
@@ -337,7 +321,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_shown_and_is_nothing_else(
-    hub: GitHub, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    hub: Hub, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.upload(7, content(change(), change(name), change()))
     write(hub, tmp_path)
@@ -374,7 +358,7 @@ TEXTS = {
     "a list": b"[]",
     "another schema": content(change(), schema=2),
     "one field more": content(change(), pull=6),
-    "a field less": json.dumps({k: v for k, v in document(change()).items() if k != "worse"}).encode(),
+    "a field less": content(change()).replace(b'"worse": 1, ', b""),
     "another lane": content(change(lane="@somebody")),
     "a figure that is none": content(change(now="much")),
     "not a number": content(change(now=float("nan"))),
@@ -412,7 +396,7 @@ def test_a_file_as_large_as_may_be_is_taken_and_one_byte_more_is_not(more: int, 
         comment.read(archive(comment__json=padded))
 
 
-def test_the_longest_comment_is_one_that_github_takes(hub: GitHub, tmp_path: Path) -> None:
+def test_the_longest_comment_is_one_that_github_takes(hub: Hub, tmp_path: Path) -> None:
     rows = [change(f"{index}" + "|" * 150) for index in range(300)]
     for name in ("one", "two"):
         hub.upload(7, content(*rows, left_out=11), name=f"{comment.ARTIFACT}-{name}")
@@ -421,56 +405,12 @@ def test_the_longest_comment_is_one_that_github_takes(hub: GitHub, tmp_path: Pat
     assert "more." in body
 
 
-def test_it_runs_on_no_other_event() -> None:
-    with pytest.raises(UsageError):
-        comment.comment({"GITHUB_EVENT_NAME": "pull_request_target"})
-
-
-class Refusing(BaseHTTPRequestHandler):
-    """Of the API: it takes no token, sends elsewhere and sends archives without end."""
-
-    def do_GET(self) -> None:
-        if self.path.endswith("moved"):
-            self.send_response(302)
-            self.send_header("Location", "/artifacts")
-            self.end_headers()
-            return
-        self.send_response(200 if "artifacts" in self.path else 403)
-        self.end_headers()
-        with suppress(OSError):
-            for _ in range(200 if "artifacts" in self.path else 0):
-                self.wfile.write(bytes(1 << 16))
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_a_token_without_rights_is_told_what_to_write_and_no_archive_is_read_without_end() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, args=(0.002,), daemon=True).start()
-        api = comment.Api(
-            {"GITHUB_API_URL": f"http://127.0.0.1:{server.server_port}", "GITHUB_REPOSITORY": "a/b"}
-        )
-        with pytest.raises(UpstreamError) as refused:
-            api("GET", "pulls/5")
-        assert "pull-requests: write" in refused.value.fix
-        with pytest.raises(UpstreamError, match="302"):
-            api("GET", "moved")
-        with pytest.raises(CheckFailed):
-            api.download("actions/artifacts/1/zip")
-        server.shutdown()
-
-
-def test_names_of_a_report_that_fit_no_schema_do_no_harm() -> None:
-    odd = {"\ud800\n::error::x": row(pte_bytes=1e6), "": {"verdict": "odd"}}
-    found = changes_of([report("test_emulator", **odd)], [report("test_emulator", **odd)])
-    assert found.compared == 2 and Changes.model_validate_json(found.as_json()) == found
-
-
-def test_calls_of_the_gate_in_one_run_have_one_comment(hub: GitHub, tmp_path: Path) -> None:
-    hub.upload(7, content(change("one/8a8w")), name=f"{comment.ARTIFACT}-wheels-one")
-    hub.upload(7, content(change("two/8a8w"), compared=3), name=f"{comment.ARTIFACT}-wheels-two")
-    hub.upload(7, b"no concern of ours", name="reports-wheels-two")
-    write(hub, tmp_path)
-    (body,) = hub.bodies
-    assert "one&#47;8a8w" in body and "two&#47;8a8w" in body and "2 of 10 programs" in body
+def test_no_archive_is_read_without_end_nor_too_many(hub: Hub, tmp_path: Path) -> None:
+    hub.artifacts = [(7, comment.ARTIFACT, bytes(20_000_000))]
+    with pytest.raises(CheckFailed, match="larger than"):
+        write(hub, tmp_path)
+    hub.artifacts = []
+    for number in range(21):
+        hub.upload(7, content(change()), name=f"{comment.ARTIFACT}-{number}")
+    with pytest.raises(CheckFailed, match="21"):
+        write(hub, tmp_path)

@@ -17,8 +17,7 @@ from ci.suite.options import stage_options
 from ci.suite.suite_file import Thresholds
 from provisioning.base.command_line import parsed
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
-from provisioning.base.settings import ROOT
-from tests.support.workflows import read_workflow
+from tests.support.workflows import WORKFLOWS
 
 MODEL = {"factory": "net:make"}
 RUN = {"precision": "16a8w", "cpu_nodes": ["x"], "delegates": None}
@@ -97,10 +96,8 @@ def test_the_workflow_that_is_printed_may_call_the_gate(
     printed = yaml.safe_load("name: " + capsys.readouterr().out.partition("\nname: ")[2])
     (job,) = printed["jobs"].values()
     assert job["with"] == {"suite": "ci/mine.toml"}
-    gate = read_workflow(ROOT, ".github/workflows/gate.yml")
-    asked = {
-        (scope, level) for asking in gate.jobs.values() for scope, level in (asking.permissions or {}).items()
-    }
+    jobs = WORKFLOWS["gate.yml"]["jobs"].values()
+    asked = {right for asking in jobs for right in asking["permissions"].items()}
     assert asked == set(job["permissions"].items())
 
 
