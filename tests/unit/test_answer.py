@@ -16,12 +16,10 @@ from ci.artifacts.compiler_log import in_plain_words
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.answer import taken
 from provisioning.base.command_line import Verb, main
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.settings import ROOT
 from provisioning.known_faults import fix_for
-from tests.support.schemas import validator
+from tests.support.schemas import ANSWER, validator
 from tests.support.sources import nodes, with_any
-
-SCHEMA = MANIFESTS / "schema" / "answer.json"
 
 VERB = """
 import os, subprocess, sys
@@ -84,7 +82,7 @@ def said(
         verbs = {"verb": Verb("verb_of_answers", "a verb")}
         assert main("qnn-ci", "", verbs, ["verb", "--json", *words]) == code
         answer: dict[str, Any] = json.loads(capfd.readouterr().out)
-        validator(SCHEMA).validate(answer)
+        validator(ANSWER).validate(answer)
         return answer
 
     return run
@@ -176,7 +174,7 @@ def test_every_verb_has_the_flag_and_none_defines_it_anew(
     verbs = {**CI, **PROVISIONING}
     assert main("qnn-ci", "", verbs, [name, "--json", "--no-such-flag"]) == 2
     answer = json.loads(capsys.readouterr().out)
-    validator(SCHEMA).validate(answer)
+    validator(ANSWER).validate(answer)
     assert answer["verb"] == name and answer["findings"]
 
 
@@ -187,7 +185,7 @@ def test_each_fact_that_a_verb_names_is_in_the_schema() -> None:
             for node in nodes(file):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "answer.add":
                     named |= {word.arg for word in node.keywords if word.arg}
-    assert len(named) > 10 and not named - set(validator(SCHEMA).schema["properties"])
+    assert len(named) > 10 and not named - set(validator(ANSWER).schema["properties"])
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ FILLED_IN = {"TARGET": "x86_64-linux", "SOC": "SM8650", "SECONDS": "600"}
 
 def _taken(verb: str, words: Sequence[str]) -> bool:
     """Whether the verb's own command line takes these words."""
-    for verbs in (CI, PROVISIONING):
+    for verbs in (CI, PROVISIONING, LAB):
         if verb in verbs:
             module, _, attribute = verbs[verb].module.partition(":")
             configured, parser = importlib.import_module(module), Parser(verb, allow_abbrev=False)
@@ -231,6 +231,45 @@ def test_every_command_of_every_rule_parses_in_a_shell_and_by_its_verb() -> None
             if typed != list(command) or not any(_taken(name, words) for name in ANY_OF.get(verb, (verb,))):
                 wrong.append(f"{place}: {quoted(*command)}")
     assert checked > 200 and not wrong, "\n".join(wrong)
+
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs").glob("*.md"),
+    *ROOT.glob("skills/**/*.md"),
+]
+TYPED = re.compile(r"(?:qnn-ci|nox -s lab --|nox -s|python -m (?:ci|provisioning|lab)) ([a-z][\w-]*)(.*)")
+
+
+def _refused_on(page: Path) -> Iterator[str]:
+    """Commands of a page that cannot be typed: in a block of code whole, in a sentence by its flags."""
+    blocks, sentences = [], []
+    for number, part in enumerate(re.split(r"^ *```", page.read_text(encoding="utf-8"), flags=re.MULTILINE)):
+        blocks += [line.strip().removeprefix("$ ") for line in part.splitlines()] if number % 2 else []
+        sentences += [] if number % 2 else re.findall(r"`([^`\n]+)`", part)
+    for text in filter(TYPED.match, sentences):
+        yield from (line for line in _wrong(text) if " needs more in " not in line)
+    for typed in filter(None, map(TYPED.match, blocks)):
+        words = shlex.split(re.split(r" [|>&;] ?|\\$", typed[2])[0], comments=True)
+        words = [FILLED_IN.get(word, word) for word in (words[1:] if words[:1] == ["--"] else words)]
+        if typed[1] not in SESSIONS and not any(
+            _taken(verb, words) for verb in ANY_OF.get(typed[1], (typed[1],))
+        ):
+            yield typed[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_command_of_a_page_parses_by_its_verb(page: Path) -> None:
+    assert not list(_refused_on(page))
+
+
+def test_a_command_of_a_page_that_cannot_be_typed_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`qnn-ci tune --flor`\n```console\n$ qnn-ci audit  # more\nqnn-ci chips --al | cat\n```\n"
+    )
+    assert len(list(_refused_on(page))) == 3
 
 
 def _licences(command: Sequence[str]) -> set[str]:
