@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -33,9 +34,10 @@ from tests.support.program_reports import reports as of_programs
 from tests.support.typed import run_here
 
 
-def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> Report:
+def _report(stage: str, *findings: Finding, **changed: Any) -> Report:
     made = (Artifact("pte", f"build/{stage}.pte", "ab" * 32, 4_234_123),)
-    return report_of(stage, *findings, outcome=outcome, artifacts=made, metrics={"files": 1234}, run="one")
+    usual: dict[str, Any] = {"artifacts": made, "metrics": {"files": 1234}, "run": "one"}
+    return report_of(stage, *findings, **usual | changed)
 
 
 BAD = Finding("elf.arch", Severity.ERROR, "lib/a.so", "holds v79", "provision it again")
@@ -104,11 +106,81 @@ def _run(reports: Path, *argv: str) -> int:
     return run_here(verb, "--reports", str(reports), *argv)
 
 
-GATE = ["provision", "validate", "test_lowering", "test_emulator"]
-
-
 def verdicts(reports: Path) -> dict[str, str]:
     return {report.stage: verdict(report) for report in collect(reports)}
+
+
+LAST_YEAR = {"started": "2025-11-20T08:00:00+00:00", "run": "zero"}
+LATER = {"started": "2026-11-20T09:00:00+00:00", "run": "two"}
+FAIL = {"outcome": Outcome.FAIL}
+
+
+def gate(*stages: str, **changed: Any) -> Report:
+    return _report("gate", metrics={"stages": [{"stage": name} for name in stages]}, **changed)
+
+
+def of_model(**changed: Any) -> Report:
+    return _report("compile", metrics={"models": {}}, **changed)
+
+
+PAGES: dict[str, tuple[list[Report], dict[str, str]]] = {
+    "nothing": ([], {}),
+    "nobody asked for more": ([_report("test_emulator")], {"test_emulator": "pass"}),
+    "a model, and what was prepared for it earlier": (
+        [_report("provision"), _report("build_runner", **LAST_YEAR), of_model(**LATER)],
+        {"compile": "pass"},
+    ),
+    "a model, and what failed as it was prepared": (
+        [_report("build_runner", BAD, **FAIL), of_model(**LATER)],
+        {"compile": "pass", "build_runner": "fail"},
+    ),
+    "a model, after a gate": (
+        [gate("provision", "validate"), _report("provision"), _report("validate"), of_model(**LATER)],
+        {"provision": "pass", "validate": "pass", "compile": "pass"},
+    ),
+    "a gate that was killed": (
+        [gate("provision", "validate", "test_lowering", outcome=Outcome.ERROR), _report("provision")],
+        {"provision": "pass", "validate": "did not run", "test_lowering": "did not run"},
+    ),
+    "a gate has its own run alone": (
+        [gate("test_emulator", **LATER), _report("bench"), _report("test_emulator")],
+        {"test_emulator": "did not run", "bench": "skipped"},
+    ),
+    "what a gate left out belongs to it, though it has no time": (
+        [
+            gate("test_emulator", "validate", **LATER),
+            _report("validate", **LATER),
+            replace(did_not_run("test_emulator", "left out by --skip", expected=False), run="two"),
+        ],
+        {"test_emulator": "skipped", "validate": "pass"},
+    ),
+    "a failure of another call": (
+        [_report("test_lowering", BAD, **FAIL), _report("test_emulator", **LATER)],
+        {"test_emulator": "pass", "test_lowering": "fail"},
+    ),
+    "a pass of last year, or of another profile": (
+        [
+            _report("validate", **LATER),
+            _report("provision", **LAST_YEAR),
+            _report("bench", profile="qnn-2.37"),
+        ],
+        {"validate": "pass", "provision": "skipped", "bench": "skipped"},
+    ),
+    "a pass with an error": (
+        [_report("provision"), _report("validate", BAD)],
+        {"provision": "pass", "report": "error"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("written", "shown"), PAGES.values(), ids=PAGES)
+def test_a_page_has_the_reports_of_its_run_and_no_other_pass_counts(
+    written: list[Report], shown: dict[str, str], tmp_path: Path
+) -> None:
+    for report in written:
+        report.write(tmp_path)
+    assert verdicts(tmp_path) == shown
+    assert _run(tmp_path, "--check") == int(not {"pass"} <= set(shown.values()) <= {"pass", "skipped"})
 
 
 def model_of(reports: Path, typed: str, precision: str = "8a8w") -> OneModel:
@@ -148,29 +220,6 @@ def test_the_page_has_what_was_done_of_every_model_in_this_folder(
     assert verdicts(tmp_path) == {"compile": "fail", "audit": "pass"}
 
 
-@pytest.mark.parametrize("started", ["2025-11-20T08:00:00+00:00", "2026-11-20T09:00:00+00:00"])
-def test_a_pass_of_what_was_prepared_earlier_is_not_on_the_page_of_a_model(
-    started: str, tmp_path: Path
-) -> None:
-    replace(_report("provision"), run="before", started=started).write(tmp_path)
-    command(tmp_path, "compile", "a.py:make", prints("30.0 dB"))
-    assert verdicts(tmp_path) == {"compile": "pass"}
-    replace(_report("build_runner", BAD, outcome=Outcome.FAIL), run="before").write(tmp_path)
-    assert set(verdicts(tmp_path)) == {"compile", "build_runner"}
-
-
-def test_a_stage_that_a_gate_has_passed_did_run_whatever_is_done_of_a_model_later(tmp_path: Path) -> None:
-    stages: list[Metric] = [{"stage": name} for name in ("provision", "validate")]
-    gate = replace(_report("gate"), metrics={"stages": stages})
-    for report in (gate, _report("provision"), _report("validate")):
-        replace(report, run="before", started="2026-11-20T09:00:00+00:00").write(tmp_path)
-    now = replace(
-        _report("compile"), run="after", started="2026-11-20T10:00:00+00:00", metrics={"models": {}}
-    )
-    now.write(tmp_path)
-    assert verdicts(tmp_path) == {"provision": "pass", "validate": "pass", "compile": "pass"}
-
-
 def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path: Path) -> None:
     command(tmp_path, "compile", "a.py:make", prints("first"))
     with pytest.raises(CheckFailed):
@@ -179,28 +228,6 @@ def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path:
     page = text_of(read_page(html(collect(tmp_path))))
     assert "first" in page and "second" in page and "it does not compile" not in page
     assert verdicts(tmp_path)["compile"] == "pass"
-
-
-def test_what_nobody_asked_for_is_not_on_the_page(tmp_path: Path) -> None:
-    _report("test_emulator").write(tmp_path)
-    assert verdicts(tmp_path) == {"test_emulator": "pass"}
-    assert _run(tmp_path, "--check") == 0
-    (tmp_path / "test_emulator.json").unlink()
-    assert _run(tmp_path, "--check") == 1
-
-
-def test_what_the_gate_was_to_run_is_expected_though_it_was_killed(tmp_path: Path) -> None:
-    stages: list[Metric] = [{"stage": name} for name in GATE]
-    replace(_report("gate", outcome=Outcome.ERROR), metrics={"stages": stages}).write(tmp_path)
-    _report("provision").write(tmp_path)
-    assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "did not run"), "provision": "pass"}
-    assert _run(tmp_path, "--check") == 1
-
-
-def test_a_failure_of_another_call_still_counts(tmp_path: Path) -> None:
-    _report("test_lowering", BAD, outcome=Outcome.FAIL).write(tmp_path)
-    replace(_report("test_emulator"), **LATER).write(tmp_path)  # type: ignore[arg-type]
-    assert _run(tmp_path, "--check") == 1
 
 
 def programs(stage: str, **verdicts: str) -> Report:
@@ -259,10 +286,6 @@ def test_an_error_stands_once_on_the_page_with_a_relative_path(tmp_path: Path) -
     assert page.count("ci/bert.py is wrong") == 1 and said not in page
 
 
-OLD = "2025-11-20T08:00:00+00:00"
-LATER = {"started": "2026-11-20T09:00:00+00:00", "run": "two"}
-
-
 @pytest.mark.parametrize("run", ["one", ""])
 def test_what_another_call_passed_is_shown_and_named(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -277,45 +300,6 @@ def test_what_another_call_passed_is_shown_and_named(
     assert "in an earlier run" in end
     assert "test_lowering" in end
     assert any("test_lowering" in line and "2026-11-20 08:00 UTC" in line for line in shown)
-
-
-def test_a_gates_page_has_its_own_run_alone(tmp_path: Path) -> None:
-    for stage in ("bench", "test_emulator"):
-        _report(stage).write(tmp_path)
-    stages: list[Metric] = [{"stage": "test_emulator"}]
-    gate = replace(_report("gate"), metrics={"stages": stages}, **LATER)  # type: ignore[arg-type]
-    gate.write(tmp_path)
-    assert {name: verdicts(tmp_path)[name] for name in ("bench", "test_emulator")} == {
-        "bench": "skipped",
-        "test_emulator": "did not run",
-    }
-    # What a gate left out belongs to it, though it has no time.
-    replace(did_not_run("test_emulator", "left out by --skip", expected=False), run="two").write(tmp_path)
-    assert verdicts(tmp_path)["test_emulator"] == "skipped"
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [({"started": OLD}, "of an earlier run"), ({"profile": "qnn-2.37"}, "of profile qnn-2.37, and this run")],
-)
-def test_reports_of_another_run_or_profile_are_left_out_and_named(
-    reports: Path, other: dict[str, str], words: str
-) -> None:
-    """A pass of last year, or of another SDK, is none of this run."""
-    replace(_report("validate"), started="2026-11-20T09:00:00+00:00").write(reports)
-    for stage in ("provision", "bench"):
-        replace(_report(stage), **other).write(reports)  # type: ignore[arg-type]
-    assert verdicts(reports) == {"validate": "pass", "provision": "skipped", "bench": "skipped"}
-    provision = next(report for report in collect(reports) if report.stage == "provision")
-    assert words in provision.findings[0].message
-
-
-def test_a_pass_with_an_error_is_no_report(reports: Path) -> None:
-    _report("validate", BAD, outcome=Outcome.PASS).write(reports)
-    *others, about = collect(reports)
-    assert [report.stage for report in others] == ["provision"]
-    assert (about.outcome, about.findings[0].subject) == (Outcome.ERROR, "validate.json")
-    assert _run(reports, "--check") == 1
 
 
 TEXT = st.one_of(
