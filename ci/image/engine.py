@@ -134,7 +134,7 @@ def error_of(message: str, where: str) -> ToolkitError:
         return CheckFailed(f"the container engine failed: {message}", fix="docker info")
     if "Permission denied" in message:
         fix = "sudo usermod -aG docker $USER, and log in again"
-        return EnvironmentLacking(f"you may not use the container engine at {where}: {message}", fix=fix)
+        return EnvironmentLacking(f"the container engine runs, but you may not use it ({where})", fix=fix)
     fix = f"systemctl start docker, or {INSTALL}"
     return EnvironmentLacking(f"no container engine answers at {where}: {message}", fix=fix)
 

@@ -6,7 +6,6 @@ QNN_CI_TEST_ENGINE=required they run all the same, and fail.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import shlex
@@ -34,7 +33,7 @@ OWN_WORLD = [
     "--kill-child",
     "--mount-proc",
 ]
-"""Processes and mounts of what runs in it are gone with it."""
+"""Processes and mounts of what runs in it are gone with it, and no mount of it is seen elsewhere."""
 START_PATIENCE = 240.0
 END_PATIENCE = 300.0
 """The kernel writes out what the engine's mounts hold before it lets their processes go."""
@@ -67,11 +66,8 @@ def reasons(item: pytest.Item) -> list[str]:
 
 @contextmanager
 def running() -> Iterator[Path]:
-    """An engine answers inside, whose files are in the folder.
-
-    It and all mounts bootstrapped inside vanish with this process, even if that is killed.
-    """
-    keep_mounts_to_ourselves()
+    """An engine answers inside, whose files are in the folder. It vanishes with this process, even if that is
+    killed."""
     with tempfile.TemporaryDirectory(prefix="qnn-ci-engine-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         with _daemon(folder):
@@ -106,20 +102,16 @@ def _daemon(folder: Path) -> Iterator[None]:
             )
     finally:
         os.close(held)
-    before = os.environ.get("DOCKER_HOST")
-    os.environ["DOCKER_HOST"] = host
     try:
         end = time.monotonic() + START_PATIENCE
-        while subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
-            if daemon.poll() is not None or time.monotonic() > end:
-                pytest.fail(f"dockerd did not start:\n{log.read_text(errors='replace')[-3000:]}")
-            time.sleep(0.2)
-        yield
+        with pytest.MonkeyPatch.context() as variables:
+            variables.setenv("DOCKER_HOST", host)
+            while subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+                if daemon.poll() is not None or time.monotonic() > end:
+                    pytest.fail(f"dockerd did not start:\n{log.read_text(errors='replace')[-3000:]}")
+                time.sleep(0.2)
+            yield
     finally:
-        if before is None:
-            del os.environ["DOCKER_HOST"]
-        else:
-            os.environ["DOCKER_HOST"] = before
         daemon.kill()
         daemon.wait()
         gone, _, _ = select.select([alive], [], [], END_PATIENCE)
@@ -127,20 +119,12 @@ def _daemon(folder: Path) -> Iterator[None]:
         assert gone, "processes of the engine outlive it"
 
 
-def keep_mounts_to_ourselves() -> None:
-    """From here on others' mounts are seen by us, and ours by no others."""
-    new_mounts, recursive, slave = 0x20000, 0x4000, 0x80000
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(new_mounts) or libc.mount(None, b"/", None, recursive | slave, None):
-        raise OSError(ctypes.get_errno(), "cannot have mounts of our own")
-
-
 def make_base(folder: Path, tag: str) -> None:
     """Debian's smallest system, imported as an image, since no registry need be in reach."""
     tar = folder / "base.tar"
     fast = '--aptopt=DPkg::Options "--force-unsafe-io"'
     bootstrapped = subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", fast, "bookworm", str(tar)],
+        [*OWN_WORLD, "mmdebstrap", "--quiet", "--variant=minbase", fast, "bookworm", str(tar)],
         capture_output=True,
         text=True,
         check=False,
