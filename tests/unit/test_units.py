@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy
+import pefile
 import pytest
+from elftools.elf.enums import ENUM_E_MACHINE, ENUM_P_TYPE_BASE
 
+from ci.explain.divergence import FEW_STEPS, HALF_ROUNDS, HALF_STEP, LEAST_HALF
+from ci.lanes.llm.decoder import LARGEST_HALF
+from ci.signing.headers import EM_HEXAGON, PT_LOAD, PT_NULL
+from ci.suite.accuracy import HALF_MOST
 from provisioning.base.units import EXACT_DB, decibels, in_decibels, roughly, seconds, size
+from provisioning.qnn_libraries import WINDOWS_MACHINES
 
 
 @pytest.mark.parametrize(
@@ -70,3 +78,14 @@ def test_only_equal_outputs_are_bit_equal() -> None:
         "bit-equal",
         "-3.1 dB",
     )
+
+
+def test_the_numbers_of_formats_are_those_of_others() -> None:
+    half = numpy.finfo(numpy.float16)
+    step = float(half.smallest_subnormal)
+    assert {HALF_MOST, LARGEST_HALF} == {float(half.max)} and float(half.tiny) == LEAST_HALF
+    assert (float(half.eps) / 2, step / 2, 16 * step) == (HALF_ROUNDS, HALF_STEP, FEW_STEPS)
+    segments = (ENUM_P_TYPE_BASE["PT_NULL"], ENUM_P_TYPE_BASE["PT_LOAD"])
+    assert (segments, ENUM_E_MACHINE["EM_QDSP6"]) == ((PT_NULL, PT_LOAD), EM_HEXAGON)
+    machines = [pefile.MACHINE_TYPE[f"IMAGE_FILE_MACHINE_{name}"] for name in ("ARM64", "AMD64", "I386")]
+    assert machines == [*WINDOWS_MACHINES][:3]
