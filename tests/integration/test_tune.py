@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from ci.lanes.onnx import provider
 from ci.models.inputs import Sample
 from ci.suite.precision import precision_named
 from ci.suite.qnn_provider import on_cpu
-from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment
 from tests.support.onnx_models import model_of, write
 from tests.support.typed import typed
@@ -42,42 +40,6 @@ class Net(nn.Module):
 def make():
     torch.manual_seed(0)
     return Net().eval(), (torch.rand(1, 3, 16, 16),)
-
-
-def again():
-    layer = nn.Linear(8, 8, bias=False)
-    return nn.Sequential(layer, nn.ReLU(), layer).eval(), (torch.rand(4, 8),)
-"""
-
-
-QUANTIZED = """\
-import json, sys
-from pathlib import Path
-from ci.explain.losses import ScoreRequest
-from ci.lanes.executorch import quantization
-from ci.lanes.executorch.export import ChipModel
-from ci.plain import as_json
-from ci.suite.programs import ProgramOrder
-
-folder = Path(sys.argv[1])
-
-def chip_model(factory, **run):
-    case = {"factory": f"net:{factory}"}
-    run = {"precision": "8a8w", "calibration": 2, **run}
-    return ChipModel.of(ProgramOrder(case, run, "SM8650", str(folder), str(folder)))
-
-model, *_ = quantization.prepared_model(chip_model("make", nodes={"16a8w": ["lin*"]})).quantized()
-kinds = {
-    node.name: quantize.args[4]
-    for node in model.graph.nodes
-    for quantize in node.users
-    if node.name in ("conv2d", "linear") and "quantize_per_tensor" in str(quantize.target)
-}
-units = as_json(quantization.scored(chip_model("make"), ScoreRequest("16a8w", 1e9)))["units"]
-model, *_ = quantization.prepared_model(chip_model("again")).quantized()
-read = [node for node in model.graph.find_nodes(op="get_attr") if len(node.users) > 1]
-types = [str(getattr(model, node.target).dtype) for node in read]
-(folder / "found.json").write_text(json.dumps([kinds, units, types]))
 """
 
 
@@ -94,18 +56,6 @@ def test_weights_with_a_scale_for_each_channel_are_quantized_at_an_old_opset(tmp
         path = provider.quantized(model, samples, precision_named(precision), into, per_channel=True)
         (found,) = on_cpu(path, samples)
         assert found["y"] == pytest.approx(right["y"], abs=0.3)
-
-
-@pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("quantized")
-    (folder / "net.py").write_text(NET)
-    done = subprocess.run(
-        [sys.executable, "-c", QUANTIZED, folder],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert not done.returncode, done.stderr
-    return json.loads((folder / "found.json").read_text())
 
 
 def tune(folder: Path, *words: str | Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

@@ -48,7 +48,6 @@ ERF = CpuOperator(
     kernel=True,
 )
 DDR = Traffic(read=1_000_000, written=1000)
-TOLERANCES = load_tolerances()
 
 
 def _compiled(tmp_path: Path, data: bytes | None = None, **facts: Any) -> Result:
@@ -181,35 +180,31 @@ class TestArtifact:
         assert unread.rule == "artifact-readable"
 
 
-class TestCost:
-    def _rules(self, tmp_path: Path, agreed: Recorded | None, **facts: Any) -> dict[str, Severity]:
-        program = replace(make_program(tmp_path / "suite"), recorded=agreed)
-        findings = cost(program, _compiled(tmp_path, **facts), BUILD_ID, TOLERANCES, tmp_path)
-        return {finding.rule: finding.severity for finding in findings}
+AGREED = Recorded(
+    ddr_read=1_000_000, ddr_written=1000, ddr_spilled=0, ddr_filled=0, pte_bytes=9000, cpu_seconds=2.0
+)
 
-    @property
-    def agreed(self) -> Recorded:
-        return Recorded(
-            ddr_read=1_000_000, ddr_written=1000, ddr_spilled=0, ddr_filled=0, pte_bytes=9000, cpu_seconds=2.0
-        )
 
-    @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
-    def test_more_traffic_than_is_tolerated_is_an_error(self, tmp_path: Path, name: str) -> None:
-        ddr = replace(DDR, **{name: int(getattr(DDR, name) * 1.02 + 4097)})
-        assert self._rules(tmp_path, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
-
-    def test_a_larger_program_is_an_error(self, tmp_path: Path) -> None:
-        small = self.agreed.model_copy(update={"pte_bytes": 10})
-        made = replace(make_program(tmp_path / "suite"), recorded=small)
-        compiled = _compiled(tmp_path, program() + bytes(20_000))
-        findings = cost(made, compiled, BUILD_ID, TOLERANCES, tmp_path)
-        assert [finding.rule for finding in findings] == ["cost-pte-bytes"]
-
-    def test_no_baseline_is_reported(self, tmp_path: Path) -> None:
-        assert self._rules(tmp_path, None) == {"cost-no-baseline": Severity.WARNING}
-
-    def test_a_graph_without_the_compilers_summary_is_an_error(self, tmp_path: Path) -> None:
-        assert self._rules(tmp_path, self.agreed, graphs=0) == {"cost-unknown": Severity.ERROR}
+@pytest.mark.parametrize(
+    ("agreed", "facts", "rules"),
+    [
+        (AGREED, {}, {}),
+        *(
+            (AGREED, {"ddr": replace(DDR, **{name: 1_100_000})}, {f"cost-ddr-{name}": Severity.ERROR})
+            for name in ("read", "written", "spilled", "filled")
+        ),
+        (AGREED, {"data": program() + bytes(30_000)}, {"cost-pte-bytes": Severity.ERROR}),
+        (None, {}, {"cost-no-baseline": Severity.WARNING}),
+        # A graph of which the compiler wrote no summary.
+        (AGREED, {"graphs": 0}, {"cost-unknown": Severity.ERROR}),
+    ],
+)
+def test_a_program_costs_no_more_than_was_agreed(
+    tmp_path: Path, agreed: Recorded | None, facts: dict[str, Any], rules: dict[str, Severity]
+) -> None:
+    made = replace(make_program(tmp_path / "suite"), recorded=agreed)
+    findings = cost(made, _compiled(tmp_path, **facts), BUILD_ID, load_tolerances(), tmp_path)
+    assert {finding.rule: finding.severity for finding in findings} == rules
 
 
 class TestWhole:

@@ -170,29 +170,33 @@ class TestChanged:
         assert self.found(tmp_path, Recorded(accuracy=AGREED), result) == []
 
 
-class TestCost:
-    tolerances = load_tolerances()
+COSTS = Recorded(
+    ddr_read=100, ddr_written=10, ddr_spilled=0, ddr_filled=0, context_bytes=50_000, cpu_seconds=2.0
+)
+TOLERANCES = load_tolerances()
+MOST = int(TOLERANCES.costs["context_bytes"].most(50_000))
 
-    def rules(self, program: OnnxProgram, agreed: Recorded | None, **changes: Any) -> dict[str, Severity]:
-        findings = cost(replace(program, recorded=agreed), compiled(facts(**changes)), self.tolerances)
-        return {finding.rule: finding.severity for finding in findings}
 
-    @property
-    def agreed(self) -> Recorded:
-        return Recorded(
-            ddr_read=100, ddr_written=10, ddr_spilled=0, ddr_filled=0, context_bytes=50_000, cpu_seconds=2.0
-        )
-
-    @pytest.mark.parametrize("more", [0, 1])
-    def test_what_is_tolerated_is_tolerated_to_the_byte(self, program: OnnxProgram, more: int) -> None:
-        most = int(self.tolerances.costs["context_bytes"].most(50_000)) + more
-        assert len(self.rules(program, self.agreed, bytes=most)) == more
-
-    @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
-    def test_more_traffic_than_is_tolerated_is_an_error(self, program: OnnxProgram, name: str) -> None:
-        ddr = {"read": 100, "written": 10, name: 10_000}
-        assert self.rules(program, self.agreed, ddr=Traffic(**ddr)) == {f"cost-ddr-{name}": Severity.ERROR}
-
-    def test_what_cannot_be_compared_says_so(self, program: OnnxProgram) -> None:
-        assert self.rules(program, self.agreed, ddr=None) == {"cost-unknown": Severity.ERROR}
-        assert self.rules(program, None) == {"cost-no-baseline": Severity.WARNING}
+@pytest.mark.parametrize(
+    ("agreed", "changes", "rules"),
+    [
+        # What is tolerated is tolerated to the byte.
+        (COSTS, {"bytes": MOST}, {}),
+        (COSTS, {"bytes": MOST + 1}, {"cost-context-bytes": Severity.ERROR}),
+        *(
+            (
+                COSTS,
+                {"ddr": Traffic(**{"read": 100, "written": 10, name: 10_000})},
+                {f"cost-ddr-{name}": Severity.ERROR},
+            )
+            for name in ("read", "written", "spilled", "filled")
+        ),
+        (COSTS, {"ddr": None}, {"cost-unknown": Severity.ERROR}),
+        (None, {}, {"cost-no-baseline": Severity.WARNING}),
+    ],
+)
+def test_a_program_costs_no_more_than_was_agreed(
+    program: OnnxProgram, agreed: Recorded | None, changes: dict[str, Any], rules: dict[str, Severity]
+) -> None:
+    findings = cost(replace(program, recorded=agreed), compiled(facts(**changes)), TOLERANCES)
+    assert {finding.rule: finding.severity for finding in findings} == rules

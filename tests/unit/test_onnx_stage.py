@@ -238,20 +238,33 @@ class TestStage:
             assert self.stage(tmp_path, text=RECORDED) == 1
             assert self.report(tmp_path).metrics["cached"] == 0
 
-    def test_wrong_outputs_of_a_recorded_case_are_said_and_pass(self, tmp_path: Path) -> None:
-        self.answers = replace(CONTEXT, near=near(sqnr_db=-4.0, reference_sqnr_db=-3.0))
+    @pytest.mark.parametrize(
+        ("answers", "rule", "said", "agreed"),
+        [
+            (
+                replace(CONTEXT, near=near(sqnr_db=-4.0, reference_sqnr_db=-3.0)),
+                "onnx-wrong",
+                "-3.0 dB",
+                ((), (), "v2.51.0.260929181845"),
+            ),
+            (REFUSES_ERF, "onnx-refuses", "does not run on HTP", (("Erf",), ("Add",), "v2.51.0")),
+        ],
+    )
+    def test_wrong_outputs_and_refusals_of_a_recorded_case_are_its_result_and_pass(
+        self,
+        tmp_path: Path,
+        answers: CompiledContext | dict[str, object],
+        rule: str,
+        said: str,
+        agreed: tuple[object, ...],
+    ) -> None:
+        self.answers = answers
         assert self.stage(tmp_path, "--accept", text=RECORDED) == 0
-        wrong = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-wrong"]
-        assert len(wrong) == 2 and "-3.0 dB" in wrong[0].message
-
-    def test_what_qnn_refuses_of_a_recorded_case_is_its_result(self, tmp_path: Path) -> None:
-        self.answers = REFUSES_ERF
-        assert self.stage(tmp_path, "--accept", text=RECORDED) == 0
-        agreed = self.agreed(tmp_path)
-        assert {(row.refused, row.taken, row.build_id) for row in agreed.values()} == {
-            (("Erf",), ("Add",), "v2.51.0")
-        }
+        rows = self.agreed(tmp_path).values()
+        assert {(row.refused, row.taken, row.build_id) for row in rows} == {agreed}
         assert self.stage(tmp_path, text=RECORDED) == 0
+        found = [finding for finding in self.report(tmp_path).findings if finding.rule == rule]
+        assert len(found) == 2 and said in found[0].message
 
     def test_less_than_is_required_fails_until_the_suite_says_so(self, tmp_path: Path) -> None:
         demanded = BARE + "thresholds = { sqnr_db = 6.0 }\n"

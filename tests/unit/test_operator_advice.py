@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,11 @@ from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import on_cpu_in_words
 from ci.lanes.executorch.suite import SHIPPED, programs_of
-from ci.operators import CpuOperator, Traits
-from ci.operators.table import key_of, measured, read, rows_by_key
+from ci.operators import CpuOperator, Traits, table
+from ci.operators.table import OperatorTable, key_of, measured, read, rows_by_key
 from ci.outcome import Result
 from provisioning.known_faults import NO_FIX
 from tests.support.lowering import compiled_as
-from tests.support.own_table import own_table
 
 WHOLE = {"result": "whole", "db": 50, "cases": 9}
 LOW = {"across [0.5, 2.5]": {"result": "wrong", "db": -6}}
@@ -44,14 +42,18 @@ def test_an_operator_has_the_row_of_its_name_else_the_only_one(operator: str, ro
 
 
 @pytest.fixture
-def given() -> Iterator[Any]:
-    """Sets the table: the rows of an operator by chip, and the build that measured each."""
-    with ExitStack() as stack:
+def given(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the tables: the rows of an operator by chip, and those of ONNX's."""
 
-        def put(name: str = "log", onnx: Mapping[str, Any] | None = None, **chips: Cells) -> None:
-            stack.enter_context(own_table(dict.fromkeys(chips, "x"), {name: chips}, onnx))
+    def put(name: str = "log", onnx: Mapping[str, Any] = {}, **chips: Cells) -> None:
+        rows = {"measured": dict.fromkeys(chips, "x"), "cells": {name: chips}}
+        own = OperatorTable.model_validate(rows, strict=False)
+        own_onnx = OperatorTable.model_validate({"cells": onnx}, strict=False)
+        monkeypatch.setattr(table, "shipped", lambda: own)
+        monkeypatch.setattr(table, "shipped_rows", lambda: rows_by_key(own.cells))
+        monkeypatch.setattr(table, "shipped_onnx", lambda: own_onnx)
 
-        yield put
+    return put
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,19 @@ from ci.lanes.upstream.worker import part_of_report, verdict_of
 from ci.outcome import Failure, InTrouble, Result
 from ci.runner import Runner
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Severity
+from provisioning.base.findings import Finding, Severity
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import EXACT_DB
 
 
-def accepted(tests: dict[str, AcceptedTest], suite: str = "rework-op") -> AcceptedTests:
-    return AcceptedTests(suite, "wheels", "SM8650", tests, names=frozenset(tests))
+def accepted(tests: dict[str, AcceptedTest]) -> AcceptedTests:
+    return AcceptedTests("rework-op", "wheels", "SM8650", tests, names=frozenset(tests))
+
+
+def findings_of(judge: Judge, *verdicts: UpstreamVerdict) -> list[Finding]:
+    stage = StageRun("test_upstream", "wheels", "x86_64-linux")
+    judge.findings(stage, verdicts)
+    return stage.findings
 
 
 def report(*, passed: bool = True, text: str = "") -> Any:
@@ -68,21 +74,19 @@ def test_a_test_that_passes_is_held_to_what_it_compared(
     ("outcomes", "rules", "errors"),
     [
         (["passed"], [], 0),
-        (["passed", "absent"], ["delegate-not-run"], 0),
-        (["absent", "absent"], ["delegate-not-run"] * 3, 1),
-        (["dies"], ["delegate-failed"], 1),
+        (["passed", "absent"], ["upstream-not-run"], 0),
+        (["absent", "absent"], ["upstream-not-run"] * 3, 1),
+        (["dies"], ["upstream-failed"], 1),
     ],
 )
 def test_of_a_tree_of_another_release_the_tests_own_verdicts_count(
     tmp_path: Path, outcomes: list[str], rules: list[str], errors: int
 ) -> None:
     """Its list of tests is its own, and so are their inputs. A suite of which nothing runs is not green."""
-    gone = {"gone": AcceptedTest(outcome="failed")}
-    judge = Judge(accepted(gone, suite="delegate"), tmp_path, of_another_release=True)
-    stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
-    judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason") for outcome in outcomes])
-    assert ([finding.rule for finding in stage.findings], judge.gone(["t"])) == (rules, [])
-    assert sum(finding.severity is Severity.ERROR for finding in stage.findings) == errors
+    judge = Judge(accepted({"gone": AcceptedTest(outcome="failed")}), tmp_path, of_another_release=True)
+    found = findings_of(judge, *(UpstreamVerdict("t", outcome, "a reason") for outcome in outcomes))
+    assert ([finding.rule for finding in found], judge.gone(["t"])) == (rules, [])
+    assert sum(finding.severity is Severity.ERROR for finding in found) == errors
 
 
 @pytest.mark.parametrize(
@@ -154,13 +158,10 @@ def died(*errors: str) -> UpstreamVerdict:
     return UpstreamVerdict("t", "dies", errors[0], parts=tuple(Part("dies", error=error) for error in errors))
 
 
-def judged(tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict) -> tuple[Judge, StageRun]:
-    """A verdict held to an accepted one."""
+def judge_of(tmp_path: Path, before: UpstreamVerdict) -> Judge:
+    """What expects a verdict."""
     outcome: Any = before.outcome
-    judge = Judge(accepted({"t": AcceptedTest(outcome=outcome, reasons=reasons_of(before))}), tmp_path)
-    stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
-    judge.findings(stage, [now])
-    return judge, stage
+    return Judge(accepted({"t": AcceptedTest(outcome=outcome, reasons=reasons_of(before))}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +212,9 @@ def judged(tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict) -> tup
 def test_a_failure_for_another_reason_is_a_surprise_with_both(
     tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict, both: tuple[str, str]
 ) -> None:
-    judge, stage = judged(tmp_path, before, now)
+    judge = judge_of(tmp_path, before)
     assert judge.is_surprise(now)
-    (finding,) = stage.findings
+    (finding,) = findings_of(judge, now)
     assert finding.severity is Severity.ERROR
     assert all(value in finding.message for value in both)
 
@@ -250,53 +251,46 @@ def test_a_failure_for_another_reason_is_a_surprise_with_both(
 def test_a_failure_for_the_same_reason_in_other_words_is_none(
     tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict
 ) -> None:
-    judge, stage = judged(tmp_path, before, now)
+    judge = judge_of(tmp_path, before)
     assert not judge.is_surprise(now)
-    assert [finding.severity for finding in stage.findings] == [Severity.NOTE]
+    assert [finding.severity for finding in findings_of(judge, now)] == [Severity.NOTE]
 
 
 def test_an_unexpected_pass_is_counted_as_one_and_is_an_error(tmp_path: Path) -> None:
     judge = Judge(accepted({"t": AcceptedTest(outcome="wrong")}), tmp_path)
     counts = judge.counts([UpstreamVerdict("t", "passed")])
     assert (counts["passed"], counts["unexpected_passes"], counts["failed"]) == (1, 1, 0)
-    stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
-    judge.findings(stage, [UpstreamVerdict("t", "passed")])
-    assert [(row.rule, row.severity) for row in stage.findings] == [("upstream-passed", Severity.ERROR)]
+    found = findings_of(judge, UpstreamVerdict("t", "passed"))
+    assert [(row.rule, row.severity) for row in found] == [("upstream-passed", Severity.ERROR)]
 
 
-@pytest.mark.parametrize(("outcome", "surprise"), [("passed", False), ("wrong", False), ("dies", True)])
+@pytest.mark.parametrize(
+    ("outcome", "surprise", "found"),
+    [
+        ("passed", False, []),
+        ("wrong", False, [("upstream-known-failure", Severity.NOTE)]),
+        ("dies", True, [("upstream-failed", Severity.ERROR)]),
+    ],
+)
 def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
-    tmp_path: Path, outcome: str, surprise: bool
+    tmp_path: Path, outcome: str, surprise: bool, found: list[tuple[str, Severity]]
 ) -> None:
     known = {"t": AcceptedTest(outcome="wrong", by_chance=True, cost=(1.0, 1))}
-    judge = Judge(accepted(known), tmp_path)
-    verdict = UpstreamVerdict("t", outcome, cached=True)
+    judge, verdict = Judge(accepted(known), tmp_path), UpstreamVerdict("t", outcome, cached=True)
     assert judge.is_surprise(verdict) == surprise
     assert judge.counts([verdict])["failed"] == surprise
+    assert [(row.rule, row.severity) for row in findings_of(judge, verdict)] == found
     if not surprise:
         (values,) = judge.accepted.changes([verdict], "x")["t"].values()
         assert values == {"outcome": "wrong", "by_chance": True, "cost": [1.0, 1]}
-
-
-def findings_of(judge: Judge, verdict: UpstreamVerdict) -> dict[str, Severity]:
-    stage = StageRun("test_upstream", "wheels", "x86_64-linux")
-    judge.findings(stage, [verdict])
-    return {finding.rule: finding.severity for finding in stage.findings}
-
-
-def test_a_test_that_ends_by_chance_is_a_note_when_it_fails(tmp_path: Path) -> None:
-    judge = Judge(accepted({"t": AcceptedTest(outcome="wrong", by_chance=True)}), tmp_path)
-    assert findings_of(judge, UpstreamVerdict("t", "passed")) == {}
-    assert findings_of(judge, UpstreamVerdict("t", "wrong")) == {"upstream-known-failure": Severity.NOTE}
 
 
 def test_a_known_failure_has_the_cause_that_was_accepted_and_a_new_one_its_own(tmp_path: Path) -> None:
     known = replace(accepted({"t": AcceptedTest(outcome="wrong")}), causes={("t", "wrong"): "QNN rounds"})
     judge = Judge(known, tmp_path, of_another_release=True)
     for test, cause in (("t", "QNN rounds"), ("new", "numbers differ")):
-        stage = StageRun("test_upstream", "wheels", "x86_64-linux")
-        judge.findings(stage, [UpstreamVerdict(test, "wrong", "numbers differ")])
-        assert [cause in finding.message for finding in stage.findings] == [True]
+        (finding,) = findings_of(judge, UpstreamVerdict(test, "wrong", "numbers differ"))
+        assert cause in finding.message
 
 
 @pytest.mark.parametrize(
@@ -327,9 +321,8 @@ def test_the_wheels_tests_do_not_stand_for_those_that_a_tree_has_no_more(
 
 def test_a_reason_that_is_gone_is_no_surprise(tmp_path: Path) -> None:
     before = died(f"{DIES}aten.elu.default (elu); and of aten.stack.default (stack)")
-    _, stage = judged(tmp_path, before, died(f"{DIES}aten.elu.default (elu)"))
-    assert [finding.severity for finding in stage.findings] == [Severity.NOTE]
-    assert "aten.stack.default" in stage.findings[0].message
+    (finding,) = findings_of(judge_of(tmp_path, before), died(f"{DIES}aten.elu.default (elu)"))
+    assert finding.severity is Severity.NOTE and "aten.stack.default" in finding.message
 
 
 def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:
@@ -341,14 +334,12 @@ def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:
 def test_a_failed_test_shows_what_it_asserted(tmp_path: Path) -> None:
     error = "AssertionError: Tensor-likes are not close!\n\nGreatest difference: 3.1"
     verdict = UpstreamVerdict("t", "failed", "Greatest difference: 3.1", (("", error),))
-    stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
-    Judge(accepted({}, suite="delegate"), tmp_path).findings(stage, [verdict])
-    assert ["Tensor-likes are not close!" in finding.message for finding in stage.findings] == [True]
+    (finding,) = findings_of(Judge(accepted({}), tmp_path), verdict)
+    assert "Tensor-likes are not close!" in finding.message
 
 
 @pytest.mark.parametrize("outcome", ["absent", "not_run"])
 def test_what_did_not_run_is_not_told_to_be_typed_again_as_it_was(tmp_path: Path, outcome: str) -> None:
-    stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
-    judge = Judge(accepted({}, suite="delegate"), tmp_path)
-    judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason")])
-    assert [finding.fix != judge.again(stage, "t") for finding in stage.findings] == [True]
+    judge, stage = Judge(accepted({}), tmp_path), StageRun("test_upstream", "wheels", "x86_64-linux")
+    (finding,) = findings_of(judge, UpstreamVerdict("t", outcome, "a reason"))
+    assert finding.fix != judge.again(stage, "t")
