@@ -159,15 +159,10 @@ def plan_of(name: str) -> ImagePlan:
 # Inputs: one folder below build/ has the packages and wheels of all images. The trees are the store's own.
 
 CONTEXT = ROOT / "build" / "image"
-PACKAGES, ENVIRONMENTS = "packages", "environments"
 OLDEST_GLIBC = 5
 """The first minor version of glibc that manylinux supports."""
 OTHER_PLATFORMS = ("manylinux2014_x86_64", "linux_x86_64")
 """The first means its forerunners, too."""
-
-
-def say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 def trees_of(plan: ImagePlan, store: Store, accepted: Mapping[str, str]) -> Mapping[str, Tree]:
@@ -179,11 +174,21 @@ def trees_of(plan: ImagePlan, store: Store, accepted: Mapping[str, str]) -> Mapp
     }
 
 
+def inputs_of(plan: ImagePlan, engine: Engine, base: str, trees: Mapping[str, Tree]) -> dict[str, Path]:
+    """All that the image is built from, fetched and verified, by the names that scripts know it by."""
+    packages, environments = CONTEXT / "packages", CONTEXT / "environments"
+    keep_packages(plan, engine, base, packages)
+    for environment in plan.environments:
+        keep_wheels(plan, environment, environments / environment)
+    of_trees = {name: tree.root for name, tree in trees.items()}
+    return {"docker": DOCKER, "packages": packages, "environments": environments, **of_trees}
+
+
 def keep_packages(plan: ImagePlan, engine: Engine, base: str, folder: Path) -> None:
     """Have what the base lacks of the plan's packages and their dependencies, as locked."""
 
     def fetch() -> None:
-        say(f"fetching Debian packages with the apt of {base}")
+        sys.stderr.write(f"fetching Debian packages with the apt of {base}\n")
         fetch_packages(plan.system.packages, engine, base, folder, plan.debian)
         for package in packages_in(folder):
             if package not in plan.debian.splitlines():
@@ -247,7 +252,7 @@ def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) 
     recorded = builds.read_text(encoding="utf-8") if named else ""
 
     def fetch() -> None:
-        say(f"fetching the wheels of {lock.stem}")
+        sys.stderr.write(f"fetching the wheels of {lock.stem}\n")
         _download(["--require-hashes", "-r", str(lock)], folder, system)
         (folder / "lock.txt").write_text(text, encoding="utf-8")
         if recorded:
@@ -314,8 +319,6 @@ VARIABLES = {
     "QNN_CI_STORE": f"{CACHE}/store",
     "QNN_CI_ENVIRONMENTS": ENVIRONMENTS_INSIDE,
 }
-COMPARED = ("Cmd", "Entrypoint", "Env", "Labels", "User", "Volumes", "WorkingDir")
-"""The settings of an image that a container starts with. An engine adds others, such as a container's id."""
 
 
 def variables_of(plan: ImagePlan) -> dict[str, str]:
@@ -396,22 +399,19 @@ def _run(order: Order, layer: Sequence[str], parent: str, engine: Engine, target
 
 
 def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str]]:
-    """The layers of two builds that share nothing but the base, and what differs. Builds that differ are
-    kept, to be compared file by file."""
+    """The layers of two builds that share nothing but the base, and the commands of those that differ. Builds
+    that differ are kept, to be compared file by file."""
     tags = compared_tags(order.plan)
     differing: list[str] = []
     try:
         for tag in tags:
             build(order, engine, tag)
-        images = [engine.attributes(tag) for tag in tags]
-        layers = [list(image["RootFS"]["Layers"]) for image in images]
-        first, second = ({name: image["Config"].get(name) for name in COMPARED} for image in images)
-        differing += [f"the setting {name}" for name in COMPARED if first[name] != second[name]]
+        layers = [list(engine.attributes(tag)["RootFS"]["Layers"]) for tag in tags]
         # The base's own layers are below those of the plan.
         own = (digests[-len(order.plan.layers) :] for digests in layers)
         for layer, one, other in zip(order.plan.layers, *own, strict=True):
             if one != other:
-                differing.append(f"the layer of {quoted(*layer)}")
+                differing.append(quoted(*layer))
         return layers, differing
     finally:
         for tag in () if differing else tags:

@@ -6,7 +6,6 @@ import argparse
 import datetime as dt
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ from provisioning.base.stage_run import StageRun
 if TYPE_CHECKING:
     from ci.image.contents import ImagePlan, Order
     from ci.image.engine import Engine
-    from provisioning.store import Tree
 
 EXAMPLES = """\
   nox -s image -- wheels
@@ -51,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from filelock import FileLock
 
-    from ci.image.contents import CONTEXT, load_images, plan_of, trees_of
+    from ci.image.contents import CONTEXT, Order, inputs_of, load_images, plan_of, trees_of
     from ci.image.engine import connected
     from provisioning.store import Store
 
@@ -67,25 +65,14 @@ def run(args: argparse.Namespace) -> int:
         CONTEXT.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{CONTEXT}.lock"):
             trees = trees_of(plan, Store(selection.store), licences.named(args.accept))
-            order = _order(plan, engine, base, base_id, trees)
+            inputs = inputs_of(plan, engine, base_id, trees)
+            log = CONTEXT.with_name(f"image-{plan.name}.log")
+            order = Order(plan, inputs, base_id, labels(plan, base, base_id), log)
             if args.check_reproducible:
                 _compare(stage, order, engine)
             else:
                 _build(stage, order, engine)
     return stage.close(selection.reports)
-
-
-def _order(plan: ImagePlan, engine: Engine, base: str, base_id: str, trees: Mapping[str, Tree]) -> Order:
-    """What is to be built, with all that it is built from fetched and verified."""
-    from ci.image import contents
-
-    contents.keep_packages(plan, engine, base_id, contents.CONTEXT / contents.PACKAGES)
-    for environment in plan.environments:
-        contents.keep_wheels(plan, environment, contents.CONTEXT / contents.ENVIRONMENTS / environment)
-    folders = {name: contents.CONTEXT / name for name in (contents.PACKAGES, contents.ENVIRONMENTS)}
-    inputs = {"docker": contents.DOCKER, **folders, **{name: tree.root for name, tree in trees.items()}}
-    log = contents.CONTEXT.with_name(f"image-{plan.name}.log")
-    return contents.Order(plan, inputs, base_id, labels(plan, base, base_id), log)
 
 
 def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
@@ -161,13 +148,14 @@ def _compare(stage: StageRun, order: Order, engine: Engine) -> None:
 
     name = order.plan.name
     sys.stderr.write(f"building {name} twice; the log is {order.log}\n")
-    layers, differences = build_twice(order, engine)
+    layers, differing = build_twice(order, engine)
     stage.metrics["layers"] = [[*digests] for digests in layers]
-    if not differences:
-        message = f"two builds have the same settings and the same {len(layers[0])} layers"
+    if not differing:
+        message = f"two builds have the same {len(layers[0])} layers"
         stage.add("image-reproducible", Severity.NOTE, name, message)
     first, second = compared_tags(order.plan)
     saved = f"docker save -o first.tar {first}; docker save -o second.tar {second}"
     fix = f"{saved}; diffoscope first.tar second.tar"
-    for line in differences:
-        stage.add("image-reproducible", Severity.ERROR, name, f"two builds differ: {line}", fix)
+    for command in differing:
+        message = f"two builds differ: the layer of {command}"
+        stage.add("image-reproducible", Severity.ERROR, name, message, fix)
