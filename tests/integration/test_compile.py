@@ -51,10 +51,6 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
     np.save(tmp_path / "1.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
     with pytest.raises(BadFactory, match="NaN"):
         loaded.sample(1)
-    for wrong in (np.zeros((1, 3, 4, 4), np.float32), np.zeros((1, 3, 8, 8))):
-        np.save(tmp_path / "1.npy", wrong)
-        with pytest.raises(BadFactory, match=r"1\.npy.*float32\[1, 3, 8, 8\]"):
-            loaded.sample(1)
 
 
 LATE = """\

@@ -312,11 +312,6 @@ class TestRunning:
         assert [ran_in(result).figures for result in theirs] == [ran_in(result).figures for result in ours]
         assert ran_in(theirs[2]).rule == "run" and "no delegate" in ran_in(theirs[2]).message
 
-    def test_one_that_hangs_is_ended_and_never_cached(self, emulator: Emulator) -> None:
-        for _ in range(2):
-            (result,) = emulator.run("hang", timeout=0.3)
-            assert result.failure and result.failure.kind == "timeout"
-
     def test_one_that_is_killed_from_outside_says_nothing_of_the_program(self, emulator: Emulator) -> None:
         for result in emulator.run("killed", "killed-in-a-shell"):
             assert result.failure and result.failure.blame == "machine"

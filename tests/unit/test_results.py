@@ -107,12 +107,6 @@ def test_a_damaged_result_is_none(results: CachedResults, damage: str) -> None:
     assert kept(results) and results.find(KEY)
 
 
-def test_what_failed_since_is_forgotten(results: CachedResults) -> None:
-    kept(results)
-    results.forget(KEY)
-    assert results.find(KEY) is None
-
-
 def test_two_writers_of_one_key_leave_a_whole_result(results: CachedResults, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from ci.results import CachedResults\n"
@@ -316,9 +310,6 @@ class TestLines:
         then = {"add": ("net.py:3", "y = f(x)"), "mul": ("net.py:3", "y = f(x)")}
         now = {"add": ("net.py:3", "z = x + 1"), "mul": ("net.py:4", "y = z * 2")}
         assert relocated(self.FACTS, then, now) is None
-
-    def test_the_same_lines_are_the_same_facts(self) -> None:
-        assert relocated(self.FACTS, self.THEN, self.THEN) == self.FACTS
 
 
 def test_a_program_repeats_to_the_bit_but_for_the_time_of_its_context(tmp_path: Path) -> None:

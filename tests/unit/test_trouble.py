@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.outcome import Failure, InTrouble, Trouble, of_ending, of_error, of_places, of_time
+from ci.outcome import InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from ci.runner import call_runner
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -141,13 +141,6 @@ def test_last_words_tell_what_an_exit_code_does_not() -> None:
     trouble = of_ending("runner", -signal.SIGABRT, words)
     assert trouble is not None and trouble.kind == "memory"
     assert of_ending("runner", 0, words) is None
-
-
-def test_what_the_machine_did_and_a_time_limit_say_nothing_against_a_result_that_is_cached() -> None:
-    full = Trouble("disk", "full", "free some space")
-    assert not Failure.of(full).of_work
-    assert not Failure("timeout", "no result after 5 s").of_work
-    assert Failure("crash", "the process was ended by SIGSEGV").of_work
 
 
 @pytest.mark.parametrize(

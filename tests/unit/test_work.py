@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from ci import child, outcome
-from ci.cached_steps import Step, WorkPlan, run_step
-from ci.jobs import Job, Line, WorkOptions
-from ci.outcome import Failure, Result, TaskOutcome
+from ci.jobs import Job, Line
+from ci.outcome import Failure, TaskOutcome
 from ci.work import ChildTask, Exports, Home, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.settings import ROOT, Selection
+from provisioning.base.settings import ROOT
 
 PATH = {"PATH": "/usr/bin:/bin"}
 
@@ -313,32 +312,3 @@ def test_what_another_command_prints_to_a_log_of_this_name_is_not_read(tmp_path:
         subprocess.run(theirs, check=True, cwd=ROOT)
         os.write(1, b"ours too\n")
         assert child.text_since(begin) == "ours too\n"
-
-
-@pytest.mark.parametrize(
-    ("how", "stays"),
-    [("exit", False), ("SIGSEGV", False), ("raise", False), ("SIGKILL", True), ("disk", True)],
-)
-def test_a_result_that_fails_since_is_believed_no_more_unless_the_machine_is_to_blame(
-    tmp_path: Path, how: str, stays: bool
-) -> None:
-    program = Job("net")
-    selection = Selection("wheels", "x86_64-linux", "SM8750", tmp_path / "store", tmp_path / "reports")
-
-    def outcome(function: str, *, cache: bool = True) -> Result:
-        plan = WorkPlan((program,), selection, WorkOptions(30, cache=cache), tmp_path / "logs")
-        step = Step(
-            plan=plan,
-            kind="toys",
-            title="toys",
-            function=f"tests.support.tasks:{function}",
-            home=lambda own: home_in(tmp_path),
-            request=lambda program: {"how": how},
-            key=lambda program, cached: {},
-        )
-        return run_step(step, [program])["net"]
-
-    assert not outcome("echo").cached and outcome("echo").cached
-    failed = outcome("end", cache=False)
-    assert failed.failure and failed.failure.of_work != stays
-    assert outcome("echo").cached == stays
