@@ -217,14 +217,6 @@ class Forecasted:
     """Why no phone has a forecast."""
     fix: str = ""
 
-    def of(self, phones: Collection[str]) -> Forecasted:
-        shown = tuple(row for row in self.forecasts if row.phone in phones)
-        reasons = {phone: reason for phone, reason in self.reasons.items() if phone in phones}
-        withheld = self.withheld or (
-            "" if shown else next(iter(reasons.values()), "no such phone was fitted")
-        )
-        return Forecasted(shown, reasons, self.basis, withheld, self.fix)
-
     def in_words(self) -> list[str]:
         if self.withheld:
             return [f"no forecast: {self.withheld}", *([f"  try: {self.fix}"] if self.fix else [])]
@@ -235,13 +227,15 @@ class Forecasted:
         ]
 
 
-def forecast(precision: str, asked: QnnEstimates, fit: Fit, table: Forecasts) -> Forecasted:
-    """Of what QNN was asked, by its own compile; `precision` is ours."""
+def forecast(
+    precision: str, asked: QnnEstimates, fit: Fit, table: Forecasts, phones: Collection[str]
+) -> Forecasted:
+    """For these phones, of what QNN was asked, by its own compile; `precision` is ours."""
     if (build := asked.build_id) != fit.build_id:
         fitted = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
         return Forecasted(withheld=fitted, fix=ON_A_PHONE)
     hub, forecasts, reasons = PRECISIONS.get(precision, ""), list[Forecast](), dict[str, str]()
-    for phone, about in table.phones.items():
+    for phone in phones:
         if not (fitted_phone := fit.phones.get((phone, hub))):
             continue
         chips = table.chips(precision, [phone])
@@ -250,15 +244,18 @@ def forecast(precision: str, asked: QnnEstimates, fit: Fit, table: Forecasts) ->
             reasons[phone] = reason
         else:
             us = fitted_phone.scale * basis_of(estimates, chips) + fitted_phone.around_us
-            forecasts.append(Forecast(phone, about.soc, us / 1000, fitted_phone.within))
+            forecasts.append(Forecast(phone, table.phones[phone].soc, us / 1000, fitted_phone.within))
     if not forecasts and not reasons:
-        known = ", ".join(ours for ours, name in PRECISIONS.items() if any(name in key for key in fit.phones))
-        return Forecasted(withheld=f"no phone's {precision} was fitted", fix=f"--precision {known}")
+        fitted_names = {name for phone, name in fit.phones if phone in phones}
+        known = ", ".join(ours for ours, name in PRECISIONS.items() if name in fitted_names)
+        message = f"{precision} was not fitted for {', '.join(phones)}"
+        return Forecasted(withheld=message, fix=f"--precision {known}" if known else ON_A_PHONE)
     rests_on = " and ".join(f"{chip} ({us:,.0f} us)" for chip, us in asked.lower.items())
     basis = f"QNN {version_in(build)}'s lower estimates for {rests_on}, by what AI Hub measured"
     basis += f" ({table.wheel.version})"
     basis += f"; asking QNN took {asked.cpu_seconds:.1f} s of a processor"
-    return Forecasted(tuple(forecasts), reasons, basis).of(table.phones)
+    withheld = "" if forecasts else next(iter(reasons.values()))
+    return Forecasted(tuple(forecasts), reasons, basis, withheld)
 
 
 def basis_of(estimates: Mapping[str, float], chips: Collection[str]) -> float:

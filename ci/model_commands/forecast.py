@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
     model = one_model_of(args)
-    forecasted = model.lane.product.forecasted(model, phones).of(phones)
+    forecasted = model.lane.product.forecasted(model, phones)
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecasted.forecasts])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words()))

@@ -12,6 +12,7 @@ from ci.artifacts.compiler_log import QnnEstimate, read_estimate
 from ci.forecast import (
     Fit,
     FittedRange,
+    Forecasted,
     Forecasts,
     ModelSize,
     PhoneFit,
@@ -50,31 +51,35 @@ def asked(us: int = 1000, second: int = 500, **more: Any) -> QnnEstimates:
     return QnnEstimates(**{**usual, **more})
 
 
+def forecasted(precision: str, estimates: QnnEstimates, *phones: str) -> Forecasted:
+    return forecast(precision, estimates, FIT, TABLE, phones or TABLE.phones)
+
+
 def estimate(us: int, **more: int) -> QnnEstimate:
     return replace(QnnEstimate(1, us, us, us, 0), **more)
 
 
 def test_a_forecast_is_the_scaled_estimate_and_what_surrounds_the_network() -> None:
     for precision, ms in (("fp16", 0.88), ("8a8w", 0.99)):
-        found = forecast(precision, asked(), FIT, TABLE).forecasts
+        found = forecasted(precision, asked()).forecasts
         assert found[0].ms == pytest.approx(ms)
 
 
 def test_both_chips_count_where_the_phone_wants_both() -> None:
     """Half way, 1000 and 490 us are 700, and 25 around them."""
-    found = forecast("fp16", asked(second=490), FIT, TABLE).forecasts[1]
+    found = forecasted("fp16", asked(second=490)).forecasts[1]
     assert (found.ms, found.least_ms, found.most_ms) == pytest.approx((0.375, 0.375 / 1.2, 0.375 * 1.2))
-    assert forecast("8a8w", asked(second=490), FIT, TABLE).forecasts[1].ms == pytest.approx(0.6)
+    assert forecasted("8a8w", asked(second=490)).forecasts[1].ms == pytest.approx(0.6)
 
 
 def test_what_concerns_the_newer_chip_alone_leaves_the_other_phones_theirs() -> None:
     older = {"QCS9100": estimate(1000)}
     given = asked(estimates=older, refused={"SA8797": "no Mod"})
-    found = forecast("fp16", given, FIT, TABLE)
+    found = forecasted("fp16", given)
     assert [row.phone for row in found.forecasts] == ["Galaxy S24"]
     assert {*found.reasons} == {"Galaxy S26"} and "Galaxy S26" in "\n".join(found.in_words())
-    assert "no Mod" in found.of(["Galaxy S26"]).withheld
-    assert len(forecast("8a8w", given, FIT, TABLE).forecasts) == 2
+    assert "no Mod" in forecasted("fp16", given, "Galaxy S26").withheld
+    assert len(forecasted("8a8w", given).forecasts) == 2
 
 
 def test_a_second_compile_is_for_phones_that_want_it() -> None:
@@ -104,7 +109,7 @@ def test_a_second_compile_is_for_phones_that_want_it() -> None:
 def test_what_is_not_like_the_fitted_models_has_no_forecast(
     precision: str, given: QnnEstimates, named: str
 ) -> None:
-    found = forecast(precision, given, FIT, TABLE)
+    found = forecasted(precision, given)
     assert not found.forecasts
     assert named in found.withheld
 
@@ -112,7 +117,7 @@ def test_what_is_not_like_the_fitted_models_has_no_forecast(
 @pytest.mark.parametrize("field", ["graphs", "uncosted"])
 def test_a_cut_graph_and_operators_without_a_cost_have_no_forecast(field: str) -> None:
     given = asked(estimates={"QCS9100": estimate(1000, **{field: 2}), "SA8797": estimate(500)})
-    assert "2" in forecast("fp16", given, FIT, TABLE).withheld
+    assert "2" in forecasted("fp16", given).withheld
 
 
 PROFILE = """\
@@ -141,7 +146,7 @@ def test_phones_are_found_by_their_usual_names() -> None:
 
 
 def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:
-    found = forecast("16a8w", asked(), FIT, TABLE)
+    found = forecasted("16a8w", asked())
     assert found.withheld and "fp16, 8a8w" in found.fix
 
 

@@ -248,7 +248,7 @@ def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
     plan, kind = plan_of_model(model, program), program.run.kind
     chips = table.chips(kind, phones)
     asked = answered(estimating(replace(plan, programs=plan.programs[:1]), chips), QnnEstimates)
-    return forecast(kind, asked.answer, fit, table)
+    return forecast(kind, asked.answer, fit, table, phones)
 
 
 FIELDS = ("precision", "per_channel", "calibration", "options")
