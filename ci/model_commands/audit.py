@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.one_model.model import add_model, add_option, one_model_of, require_one_chip
+from ci.one_model.model import add_model, add_option, add_precisions, one_model_of, require_one_chip
 from ci.suite.options import add_work
 from provisioning.base import answer
 from provisioning.base.command_line import count
@@ -18,13 +18,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_option(add_model(parser))
-    parser.add_argument(
-        "--precision",
-        action="append",
-        dest="precisions",
-        metavar="SCHEME",
-        help="may be repeated [fp16, 8a8w, 16a8w, and 16a4w for PyTorch models]",
-    )
+    add_precisions(parser, "may be repeated [fp16, 8a8w, 16a8w, and 16a4w for PyTorch models]")
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a step")
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import OneModel, add_model, add_option, one_model_of, require_one_chip
+from ci.one_model.model import (
+    OneModel,
+    add_model,
+    add_option,
+    add_precisions,
+    one_model_of,
+    require_one_chip,
+)
 from ci.suite.options import add_work
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
@@ -51,13 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "a function that gets the program's outputs and float's (a list of arrays for each inference)"
         " and returns a number; more is better",
     )
-    parser.add_argument(
-        "--precision",
-        action="append",
-        dest="precisions",
-        metavar="SCHEME",
-        help=f"twice: the cheap one, then the exact one [{', '.join(USUAL)}]",
-    )
+    add_precisions(parser, f"twice: the cheap one, then the exact one [{', '.join(USUAL)}]")
     parser.add_argument(
         "-o",
         "--output",

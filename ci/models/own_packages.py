@@ -112,7 +112,6 @@ def needs_of(
     suite: Path,
     requirements: str,
     project: str,
-    environ: Mapping[str, str] = os.environ,
     *,
     variables: Iterable[str] = (),
     secrets: Iterable[str] = (),
@@ -120,8 +119,8 @@ def needs_of(
 ) -> Needs:
     """The suite's needs, with paths relative to the suite, and those of QNN_CI_REQUIREMENTS."""
     file = suite.parent / requirements if requirements else None
-    if file is None and environ.get(VARIABLE):
-        file = Path(environ[VARIABLE]).absolute()
+    if file is None and os.environ.get(VARIABLE):
+        file = Path(os.environ[VARIABLE]).absolute()
     folder = (suite.parent / project).resolve() if project else None
     if file is not None and not file.is_file():
         message = f"{suite}: there are no requirements {file}"

@@ -330,6 +330,11 @@ def add_output(
     return pytorch
 
 
+def add_precisions(parser: argparse.ArgumentParser, help: str) -> None:
+    """A flag that may be repeated: its values are `precisions`, None without it."""
+    valued(parser, "--precision", "SCHEME", help, action="append", dest="precisions")
+
+
 def add_precision_file(group: argparse._ActionsContainer) -> None:
     valued(group, "--precision-file", "FILE", "a file that `tune` wrote, instead of --precision", type=Path)
 
@@ -348,13 +353,7 @@ def add_language(group: argparse._ActionsContainer) -> None:
 def add_compile(parser: argparse.ArgumentParser) -> None:
     onnx = add_model(parser)
     pytorch = add_output(parser, "the folder for the program and its record")
-    parser.add_argument(
-        "--precision",
-        action="append",
-        dest="precisions",
-        metavar="SCHEME",
-        help=f"{PRECISION_HELP}; may be repeated, to compare them in a table",
-    )
+    add_precisions(parser, f"{PRECISION_HELP}; may be repeated, to compare them in a table")
     add_precision_file(parser)
     parser.add_argument(
         "--verify", choices=("emulator", "none"), default="emulator", help="where to run it [%(default)s]"
