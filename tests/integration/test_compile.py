@@ -99,24 +99,6 @@ def test_a_models_imports_of_their_package_called_ci_are_theirs_for_its_whole_li
     assert Path(str(sys.modules["ci"].__file__)).is_relative_to(ROOT)
 
 
-TWO = """\
-import torch
-class Two(torch.nn.Module):
-    def forward(self, x, scale):
-        return x * scale
-def net():
-    return Two(), (torch.ones(2), torch.ones(2))
-"""
-
-
-def test_arrays_of_a_sample_go_by_their_names(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(TWO)
-    one, other = np.full(2, 1, np.float32), np.full(2, 2, np.float32)
-    np.savez(tmp_path / "0.npz", scale=other, x=one)
-    loaded = make("two:net", {}, tmp_path, samples_of(tmp_path))
-    assert [float(tensor[0]) for tensor in loaded.sample(0)] == [1, 2]
-
-
 @pytest.mark.whole
 def test_a_quantized_model_is_loaded_by_torch_alone_and_compiled_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)

@@ -128,15 +128,6 @@ def test_a_model_that_changes_its_inputs_changes_no_sample(folder: Path) -> None
     assert torch.equal(sample[0], torch.zeros(4))
 
 
-def test_inputs_by_name_are_refused_with_how_a_pt2_takes_them(folder: Path) -> None:
-    (folder / "qnn_ci_named.py").write_text(
-        "import torch\ndef make():\n    return torch.nn.Linear(2, 2), {'input': torch.ones(1, 2)}\n"
-    )
-    with pytest.raises(BadFactory) as refused:
-        make("qnn_ci_named:make", {}, folder).sample(0)
-    assert "torch.export.export(model, (), inputs)" in refused.value.fix
-
-
 TYPICAL = """\
 import dataclasses, torch, warnings
 @dataclasses.dataclass
@@ -154,6 +145,7 @@ def bare(): return net, x
 def fields(): return Fields().eval(), (x,)
 def number(): return net, (x, 0.5)
 def numbers(): return net, (x, [1.5])
+def named(): return net, {'input': x}
 """
 
 
@@ -162,6 +154,7 @@ def numbers(): return net, (x, [1.5])
     [
         ("number", "input 1: expected a tensor, found float 0.5"),
         ("numbers", "input 1: expected a tensor, found a list"),
+        ("named", "torch.export.export(model, (), inputs)"),
         ("script", "nn.Module"),
         ("bare", "return model, (x,)"),
         ("fields", "return out.logits, out.hidden"),

@@ -165,8 +165,9 @@ def test_arrays_by_name_go_where_forward_takes_them_also_of_a_model_alone(folder
     samples = folder / "samples"
     samples.mkdir()
     np.savez(samples / "0.npz", mask=np.full((1, 4), 2, "f4"), text=np.full((1, 4), 1, "f4"))
-    text, mask = built(folder, OF_SAMPLES, "alone", samples).sample(0)
-    assert float(text[0, 0]) == 1 and float(mask[0, 0]) == 2
+    for function in ("two", "alone"):
+        text, mask = built(folder, OF_SAMPLES, function, samples).sample(0)
+        assert float(text[0, 0]) == 1 and float(mask[0, 0]) == 2
 
 
 @pytest.mark.parametrize(

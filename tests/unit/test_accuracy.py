@@ -100,16 +100,6 @@ class TestFigures:
         assert not missed(Thresholds.model_validate({figure: limit}), measured)
         assert missed(Thresholds.model_validate({figure: beyond}), measured)
 
-
-class TestUnrounded:
-    """Figures are judged as they are."""
-
-    def test_a_loss_above_its_threshold_misses_it_however_small_both_are(self) -> None:
-        measured = {**figures(VALUES, VALUES), "max_metric_loss": 4e-8}
-        misses = missed(Thresholds(max_metric_loss=1e-9), measured)
-        assert [miss.figure for miss in misses] == ["max_metric_loss"]
-        assert not missed(Thresholds(max_metric_loss=5e-8), measured)
-
     @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
     def test_the_same_reaches_a_cosine_of_one_and_nothing_exceeds_it(self, values: list[float]) -> None:
         array = numpy.array(values)
