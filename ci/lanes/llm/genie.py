@@ -345,8 +345,7 @@ def force(genie: Any, order: GenieOrder) -> None:
         Path(order.logits, str(number)).write_bytes(b"".join(choice.logits[: len(text.tokens)]))
 
 
-def reply_to(order: GenieOrder) -> GenieReply:
-    genie = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+def reply_to(genie: Any, order: GenieOrder) -> GenieReply:
     if order.forced:
         force(genie, order)
         return GenieReply([], [])
@@ -361,7 +360,8 @@ def main() -> None:
     order = read(GenieOrder, json.load(sys.stdin))
     # Where the paths of the configuration lead.
     os.chdir(order.folder)
-    print(f"\n{json.dumps(as_json(reply_to(order)))}", flush=True)
+    genie = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+    print(f"\n{json.dumps(as_json(reply_to(genie, order)))}", flush=True)
     os._exit(0)
 
 
