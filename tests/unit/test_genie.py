@@ -19,7 +19,7 @@ SETTINGS: dict[str, Any] = {"dialog": {"context": {"size": CONTEXT, "eos-token":
 
 
 class StandInGenie:
-    """It encodes a word as its length, and answers a prompt with each of its tokens plus one, unless a sampler
+    """It encodes a word as its length, and answers with each token of a prompt plus one, unless a sampler
     chooses. A row of logits is WORDS times the number of the choice."""
 
     sampler: Any = None

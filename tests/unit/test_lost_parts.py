@@ -224,3 +224,63 @@ def test_decisions_within_a_sixteenth_may_be_off_by_a_step_of_eight_bits(
     found[0, :, 3] = numpy.round(wanted[0, :, 3] / step) * step
     figures, slices = compared([Pair("y", wanted, found, 0)])
     assert ("slice_sqnr_db" not in below_floor(figures)) is stays, slices
+
+
+def unit(rows: int, slices: int) -> Any:
+    """Slices without a mean, whose values vary by one."""
+    draw = numpy.random.default_rng(1).standard_normal((1, rows, slices))
+    return (draw - draw.mean(1)) / draw.std(1)
+
+
+def signs(rows: int, slices: int) -> Any:
+    return numpy.where(numpy.arange(rows * slices).reshape(1, rows, slices) % 3, 1.0, -1.0)
+
+
+def dead(rows: int) -> tuple[Any, Any]:
+    """One of 40 slices with this many values."""
+    wanted = unit(rows, 40)
+    return wanted, wanted * (numpy.arange(40) != 7)
+
+
+def constant(varies: float) -> tuple[Any, Any]:
+    """Slices of about 1, of which one is found as 1 everywhere."""
+    wanted = 1 + unit(2000, 40) * numpy.where(numpy.arange(40) == 7, varies, 0.5)
+    return wanted, numpy.where(numpy.arange(40) == 7, 1.0, wanted)
+
+
+def weak(times: float) -> tuple[Any, Any]:
+    """A quarter of the slices varies so many times less than the others, with an error as large as theirs."""
+    wanted = unit(200, 40) * numpy.where(numpy.arange(40) < 10, 1 / times, 1.0)
+    return wanted, wanted + 0.07 * signs(200, 40)
+
+
+def noisy(times: float) -> tuple[Any, Any]:
+    """The power of one slice's error, at 17 dB, is so many times the others'."""
+    wanted = unit(200, 40)
+    return wanted, wanted + signs(200, 40) * numpy.sqrt(
+        0.02 * numpy.where(numpy.arange(40) == 7, 1, 1 / times)
+    )
+
+
+def distinct(wanted: int, found: int) -> tuple[Any, Any]:
+    steps = numpy.arange(wanted).reshape(1, -1) / wanted
+    return steps, (numpy.floor(steps * found) + 0.5) / found
+
+
+@pytest.mark.parametrize(
+    ("make", "kept", "lost"),
+    [
+        (dead, (15,), (16,)),
+        (constant, (0.0099,), (0.0101,)),
+        (weak, (3.95,), (4.05,)),
+        (noisy, (6.9,), (7.1,)),
+        (distinct, (1001, 16), (1001, 15)),
+        (distinct, (1000, 15), (1001, 15)),
+    ],
+)
+def test_a_part_is_lost_from_the_limits_of_the_page_on(
+    make: Callable[..., tuple[Any, Any]], kept: tuple[float, ...], lost: tuple[float, ...]
+) -> None:
+    """docs/accuracy.md, on slices and on outputs with few values."""
+    for arguments, below in ((kept, []), (lost, ["slice_sqnr_db"])):
+        assert below_floor(compared([Pair("y", *make(*arguments), 0)])[0]) == below, arguments
