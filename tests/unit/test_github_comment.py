@@ -28,59 +28,51 @@ from tests.support.program_reports import report_of
 from tests.support.schemas import validator
 
 SHA, NEWER = "3c4d5e6f" * 5, "deadbeef" * 5
-OWNER, NAME = "somebody", "models"
-REPOSITORY, FORK = 11, 22
-"""Numbers of the repository, and of a fork of it."""
-STRANGER: dict[str, Any] = {"head_repository": {"id": FORK, "owner": {"login": "stranger"}}}
+OWN, FORK = (
+    {"id": number, "owner": {"login": owner}} for number, owner in ((11, "somebody"), (22, "stranger"))
+)
+"""The repository, and a fork of it."""
+BASE = "/repos/somebody/models/"
+RUN = {"id": 7, "run_number": 3, "run_attempt": 1, "event": "pull_request", "conclusion": "success"}
+RUN |= {"head_sha": SHA, "head_branch": "change", "head_repository": OWN}
+FAILED = {"conclusion": "failure"}
 
 
 class Hub(ThreadingHTTPServer):
-    """GitHub's API, with what it has of one repository."""
+    """GitHub's API: what it answers by path, and what was written."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Api)
-        self.pulls: list[dict[str, Any]] = []
-        self.artifacts: list[tuple[int, str, bytes]] = []
-        """Of which run, its name and its archive."""
-        self.comments: list[dict[str, Any]] = []
-        self.refuses: int = 0
-        """The status of each answer, if any."""
+        self.answers: dict[str, Any] = {
+            "pulls": [pull(5)],
+            "issues/5/comments": [],
+            "issues/6/comments": [],
+            "actions/runs/7/artifacts": {"artifacts": []},
+        }
+        self.written: list[tuple[str, str]] = []
+        self.status = 200
 
-    @property
-    def bodies(self) -> list[str]:
-        return [row["body"] for row in self.comments]
-
-    def pull(self, number: int, sha: str, repository: int = REPOSITORY, state: str = "open") -> None:
-        head = {"sha": sha, "ref": "change", "repo": {"id": repository}}
-        self.pulls.append({"number": number, "state": state, "head": head})
-
-    def upload(self, run: int, text: bytes, name: str = comment.ARTIFACT) -> None:
-        self.artifacts.append((run, name, archive(comment__json=text)))
+    def upload(self, text: bytes, name: str = comment.ARTIFACT) -> None:
+        rows = self.answers["actions/runs/7/artifacts"]["artifacts"]
+        rows.append({"id": len(rows), "name": name})
+        self.answers[f"actions/artifacts/{rows[-1]['id']}/zip"] = archive(comment__json=text)
 
     def comment(self, body: str, author: str = comment.AUTHOR) -> None:
-        assert 0 < len(body) <= 65_536, "GitHub refuses more"
-        self.comments.append({"id": len(self.comments), "body": body, "user": {"login": author}})
+        rows = self.answers["issues/5/comments"]
+        rows.append({"id": len(rows), "body": body, "user": {"login": author}})
 
-    def answer(self, method: str, path: str, body: str, first: int) -> Any:
-        match method, path.removeprefix(f"/repos/{OWNER}/{NAME}/").split("/"):
-            case "GET", ["pulls"]:
-                return self.pulls
-            case "GET", ["actions", "runs", run, "artifacts"]:
-                names = [
-                    (number, name) for number, (of, name, _) in enumerate(self.artifacts) if of == int(run)
-                ]
-                return {
-                    "artifacts": [{"id": number, "name": name} for number, name in names][first : first + 100]
-                }
-            case "GET", ["actions", "artifacts", number, "zip"]:
-                return self.artifacts[int(number)][2]
-            case "GET", ["issues", "5" | "6", "comments"]:
-                return self.comments[first : first + 100]
-            case "POST", ["issues", "5" | "6", "comments"]:
-                self.comment(body)
-            case "PATCH", ["issues", "comments", number]:
-                self.comments[int(number)]["body"] = body
-        return None
+    def after(self, folder: Path, **of_run: Any) -> str:
+        """What the job writes after a run of a pull request from this repository."""
+        (folder / "event.json").write_text(json.dumps({"workflow_run": {**RUN, **of_run}}), encoding="utf-8")
+        environ = {
+            "GITHUB_EVENT_NAME": "workflow_run",
+            "GITHUB_EVENT_PATH": str(folder / "event.json"),
+            "GITHUB_SERVER_URL": "https://github.com",
+            "GITHUB_API_URL": f"http://127.0.0.1:{self.server_port}",
+            "GITHUB_REPOSITORY": "somebody/models",
+        }
+        assert comment.comment(environ) == 0
+        return self.written[0][1] if self.written else ""
 
 
 class Api(BaseHTTPRequestHandler):
@@ -91,11 +83,16 @@ class Api(BaseHTTPRequestHandler):
         if not self.raw_requestline or not self.parse_request():
             return
         parts = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b'{"body": ""}')
-        first = (int(query.get("page", 1)) - 1) * int(query.get("per_page", 30))
-        answer = self.server.answer(self.command, parts.path, body["body"], first)
-        self.send_response(self.server.refuses or 200)
+        path, page = parts.path.removeprefix(BASE), int(parse_qs(parts.query).get("page", ["1"])[0])
+        answer: Any = None
+        if self.command == "GET":
+            answer = self.server.answers[path]
+        else:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
+            self.server.written.append((f"{self.command} {path}", body))
+        if isinstance(answer, list):
+            answer = answer[100 * (page - 1) : 100 * page]
+        self.send_response(self.server.status)
         self.send_header("Location", "/elsewhere")
         self.end_headers()
         with suppress(OSError):  # who reads no further ends the connection
@@ -109,26 +106,14 @@ class Api(BaseHTTPRequestHandler):
 def hub() -> Iterator[Hub]:
     with Hub() as hub:
         threading.Thread(target=hub.serve_forever, args=(0.002,), daemon=True).start()
-        hub.pull(5, SHA)
         yield hub
         hub.shutdown()
 
 
-def write(hub: Hub, folder: Path, **of_run: Any) -> int:
-    """What the job does after a run of a pull request from this repository."""
-    run = {"id": 7, "run_number": 3, "run_attempt": 1, "event": "pull_request", "conclusion": "success"}
-    head = {"id": REPOSITORY, "owner": {"login": OWNER}}
-    run |= {"head_sha": SHA, "head_branch": "change", "head_repository": head, **of_run}
-    (folder / "event.json").write_text(json.dumps({"workflow_run": run}), encoding="utf-8")
-    return comment.comment(
-        {
-            "GITHUB_EVENT_NAME": "workflow_run",
-            "GITHUB_EVENT_PATH": str(folder / "event.json"),
-            "GITHUB_SERVER_URL": "https://github.com",
-            "GITHUB_API_URL": f"http://127.0.0.1:{hub.server_port}",
-            "GITHUB_REPOSITORY": f"{OWNER}/{NAME}",
-        }
-    )
+def pull(
+    number: int, sha: str = SHA, repository: Mapping[str, Any] = OWN, state: str = "open"
+) -> dict[str, Any]:
+    return {"number": number, "state": state, "head": {"sha": sha, "ref": "change", "repo": repository}}
 
 
 def archive(**files: bytes) -> bytes:
@@ -210,79 +195,82 @@ def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Pa
 
 
 def test_the_page_shows_what_is_written(hub: Hub, tmp_path: Path) -> None:
-    net = "net/8a8w/SM8650"
     rows = (
-        change(net, "cpu_operators", before=0, now=1),
-        change(net, "sqnr_db", lane="onnx", before=35, now=28.1),
-        change(net, before=2_400_000, now=2_850_000),
+        change(what="cpu_operators", before=0, now=1),
+        change(what="sqnr_db", lane="onnx", before=35, now=28.1),
+        change(before=2_400_000, now=2_850_000),
     )
-    hub.upload(7, content(*rows, worse=2, not_compared=1))
-    write(hub, tmp_path)
-    page = (ROOT / "docs/github.md").read_text(encoding="utf-8").replace("OWNER/models", f"{OWNER}/{NAME}")
-    shown_there = re.findall(r"^> ?(.*)$", page, re.MULTILINE)
-    assert shown_there == hub.bodies[0].strip().splitlines()[1:]
+    hub.upload(content(*rows, worse=2, not_compared=1))
+    page = (ROOT / "docs/github.md").read_text(encoding="utf-8").replace("OWNER/models", "somebody/models")
+    assert re.findall(r"^> ?(.*)$", page, re.MULTILINE) == hub.after(tmp_path).strip().splitlines()[1:]
 
 
 def test_of_several_attempts_the_last_file_counts_and_of_several_calls_of_the_gate_all(
     hub: Hub, tmp_path: Path
 ) -> None:
-    for number in range(150):
-        hub.comment(f"{number}", author="somebody")
-    hub.comment("<!-- qnn-ci run=999 attempt=9 -->\nforged", author="mallory[bot]")
-    hub.upload(7, content(change("earlier")))
-    hub.upload(7, content(change("later")))
-    hub.upload(7, content(change("two/8a8w"), compared=3), name=f"{comment.ARTIFACT}-wheels-two")
-    hub.upload(7, b"no concern of ours", name="reports-wheels-two")
-    for _ in range(2):
-        assert write(hub, tmp_path) == 0
-        (body,) = hub.bodies[151:]
+    hub.upload(content(change("earlier")))
+    hub.upload(content(change("later")))
+    hub.upload(content(change("two/8a8w"), compared=3), name=f"{comment.ARTIFACT}-wheels-two")
+    hub.upload(b"no concern of ours", name="reports-wheels-two")
+    body = hub.after(tmp_path)
     assert "| slower: DDR read | 2 MB | 3 MB |" in body and "earlier" not in body
     assert "later" in body and "two&#47;8a8w" in body and "2 of 10 programs" in body
 
 
-LATER: dict[str, Any] = {"run_number": 4, "conclusion": "failure"}
-OWN, OTHER = (REPOSITORY, "open"), (FORK, "open")
+def test_only_our_own_comment_is_written_anew(hub: Hub, tmp_path: Path) -> None:
+    for number in range(150):
+        hub.comment(f"{number}", author="somebody")
+    hub.comment("<!-- qnn-ci run=999 attempt=9 -->\nforged", author="mallory[bot]")
+    hub.upload(content())
+    first = hub.after(tmp_path)
+    hub.comment(first)
+    hub.after(tmp_path, run_number=4)
+    assert [what for what, _ in hub.written] == ["POST issues/5/comments", "PATCH issues/comments/151"]
 
 
 @pytest.mark.parametrize(
-    ("pulls", "runs", "words"),
+    ("earlier", "upload", "of_run", "pulls", "written"),
     [
-        ([], [({}, "alpha")], "✅ alpha"),
-        ([], [({}, "alpha"), (LATER, "beta")], "❌ beta"),
-        ([(5, NEWER, *OWN)], [({}, "alpha"), ({**LATER, "head_sha": NEWER}, "beta")], "❌ beta"),
-        ([], [(LATER, "alpha"), ({}, "beta")], "❌ alpha"),
-        ([], [({"run_attempt": 2}, "alpha"), ({}, "beta")], "✅ alpha"),
+        (None, "net", {}, [], "POST issues/5/comments ✅ net"),
+        ((3, 1), "net", {}, [], "PATCH issues/comments/0 ✅ net"),
+        ((2, 9), "net", FAILED, [], "PATCH issues/comments/0 ❌ net"),
+        ((2, 9), "net", {"head_sha": NEWER}, [pull(5, NEWER)], "PATCH issues/comments/0 ✅ net"),
+        # Of an older run that ends last.
+        ((4, 1), "net", {}, [], ""),
+        ((3, 2), "net", {}, [], ""),
         # No older check mark stays beside a run that says nothing.
-        ([], [({}, "alpha"), (LATER, "")], "❌ nothing"),
-        ([], [({}, "alpha"), (LATER, "broken")], "❌ nothing"),
-        ([], [({}, "")], ""),
-        ([], [({}, "broken")], ""),
+        ((2, 1), "", FAILED, [], "PATCH issues/comments/0 ❌ nothing"),
+        ((2, 1), "broken", FAILED, [], "PATCH issues/comments/0 ❌ nothing"),
+        (None, "", {}, [], ""),
+        (None, "broken", {}, [], ""),
         # Only the one open pull request of the run's repository and commit has it.
-        ([(6, SHA, *OTHER)], [(STRANGER, "alpha")], "✅ alpha"),
-        ([(9, SHA, REPOSITORY, "closed")], [({}, "alpha")], "✅ alpha"),
-        ([(9, SHA, *OWN)], [({}, "alpha")], ""),
-        ([], [(STRANGER, "alpha")], ""),
-        ([], [({"head_sha": NEWER}, "alpha")], ""),
-        ([], [({"event": "push"}, "alpha")], ""),
-        ([], [({"head_repository": None}, "alpha")], ""),
+        (None, "net", {"head_repository": FORK}, [pull(6, SHA, FORK)], "POST issues/6/comments ✅ net"),
+        (None, "net", {}, [pull(9, SHA, OWN, "closed")], "POST issues/5/comments ✅ net"),
+        (None, "net", {}, [pull(9)], ""),
+        (None, "net", {"head_repository": FORK}, [], ""),
+        (None, "net", {"head_sha": NEWER}, [], ""),
+        (None, "net", {"event": "push"}, [], ""),
+        (None, "net", {"head_repository": None}, [], ""),
     ],
 )
 def test_the_comment_is_of_the_newest_run_of_the_one_pull_request(
     hub: Hub,
     tmp_path: Path,
-    pulls: list[tuple[int, str, int, str]],
-    runs: list[tuple[dict[str, Any], str]],
-    words: str,
+    earlier: tuple[int, int] | None,
+    upload: str,
+    of_run: dict[str, Any],
+    pulls: list[dict[str, Any]],
+    written: str,
 ) -> None:
-    for pull in pulls:
-        hub.pull(*pull)
-    for number, (of_run, program) in enumerate(runs, 7):
-        if program:
-            hub.upload(number, b"no JSON" if program == "broken" else content(change(program)))
-        with pytest.raises(CheckFailed) if program == "broken" else nullcontext():
-            assert write(hub, tmp_path, id=number, **of_run) == 0
-    shown = [re.findall("✅|❌|alpha|beta|nothing", body) for body in hub.bodies]
-    assert [" ".join(found) for found in shown] == [words] * bool(words)
+    hub.answers["pulls"] += pulls
+    if earlier:
+        hub.comment("<!-- qnn-ci run={} attempt={} -->\n✅ old".format(*earlier))
+    if upload:
+        hub.upload(b"no JSON" if upload == "broken" else content(change(upload)))
+    with pytest.raises(CheckFailed) if upload == "broken" else nullcontext():
+        hub.after(tmp_path, **of_run)
+    found = [" ".join([what, *re.findall("✅|❌|net|nothing", body)]) for what, body in hub.written]
+    assert found == [written] * bool(written)
 
 
 def test_it_runs_on_no_other_event() -> None:
@@ -294,9 +282,9 @@ def test_it_runs_on_no_other_event() -> None:
 def test_a_refusal_says_what_to_do_and_nothing_is_sent_elsewhere(
     hub: Hub, tmp_path: Path, status: int, fix: str
 ) -> None:
-    hub.refuses = status
+    hub.status = status
     with pytest.raises(UpstreamError, match=str(status)) as refused:
-        write(hub, tmp_path)
+        hub.after(tmp_path)
     assert fix in refused.value.fix
 
 
@@ -319,19 +307,18 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_shown_and_is_nothing_else(
-    hub: Hub, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+def test_names_are_shown_and_are_nothing_else(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub.upload(7, content(change(), change(name), change()))
-    write(hub, tmp_path)
-    (body,) = hub.bodies
+    hub.upload(content(change(), *map(change, NAMES), change()))
+    body = hub.after(tmp_path)
     rendered = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(body)
     page = read_page(f"<div>{rendered}</div>")
     counts = Counter(element.tag for element in page.iter())
     assert set(counts) == {"div", "h3", "p", "a", "code", "table", "thead", "tbody", "tr", "th", "td"}
-    assert (counts["table"], counts["tr"], counts["td"]) == (1, 4, 12), "no row or cell more"
-    link = f"https://github.com/{OWNER}/{NAME}/actions/runs/7"
+    rows = len(NAMES) + 2
+    assert (counts["table"], counts["tr"], counts["td"]) == (1, rows + 1, 4 * rows), "no row or cell more"
+    link = "https://github.com/somebody/models/actions/runs/7"
     attributes = [pair for element in page.iter() for pair in element.items()]
     assert {*attributes} == {("href", link), ("style", "text-align:right")}
     # GitHub makes mentions, links of words, of issues and of commits of text alone, after the Markdown.
@@ -399,18 +386,17 @@ def test_a_file_as_large_as_may_be_is_taken_and_one_byte_more_is_not(more: int, 
 def test_the_longest_comment_is_one_that_github_takes(hub: Hub, tmp_path: Path) -> None:
     rows = [change(f"{index}" + "|" * 150) for index in range(300)]
     for name in ("one", "two"):
-        hub.upload(7, content(*rows, left_out=11), name=f"{comment.ARTIFACT}-{name}")
-    assert write(hub, tmp_path) == 0
-    (body,) = hub.bodies
-    assert "more." in body
+        hub.upload(content(*rows, left_out=11), name=f"{comment.ARTIFACT}-{name}")
+    body = hub.after(tmp_path)
+    assert "more." in body and len(body) <= 65_536
 
 
 def test_no_archive_is_read_without_end_nor_too_many(hub: Hub, tmp_path: Path) -> None:
-    hub.artifacts = [(7, comment.ARTIFACT, bytes(20_000_000))]
+    hub.upload(b"")
+    hub.answers["actions/artifacts/0/zip"] = bytes(20_000_000)
     with pytest.raises(CheckFailed, match="larger than"):
-        write(hub, tmp_path)
-    hub.artifacts = []
-    for number in range(21):
-        hub.upload(7, content(change()), name=f"{comment.ARTIFACT}-{number}")
+        hub.after(tmp_path)
+    for number in range(20):
+        hub.upload(content(change()), name=f"{comment.ARTIFACT}-{number}")
     with pytest.raises(CheckFailed, match="21"):
-        write(hub, tmp_path)
+        hub.after(tmp_path)
