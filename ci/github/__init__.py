@@ -7,8 +7,6 @@ GITHUB_ENV and GITHUB_STEP_SUMMARY name.
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Mapping
 
 EXAMPLES = """\
   python -m ci github plan
@@ -43,29 +41,23 @@ def run(args: argparse.Namespace) -> int:
     import importlib
     import os
     import sys
+    from dataclasses import replace
+    from pathlib import Path
 
-    from ci.report.summary import command
+    from ci.report.summary import github_annotations
     from provisioning.base.errors import ToolkitError
+    from provisioning.base.findings import Finding, Severity
+    from provisioning.base.stage_run import Places, StageRun
 
     module = importlib.import_module(f"ci.github.{PARTS[args.part][0]}")
     try:
         code: int = getattr(module, args.part)(os.environ)
     except ToolkitError as error:
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            text = "\n→ ".join(filter(None, (error.message, error.fix)))
-            sys.stdout.write(
-                command("error", text, title=args.part, **_place(error.message, os.environ)) + "\n"
-            )
+            top = Path(os.environ.get("GITHUB_WORKSPACE", ""), os.environ.get("QNN_CI_SOURCE", "")).absolute()
+            finding = Finding(error.rule, Severity.ERROR, "", error.message, error.fix)
+            report = StageRun(args.part, "", "", "").finish()
+            located = replace(report, findings=(Places([top], [top], []).located(finding),))
+            sys.stdout.write(github_annotations([located]))
         raise
     return code
-
-
-def _place(message: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The file and line that a message begins with, if the calling repository has that file."""
-    from pathlib import Path
-
-    top = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
-    found = re.search(r"(\S+):([1-9]\d*): ", message)
-    if found and Path(found[1]).is_relative_to(top):
-        return {"file": Path(found[1]).relative_to(top).as_posix(), "line": found[2]}
-    return {}

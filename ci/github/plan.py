@@ -104,10 +104,10 @@ def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[di
     return matrix_for(args, environ, suites, flags)["include"]
 
 
-def plan(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matrix = matrix_entries) -> int:
+def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
     """Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_STAGES, and what
     `caller_of` reads."""
-    table = table or gate_table()
+    table = gate_table()
     occasion = environ.get("QNN_CI_OCCASION") or "gate"
     if occasion not in OCCASIONS:
         raise UsageError(f"QNN_CI_OCCASION={occasion}: expected one of {', '.join(OCCASIONS)}")

@@ -222,7 +222,7 @@ def test_a_misspelt_key_of_a_suite_is_annotated_at_its_line_with_the_right_one(
         run_here(verb, "plan")
     assert "precision?" in caught.value.fix
     line = suite.read_text().splitlines().index('precison = "8a8w"') + 1
-    assert f"::error title=plan,file=ci/models.toml,line={line}::" in capsys.readouterr().out
+    assert f"::error file=ci/models.toml,line={line},title=plan%3A " in capsys.readouterr().out
 
 
 # Place and setup
