@@ -35,11 +35,17 @@ FORGOTTEN = {
 """What was forgotten and slipped in when the LPAI backend came, according to seed 003."""
 
 
-def _with(path: str, changes: dict[str, str]) -> dict[str, str]:
+Edits = dict[str, dict[str, str]]
+"""By file: what is replaced, and by what. {0} is the old text; without one the new is appended."""
+
+
+def edited(edits: Edits) -> dict[str, str]:
     files = miniature_tree.files()
-    for old, new in changes.items():
-        assert old in files[path]
-        files[path] = files[path].replace(old, new, 1)
+    for path, changes in edits.items():
+        for old, new in changes.items():
+            text, new = files.get(path, ""), new.replace("{0}", old)
+            assert old in text, old
+            files[path] = text.replace(old, new, 1) if old else text + new
     return files
 
 
@@ -57,7 +63,7 @@ def test_the_miniature_tree_is_clean() -> None:
 
 
 def test_the_new_backend_of_seed_003_is_missing_file_by_file_for_its_platforms() -> None:
-    missing = differences(_with(RUNTIME_BUCK, FORGOTTEN), "parity-missing-in-buck")
+    missing = differences(edited({RUNTIME_BUCK: FORGOTTEN}), "parity-missing-in-buck")
     lpai = {path for path in miniature_tree.files() if f"{BACKENDS}/lpai/" in path}
     assert {finding.what for finding in missing} == lpai
     [absent] = [finding for finding in missing if finding.what.endswith("lpai/target/LpaiDevice.cpp")]
@@ -78,14 +84,14 @@ def test_what_two_programs_compile_is_a_note_at_the_second_until_it_is_accepted(
     # A list of the llama runner's folder has a file of that name too.
     sources = "${CMAKE_CURRENT_LIST_DIR}/runner/runner.cpp"
     program = f"set(_sources {sources})\nadd_executable(whisper_twin ${{_sources}})\n"
-    files = _with(f"{WHISPER}/CMakeLists.txt", {"": program})
+    files = edited({f"{WHISPER}/CMakeLists.txt": {"": program}})
     [note] = [note for note in checked(files).notes if note.rule == "parity-compiled-twice"]
     assert (note.what, note.place.file) == (f"{WHISPER}/runner/runner.cpp", f"{WHISPER}/CMakeLists.txt")
 
 
 @pytest.mark.whole
 def test_a_target_that_is_renamed_is_missing_by_its_old_name_before_all_that_follows() -> None:
-    first, *_ = checked(_with(RUNTIME_BUCK, {'"_android_build"': '"_android"'})).differences
+    first, *_ = checked(edited({RUNTIME_BUCK: {'"_android_build"': '"_android"'}})).differences
     old = "//backends/qualcomm/runtime:runtime_android_build"
     assert (first.rule, first.what) == ("parity-target-missing", old)
 
@@ -102,7 +108,7 @@ def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
 ARCHIVE_CMAKE, NEW_JNI = f"{ANDROID}/CMakeLists.txt", f"{ANDROID}/jni/new.cpp"
 WINDOWS = f"{QUALCOMM}/runtime/pal/src/windows"
 OF_RUNNER = "        ${EXECUTORCH_ROOT}/examples/qualcomm/oss_scripts/llama/runner/decoder_runner.cpp\n"
-ONE_JNI_MORE = _with(ARCHIVE_CMAKE, {"jni/jni_layer_llama.cpp": "jni/jni_layer_llama.cpp jni/new.cpp"}) | {
+ONE_JNI_MORE = edited({ARCHIVE_CMAKE: {"jni/jni_layer_llama.cpp": "jni/jni_layer_llama.cpp jni/new.cpp"}}) | {
     NEW_JNI: "// new\n"
 }
 
@@ -112,7 +118,7 @@ ONE_JNI_MORE = _with(ARCHIVE_CMAKE, {"jni/jni_layer_llama.cpp": "jni/jni_layer_l
     ("files", "rule", "file", "what"),
     [
         (
-            *(_with(ARCHIVE_CMAKE, {OF_RUNNER: ""}), "parity-missing-in-cmake"),
+            *(edited({ARCHIVE_CMAKE: {OF_RUNNER: ""}}), "parity-missing-in-cmake"),
             *(f"{LLAMA}/targets.bzl", f"{LLAMA}/runner/decoder_runner.cpp"),
         ),
         (ONE_JNI_MORE, "parity-missing-in-buck", ARCHIVE_CMAKE, NEW_JNI),
@@ -121,7 +127,7 @@ ONE_JNI_MORE = _with(ARCHIVE_CMAKE, {"jni/jni_layer_llama.cpp": "jni/jni_layer_l
             *(f"{JAVA}/New.kt", f"{JAVA}/New.kt"),
         ),
         (
-            *(_with(f"{ANDROID}/BUCK", {"llm/LlmModule.kt": "llm/Llm.kt"}), "parity-missing-file"),
+            *(edited({f"{ANDROID}/BUCK": {"llm/LlmModule.kt": "llm/Llm.kt"}}), "parity-missing-file"),
             *(f"{ANDROID}/BUCK", f"{JAVA}/extension/llm/Llm.kt"),
         ),
         (
@@ -156,7 +162,7 @@ NAMESPACE = '        header_namespace = "pal",\n'
 def test_a_namespace_that_breaks_includes_is_one_finding_at_its_library(
     path: str, old: str, new: str, text: str
 ) -> None:
-    files = _with(path, {old: new})
+    files = edited({path: {old: new}})
     [finding] = checked(files).differences
     assert (finding.rule, finding.place.file) == ("parity-header-renamed", path)
     assert text in files[path].split("\n")[finding.place.line - 1]
@@ -175,9 +181,7 @@ target_compile_options(wrappers PRIVATE -DOPTION=1)
 target_compile_definitions(qnn_schema INTERFACE HANDED=1)
 """
 
-Edits = dict[str, dict[str, str]]
 EDITS: Edits = {
-    # By file: what is replaced, and by what. {0} is the old text; without one the new is appended.
     TOP_CMAKE: {
         "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n": f"{{0}}{OF_CMAKE}",
         "target_link_libraries(wrappers PRIVATE qnn_executorch_logging)\n": "",
@@ -287,12 +291,7 @@ NEW_MODULES = [f"{QUALCOMM}/{folder}/new.py" for folder in ("aot", "quantizer/an
 
 @cache
 def _drifted(*, alone: bool) -> tuple[dict[str, str], tuple[Difference, ...]]:
-    files = miniature_tree.files()
-    for path, edits in (EDITS_ALONE if alone else EDITS).items():
-        for old, new in edits.items():
-            text, new = files.get(path, ""), new.replace("{0}", old)
-            assert old in text, old
-            files[path] = text.replace(old, new, 1) if old else text + new
+    files = edited(EDITS_ALONE if alone else EDITS)
     added = ("runtime/backends/new/New.cpp", "runtime/new/Other.cpp", "new.cpp")
     files |= {f"{QUALCOMM}/{path}": "// new\n" for path in added}
     found = checked(files)
@@ -326,60 +325,50 @@ def test_g_a_renamed_file_isdifferences(folder: str, old: str, new: str, rule: s
     assert (rule, f"{QUALCOMM}/{folder}/{new}") in reported or rule == "parity-missing-file"
 
 
-HARMLESS = [
-    # The file, what is replaced in it (without a text: the start of the file), and by what.
-    (
-        RUNTIME_BUCK,
-        "",
-        'load(":lists.bzl", "EXCLUDED", "headers")\nload("@fbsource//tools:x.bzl", "unused")\n',
-    ),
-    (RUNTIME_BUCK, 'exclude = ["Logging.cpp"]', "exclude = EXCLUDED  # Utils.cpp ( ["),
-    (
-        RUNTIME_BUCK,
-        'glob(\n                [\n                    "*.h",',
-        'headers(\n                ["*.h"] + [',
-    ),
-    (
-        RUNTIME_BUCK,
-        '                    "backends/gpu/*.h",\n                    "backends/htp/*.h",\n',
-        '                ] + ["backends/{}/*.h".format(kind) for kind in ["htp", "gpu"]] + [\n',
-    ),
-    (RUNTIME_BUCK, 'srcs = [\n            "Logging.cpp",\n        ]', "srcs = glob(['Logging.cp*'])"),
-    (RUNTIME_BUCK, '":logging"', '"//executorch/backends/qualcomm/runtime:logging"'),
-    (RUNTIME_BUCK, '"//executorch/runtime/core:core"', '"//executorch/runtime/core"'),
-    (WRAPPERS_BUCK, '"//executorch/runtime/core:core"', '"//executorch/runtime/core:core_static"'),
-    (
-        RUNTIME_CMAKE,
-        "set(_backend_options QnnBackendOptions.cpp QnnBackendOptions.h)",
-        "include(${HERE}/o.cmake)",
-    ),
-    (RUNTIME_CMAKE, "", 'set(HERE "${CMAKE_CURRENT_LIST_DIR}")\nset(_utils "${HERE}/Utils.cpp")\n'),
-    (RUNTIME_CMAKE, f"{HERE}/Utils.cpp", "${_utils}  # Other.cpp ( ["),
-    (
-        RUNTIME_CMAKE,
-        f"target_sources(\n  shared_buffer PRIVATE {HERE}/SharedBuffer.h",
-        "macro(sources name)\n  TARGET_SOURCES(${name} PRIVATE ${ARGN})\nendmacro()\n"
-        "sources(\n  shared_buffer ${HERE}/SharedBuffer.h",
-    ),
-    (
-        WRAPPERS_CMAKE,
-        f"  PRIVATE {HERE}/OpWrapper.cpp\n          {HERE}/QuantizeParamsWrapper.cpp\n",
-        ")\nforeach(name IN ITEMS QuantizeParamsWrapper OpWrapper)\n"
-        "  list(APPEND _all ${name}.cpp)\nendforeach()\n"
-        "target_sources(wrappers PRIVATE ${_all}\n",
-    ),
-    (BACKENDS_CMAKE, "", "if(FALSE AND QAIRT)\n  nothing_of_the_kind()\nelseif(TRUE OR ANDROID)\n"),
-    (BACKENDS_CMAKE, f"{HERE}/QnnLogger.cpp", f"$<$<NOT:$<BOOL:OFF>>:{HERE}/QnnLogger.cpp>"),
-    (BACKENDS_CMAKE, f"{HERE}/QnnProfiler.cpp", f"$<IF:$<STREQUAL:a,a>,{HERE}/QnnProfiler.cpp,b.cpp>"),
-]
+HARMLESS: Edits = {
+    RUNTIME_BUCK: {
+        'exclude = ["Logging.cpp"]': "exclude = EXCLUDED  # Utils.cpp ( [",
+        'glob(\n                [\n                    "*.h",': 'headers(\n                ["*.h"] + [',
+        '                    "backends/gpu/*.h",\n                    "backends/htp/*.h",\n': (
+            '                ] + ["backends/{}/*.h".format(kind) for kind in ["htp", "gpu"]] + [\n'
+        ),
+        'srcs = [\n            "Logging.cpp",\n        ]': "srcs = glob(['Logging.cp*'])",
+        '":logging"': '"//executorch/backends/qualcomm/runtime:logging"',
+        '"//executorch/runtime/core:core"': '"//executorch/runtime/core"',
+    },
+    WRAPPERS_BUCK: {'"//executorch/runtime/core:core"': '"//executorch/runtime/core:core_static"'},
+    RUNTIME_CMAKE: {
+        "set(_backend_options QnnBackendOptions.cpp QnnBackendOptions.h)": "include(${HERE}/o.cmake)",
+        f"{HERE}/Utils.cpp": "${_utils}  # Other.cpp ( [",
+        f"target_sources(\n  shared_buffer PRIVATE {HERE}/SharedBuffer.h": (
+            "macro(sources name)\n  TARGET_SOURCES(${name} PRIVATE ${ARGN})\nendmacro()\n"
+            "sources(\n  shared_buffer ${HERE}/SharedBuffer.h"
+        ),
+    },
+    WRAPPERS_CMAKE: {
+        f"  PRIVATE {HERE}/OpWrapper.cpp\n          {HERE}/QuantizeParamsWrapper.cpp\n": (
+            ")\nforeach(name IN ITEMS QuantizeParamsWrapper OpWrapper)\n"
+            "  list(APPEND _all ${name}.cpp)\nendforeach()\n"
+            "target_sources(wrappers PRIVATE ${_all}\n"
+        )
+    },
+    BACKENDS_CMAKE: {
+        f"{HERE}/QnnLogger.cpp": f"$<$<NOT:$<BOOL:OFF>>:{HERE}/QnnLogger.cpp>",
+        f"{HERE}/QnnProfiler.cpp": f"$<IF:$<STREQUAL:a,a>,{HERE}/QnnProfiler.cpp,b.cpp>",
+        "": "endif()\n",
+    },
+}
+BEFORE = {
+    # What is written above all else of a file.
+    RUNTIME_BUCK: 'load(":lists.bzl", "EXCLUDED", "headers")\nload("@fbsource//tools:x.bzl", "unused")\n',
+    RUNTIME_CMAKE: 'set(HERE "${CMAKE_CURRENT_LIST_DIR}")\nset(_utils "${HERE}/Utils.cpp")\n',
+    BACKENDS_CMAKE: "if(FALSE AND QAIRT)\n  nothing_of_the_kind()\nelseif(TRUE OR ANDROID)\n",
+}
 
 
 def test_what_both_builds_understand_alike_is_silent() -> None:
-    files = miniature_tree.files()
-    for path, old, new in HARMLESS:
-        assert old in files[path]
-        files[path] = files[path].replace(old, new, 1) if old else new + files[path]
-    files[BACKENDS_CMAKE] += "endif()\n"
+    files = edited(HARMLESS)
+    files |= {path: text + files[path] for path, text in BEFORE.items()}
     lists = 'EXCLUDED = ["Logging.cpp"]\ndef headers(*each, **more):\n    return glob(*each, **more)\n'
     files |= {
         f"{QUALCOMM}/runtime/lists.bzl": lists,
