@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from ci.models import model_lines
 from ci.models.inputs import (
@@ -469,34 +469,17 @@ def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
     return message, f"before the model is returned, {calls[names[0]]}{more}"
 
 
-aten: Any = torch.ops.aten
-PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution)
-
-
-class _Work(TorchDispatchMode):
-    """Counts what the model computes, without hooks in its modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops: float = 0.0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, object] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        operator = getattr(func, "_overloadpacket", None)
-        if operator in PRODUCTS and (count := flop_registry.get(operator)):
-            self.flops += float(count(*args, **(kwargs or {}), out_val=result))
-        return result
-
-
 def flops_of(model: nn.Module, sample: tuple[Tensor, ...]) -> float:
-    """Of the matrix products and convolutions of one inference."""
-    work = _Work()
-    with work:
-        run_copied(model, sample)
-    flops: float = work.flops
-    return flops
+    """Of the matrix products and convolutions of one inference; infinite where they cannot be counted, as in
+    a loop."""
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter:
+            run_copied(model, sample)
+    except Exception:
+        # What is wrong with the model itself is said where it runs.
+        return math.inf
+    return float(counter.get_total_flops())
 
 
 def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:

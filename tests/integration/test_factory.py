@@ -77,6 +77,19 @@ def keeps(): return Keeps().eval(), inputs
 def counts(): return Counts().eval(), inputs
 def remembers(): return Remembers().eval(), inputs
 def draws(): return Draws().eval(), inputs
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x + 1, (x,))
+
+class Loops(nn.Module):
+    def forward(self, x):
+        from torch._higher_order_ops.while_loop import while_loop
+        return while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x @ x), (torch.tensor(0), x))[1]
+
+def squares(generator): return (torch.rand(4, 4, generator=generator),)
+def branches(): return Branches().eval(), squares
+def loops(): return Loops().eval(), squares
 """
 
 
@@ -262,3 +275,9 @@ def test_more_inputs_are_drawn_of_a_model_that_computes_little(
     model = factory.ModelWithInputs(torch.nn.Conv1d(wide, 512, 1), draw)
     chosen = model.chosen(inferences, 4)
     assert len(chosen.compared) == chosen.used.compared == compared
+
+
+@pytest.mark.parametrize(("name", "compared"), [("branches", 8), ("loops", 2)])
+def test_inputs_are_drawn_of_a_model_with_control_flow(folder: Path, name: str, compared: int) -> None:
+    loaded = make(f"qnn_ci_net:{name}", {}, folder)
+    assert len(loaded.chosen(None, 4).compared) == compared
