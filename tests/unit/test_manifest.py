@@ -12,7 +12,7 @@ from provisioning.base import toml
 from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.selection import chip_named, simple
-from provisioning.base.settings import MANIFESTS, TARGETS, profile_names
+from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, OFFICIAL_PROFILE, TARGETS, profile_names
 from provisioning.manifest import (
     Profile,
     Target,
@@ -92,6 +92,9 @@ class TestCommittedManifests:
         table = toml.loads((MANIFESTS / "upstream" / "suites.toml").read_text(encoding="utf-8"))
         names = [suite["name"] for suite in table["suite"]]
         assert len(names) == len({*names})
+
+    def test_the_profiles_that_the_code_names_are_there(self) -> None:
+        assert {DEFAULT_PROFILE, OFFICIAL_PROFILE} <= {*profile_names()}
 
     @pytest.mark.parametrize("name", profile_names())
     def test_a_profile_leaves_out_what_it_has(self, name: str) -> None:
