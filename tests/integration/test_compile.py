@@ -16,7 +16,6 @@ from ci.__main__ import VERBS
 from ci.models.factory import find, make, samples_of
 from ci.models.inputs import InputsUsed
 from ci.models.user_model import BadFactory, search_first
-from ci.one_model.output import writing_into
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
@@ -175,16 +174,6 @@ def test_without_the_compiler_for_the_lpai_a_model_is_quantized_for_it_and_measu
     (tmp_path / "net.py").write_text(NET)
     done = ci("quantize", "net.py:net", *ON_LPAI, "--soc", "SM8850", "-o", "out", cwd=tmp_path)
     assert "dB SQNR" in done.stdout and list((tmp_path / "out").glob("*.pt2"))
-
-
-def test_a_second_compile_into_the_same_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "net.py").write_text(NET)
-    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
-    with writing_into(tmp_path / "out", tmp_path / "store"):
-        done = ci("compile", "net.py:net", "-o", "out", code=2, cwd=tmp_path)
-    assert "another compile" in done.stderr
 
 
 ON_LPAI = ("--backend", "lpai", "--precision", "8a8w")
