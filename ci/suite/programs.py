@@ -198,10 +198,10 @@ class Program:
         )
 
 
-Some = TypeVar("Some", bound=Program)
+P = TypeVar("P", bound=Program)
 
 
-def with_accepted(programs: Sequence[Some]) -> list[Some]:
+def with_accepted(programs: Sequence[P]) -> list[P]:
     """Programs of one suite and lane, with what is accepted of them now."""
     if not programs:
         return []

@@ -44,10 +44,6 @@ def test_none_takes_a_value_away_and_the_last_one_its_subject(tmp_path: Path) ->
     assert after.subjects == {"net/8a8w/SM8650": {"sqnr_db": 29.5}}
 
 
-def test_an_empty_file_of_values_is_json(tmp_path: Path) -> None:
-    assert json.loads(Accepted(tmp_path / "accepted.json").as_text())["accepted"] == {}
-
-
 def _accept(path: Path, number: int) -> None:
     for value in range(20):
         changes: Mapping[str, Values] = {f"program {number}": {f"v{value}": value}}

@@ -91,7 +91,6 @@ def test_a_second_compile_is_for_phones_that_want_it() -> None:
     ("precision", "given", "named"),
     [
         ("fp16", asked(build_id="v2.52.0.270101000000"), "2.52.0"),
-        ("16a16w", asked(), "16a16w"),
         ("fp16", asked(us=99), "99"),
         ("fp16", asked(us=20_000, second=10_000), "20,000"),
         ("fp16", asked(estimates={}, refused={"QCS9100": "it has no Mod"}), "no Mod"),
@@ -99,7 +98,6 @@ def test_a_second_compile_is_for_phones_that_want_it() -> None:
     ],
     ids=[
         "another QNN",
-        "unfitted precision",
         "too small",
         "too large",
         "refused",

@@ -50,13 +50,6 @@ def extended(suite: Path, factory: str = "net:make") -> int:
     return number
 
 
-def test_a_new_suite_has_the_model_alone(tmp_path: Path) -> None:
-    suite = tmp_path / "models.toml"
-    assert extended(suite) == 0
-    (program,) = programs_of(suite)
-    assert (program.name, program.run.cpu_nodes) == ("net/16a8w/SM8750", ("x",))
-
-
 def addition(suite: Path, run: Mapping[str, object], case: Mapping[str, object] = MODEL) -> Addition:
     return Addition(SUITES, suite, "net", case, run, ["SM8650"], "wheels")
 

@@ -25,7 +25,7 @@ from ci.one_model.model import (
     one_model_of,
 )
 from ci.suite.options import Choice, stage_options
-from ci.suite.suite_file import precision_text, read_precision
+from ci.suite.suite_file import precision_text
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import ManifestError, UsageError
 from tests.support.typed import parsed
@@ -119,16 +119,10 @@ def precision_file(folder: Path, *names: str, lane: str = "executorch") -> None:
     (folder / "net.precision.toml").write_text(text)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    precision_file(tmp_path, "conv2d", 'a "quoted" name')
-    found = read_precision(tmp_path / "net.precision.toml", "executorch")
-    assert found.precision == "8a8w" and found.nodes == {"16a8w": ("conv2d", 'a "quoted" name')}
-
-
 def test_a_suite_takes_precision_and_operators_from_the_file(tmp_path: Path) -> None:
-    precision_file(tmp_path, "conv2d")
+    precision_file(tmp_path, "conv2d", 'a "quoted" name')
     (program,) = programs_of(suite(tmp_path))
-    assert program.run.precision == "8a8w" and program.run.nodes == {"16a8w": ("conv2d",)}
+    assert program.run.precision == "8a8w" and program.run.nodes == {"16a8w": ("conv2d", 'a "quoted" name')}
     assert program.name == "net/8a8w-mixed/SM8650"
 
 
