@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.command_line import repeatable
-from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted, UnknownName
+from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import mutex, replace_text
 from provisioning.base.units import utc_now
 
@@ -86,7 +86,7 @@ def require(store: Path, components: Mapping[str, Component], accepted: Mapping[
             if component.licence is not None and component.licence.id in lacking
         ]
         flags = " ".join(f"{FLAG} {licence}" for licence in lacking)
-        raise LicenceNotAccepted(
+        raise EnvironmentLacking(
             "; ".join(under),
             fix=f"read {'it' if len(lacking) == 1 else 'them'}, then add `{flags}` or set "
             f"{VARIABLE}={','.join(lacking)}",

@@ -48,7 +48,6 @@ from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import (
     CheckFailed,
     EnvironmentLacking,
-    LicenceNotAccepted,
     ToolkitError,
     UpstreamError,
     UsageError,
@@ -220,7 +219,7 @@ def converse(
 
 def _answer(stdin: IO[bytes], text: str, signer: Elfsigner) -> None:
     if not signer.consent(text):
-        raise LicenceNotAccepted(
+        raise EnvironmentLacking(
             "what elfsigner asks was not accepted",
             fix=f"read it, then set {licences.VARIABLE}={Consent.name(text)}",
         )

@@ -82,14 +82,6 @@ class EnvironmentLacking(ToolkitError):
     rule = "command-environment"
 
 
-class LicenceNotAccepted(EnvironmentLacking):
-    """A vendor's licence that the user has not accepted yet."""
-
-
-class Unlocked(EnvironmentLacking):
-    """A component without a recorded hash was requested with --locked."""
-
-
 class UpstreamError(ToolkitError):
     """The network or a server failed us."""
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from provisioning import licences
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import EnvironmentLacking, Unlocked
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import (
     ANOTHER_STORE,
     FULL,
@@ -300,10 +300,10 @@ def _size(path: Path) -> int:
         return 0
 
 
-def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> Unlocked:
+def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> EnvironmentLacking:
     """The manifest does not name this component's bytes. `flags` select its profile."""
     command = ("provision", *flags, "--component", name, *licences.flags(store, [component]))
-    return Unlocked(
+    return EnvironmentLacking(
         f"{name} {component.version} is not locked: no hash of it is public, so the manifest names none",
         fix=Fix("if you trust the server that sends it: {}", command),
     )

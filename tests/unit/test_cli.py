@@ -55,8 +55,6 @@ def _main(verbs: dict[str, Verb], *argv: str) -> int:
         ("CheckFailed", 1),
         ("UsageError", 2),
         ("EnvironmentLacking", 3),
-        ("LicenceNotAccepted", 3),
-        ("Unlocked", 3),
         ("UpstreamError", 4),
         ("IntegrityError", 4),
         ("ArchiveError", 4),

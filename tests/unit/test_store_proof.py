@@ -14,7 +14,7 @@ import pytest
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
-from provisioning.base.errors import EnvironmentLacking, Unlocked
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.manifest import Component
 from provisioning.store import Store, Tree
@@ -123,7 +123,7 @@ def test_a_damaged_tree_that_nobody_proved_is_no_reason_to_trust_a_server(house:
     house.restore()
     for tree in house.store.trees():
         damage(tree)
-    with pytest.raises(Unlocked):
+    with pytest.raises(EnvironmentLacking, match="not locked"):
         house.provision()
 
 
