@@ -119,32 +119,21 @@ def test_output_that_nothing_can_take_is_a_clear_error() -> None:
     assert b"Traceback" not in run.stderr
 
 
-def _present(verbs: dict[str, Verb]) -> list[str]:
-    """Modules of verbs that are in this tree."""
-    return [
-        verb.module
-        for verb in verbs.values()
-        if (ROOT / verb.module.replace(".", "/")).with_suffix(".py").is_file()
-        or (ROOT / verb.module.replace(".", "/") / "__init__.py").is_file()
-    ]
-
-
-MODULES = sorted({*_present(PROVISIONING), *_present(CI), *_present(LAB)})
-
-
 def test_help_of_no_verb_loads_a_package_or_a_heavy_module() -> None:
     """Start-up costs what is imported, and no package may be installed yet (-S: none is seen). Of several
     verbs that load a module the first is named."""
+    modules = {verb.module for verbs in (PROVISIONING, CI, LAB) for verb in verbs.values()}
     script = (
         "import argparse, importlib, sys\n"
         "for name in sys.argv[1:]:\n"
-        "    before = set(sys.modules)\n"
-        "    importlib.import_module(name).configure(argparse.ArgumentParser())\n"
+        "    before, (module, _, part) = set(sys.modules), name.partition(':')\n"
+        "    verb = importlib.import_module(module)\n"
+        "    (getattr(verb, part) if part else verb).configure(argparse.ArgumentParser())\n"
         f"    loaded = sorted(set({HEAVY!r}) & set(sys.modules) - before)\n"
         "    print(name, *loaded) if loaded else None\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", script, *MODULES],
+        [sys.executable, "-S", "-c", script, *sorted(modules)],
         cwd=ROOT,
         capture_output=True,
         text=True,
