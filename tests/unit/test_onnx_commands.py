@@ -24,9 +24,11 @@ from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, w
 from ci.plain import as_json
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
+from qnn_ci.api import Compiled, Ran
 from tests.support import onnx_worker
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import CONTEXT, PREPARED, near
+from tests.support.schemas import check_answer
 
 
 class TestOutput:
@@ -194,6 +196,16 @@ class TestCompile:
         assert program.name == "net/fp16/SM8650" and program.case.model == "net.onnx"
         assert names_in(out) == ["net_ctx.json", "net_ctx.onnx"]
 
+    def test_its_record_is_one_that_the_functions_of_qnn_ci_read(
+        self, stand_in: StandIn, tmp_path: Path
+    ) -> None:
+        out, file = tmp_path / "out", tmp_path / "answer.json"
+        assert self.compiled(tmp_path, "--json", str(file)) == 0
+        answer = check_answer(file.read_text())
+        compiled = Compiled(answer, out, answer["programs"][0])
+        assert (compiled.program, compiled.sqnr_db) == (out / "net_ctx.onnx", 30.0)
+        assert compiled.accuracy["top1"] == 1.0 and not compiled.on_cpu
+
 
 class TestRun:
     @pytest.fixture
@@ -210,6 +222,13 @@ class TestRun:
     ) -> None:
         assert self.ran(model, *flags) == 0
         assert stand_in.orders[0][1]["soc"] == soc
+
+    def test_its_record_is_one_that_the_functions_of_qnn_ci_read(
+        self, stand_in: StandIn, model: Path, tmp_path: Path
+    ) -> None:
+        assert self.ran(model, "-o", str(tmp_path / "out")) == 0
+        (output,) = Ran({}, tmp_path / "out").outputs
+        assert np.load(output).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 class TestAudit:
