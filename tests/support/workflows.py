@@ -38,6 +38,15 @@ STEPS: dict[str, list[Yaml]] = {
 """Of each job, and of each action."""
 
 
+OUTPUTS_OF_PARTS = {
+    "plan": {"jobs", "artifacts"},
+    "place": {"store", "key", "cacheable"},
+    "setup": {"sdk-root", "ndk-root", "version", "repaired"},
+    "stage": {"outcome", "report", "artifact"},
+}
+"""Of `github -- PART`: tests/unit/test_github.py runs each and sees that it sets these."""
+
+
 def call_of(workflow: str) -> Yaml:
     """What `workflow_call` says."""
     call = WORKFLOWS[workflow]["on"].get("workflow_call") or {}

@@ -27,17 +27,20 @@ from qnn_ci.command import VERBS
 from tests.support.elves import skel
 from tests.support.schemas import check_answer, validator
 from tests.support.sources import nodes, our_files, with_any
-from tests.support.workflows import ACTIONS, GITHUB, STEPS, WORKFLOWS, Yaml, call_of, called, strings
+from tests.support.workflows import (
+    ACTIONS,
+    GITHUB,
+    OUTPUTS_OF_PARTS,
+    STEPS,
+    WORKFLOWS,
+    Yaml,
+    call_of,
+    called,
+    strings,
+)
 
 # Workflows
 
-OUTPUTS_OF_PARTS = {
-    "plan": {"jobs", "artifacts"},
-    "place": {"store", "key", "cacheable"},
-    "setup": {"sdk-root", "ndk-root", "version", "repaired"},
-    "stage": {"outcome", "report", "artifact"},
-}
-"""Of `github -- PART`: tests/unit/test_github.py runs each and sees that it sets these."""
 OUTPUTS_OF_OTHERS = {
     "actions/cache/restore": {"cache-hit", "cache-primary-key", "cache-matched-key"},
     "actions/upload-artifact": {"artifact-id", "artifact-url", "artifact-digest"},

@@ -24,12 +24,11 @@ from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
-from tests.support.environments import write_sdk
+from tests.support.environments import NDK, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.examples import example
 from tests.support.scripts import script
 from tests.support.typed import parsed, run_here
-from tests.support.workflows import STEPS, call_of, filled_in, pairs
-from tests.unit.test_contracts import OUTPUTS_OF_PARTS
+from tests.support.workflows import OUTPUTS_OF_PARTS, STEPS, call_of, filled_in, pairs
 
 ROWS = {
     "always": CiJob(stage="lint", minutes=5),
@@ -271,6 +270,21 @@ def test_later_steps_have_the_chips_that_were_chosen_and_no_other(
     assert "PATH" not in variables and (tmp_path / "path").read_text() == f"{programs}\n"
 
 
+@pytest.mark.parametrize("components", ["qnn-sdk, android-ndk", "android-ndk"])
+def test_later_steps_know_where_the_ndk_is(tmp_path: Path, components: str) -> None:
+    roots = {
+        "QNN_SDK_ROOT": str(write_sdk(tmp_path / "sdk")),
+        "ANDROID_NDK_ROOT": str(write_ndk(tmp_path / "ndk")),
+    }
+    files = {"GITHUB_ENV": "env", "GITHUB_PATH": "path", "GITHUB_OUTPUT": "output", "QNN_CI_REPORTS": "store"}
+    places = {name: str(tmp_path / path) for name, path in {**files, "QNN_CI_STORE": "store"}.items()}
+    inputs = {"QNN_CI_PROFILE": PROFILE, "QNN_CI_TARGETS": "aarch64-android", "QNN_CI_COMPONENTS": components}
+    assert setup.setup({**os.environ, **places, **roots, **inputs}) == 0
+    variables, outputs = pairs(tmp_path / "env"), pairs(tmp_path / "output")
+    assert outputs["ndk-root"] == variables["ANDROID_NDK_ROOT"] == roots["ANDROID_NDK_ROOT"]
+    assert outputs["version"] == (PIN.version if "qnn-sdk" in components else NDK)
+
+
 @pytest.mark.parametrize("restored", ["true", ""])
 def test_no_verdict_comes_with_a_restored_store(tmp_path: Path, restored: str) -> None:
     entry = tmp_path / "qnn-ci-store" / "cache" / "memo" / "entry.json"
@@ -384,7 +398,7 @@ def test_a_verb_of_the_laboratory_passes_by_its_own_report(
 
 
 def test_the_tests_get_their_variables_and_root_and_see_nothing_of_the_job_that_runs_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     check = f'[ "$1" = --non-interactive ] && shift && touch {tmp_path}/root && exec "$@"'
     sudo = script(tmp_path / "sudo" / "sudo", check)
@@ -392,7 +406,7 @@ def test_the_tests_get_their_variables_and_root_and_see_nothing_of_the_job_that_
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     more = {"QNN_CI_STAGE": "tests", "QNN_CI_VARIABLES": "SWITCH=required 'OTHER=a b'", "CI": "true"}
     assert run_stage(tmp_path, monkeypatch, "exit 1", **more) == 1
-    assert not (tmp_path / "root").exists()
+    assert "::error title=tests" in capfd.readouterr().out and not (tmp_path / "root").exists()
     assert run_stage(tmp_path, monkeypatch, "", **more, QNN_CI_AS_ROOT="true") == 0
     seen = variables_of(tmp_path)
     assert (seen["SWITCH"], seen["OTHER"], seen["CI"]) == ("required", "a b", "true")

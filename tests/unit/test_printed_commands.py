@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import importlib
 import io
 import json
 import re
@@ -26,7 +25,7 @@ from lab.__main__ import SESSIONS as OF_LABORATORY
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import commands
-from provisioning.base.command_line import Parser
+from provisioning.base.command_line import Parser, module_of
 from provisioning.base.commands import Fix, add_flags, leave_out, quoted, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
@@ -108,17 +107,22 @@ VALUE = re.compile(r"[A-Z\d].*|.*[./:@$\"'{].*|-.*")
 
 
 @cache
+def _parsers_of(name: str) -> tuple[Parser, ...]:
+    """Of a verb, which both packages may have."""
+    parsers = []
+    for verb in filter(None, (CI.get(name), PROVISIONING.get(name), LAB.get(name))):
+        parser = Parser(name, allow_abbrev=False)
+        module_of(verb).configure(parser)
+        parsers.append(parser)
+    return tuple(parsers)
+
+
+@cache
 def _of_verb(name: str) -> tuple[set[str], set[str], bool]:
     """Of a verb that both packages have, what either takes."""
-    flags, words, needs = set[str](COMMON), set[str](), True
-    for verb in filter(None, (CI.get(name), PROVISIONING.get(name), LAB.get(name))):
-        module, _, attribute = verb.module.partition(":")
-        configured = importlib.import_module(module)
-        parser = Parser("verb")
-        (getattr(configured, attribute) if attribute else configured).configure(parser)
-        found = _of_parser(parser)
-        flags, words, needs = flags | found[0], words | found[1], needs and found[2]
-    return flags, words, needs
+    found = [_of_parser(parser) for parser in _parsers_of(name)]
+    flags, words, needs = zip(*found, strict=True)
+    return COMMON.union(*flags), set[str]().union(*words), all(needs)
 
 
 def _of_parser(parser: argparse.ArgumentParser) -> tuple[set[str], set[str], bool]:
@@ -204,19 +208,15 @@ FILLED_IN = {"TARGET": "x86_64-linux", "SOC": "SM8650", "SECONDS": "600"}
 
 def _taken(verb: str, words: Sequence[str]) -> bool:
     """Whether the verb's own command line takes these words."""
-    for verbs in (CI, PROVISIONING, LAB):
-        if verb in verbs:
-            module, _, attribute = verbs[verb].module.partition(":")
-            configured, parser = importlib.import_module(module), Parser(verb, allow_abbrev=False)
-            (getattr(configured, attribute) if attribute else configured).configure(parser)
-            with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-                try:
-                    parser.parse_args(words)
-                except SystemExit as stop:
-                    # 0 is --help.
-                    if stop.code:
-                        continue
-            return True
+    for parser in _parsers_of(verb):
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            try:
+                parser.parse_args(words)
+            except SystemExit as stop:
+                # 0 is --help.
+                if stop.code:
+                    continue
+        return True
     return False
 
 
