@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -108,8 +109,10 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
     assert len(report.stage.findings) == code
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
-    refused = {"helps", "harms"}.difference(kept)
-    assert ("on the emulator" in capsys.readouterr().out) is bool(refused)
+    refused, printed = {"helps", "harms"}.difference(kept), capsys.readouterr().out
+    assert ("on the emulator" in printed) is bool(refused)
+    following = "compile" if code == 0 else "audit" if figures["-".join(kept)].error else "tune"
+    assert re.findall(r"^next: (?:nox -s|qnn-ci) (\w+)", printed, re.MULTILINE) == [following] * bool(kept)
 
 
 def test_one_wrong_program_of_several_is_the_exit_code_and_in_the_report(tmp_path: Path) -> None:
