@@ -23,8 +23,8 @@ from ci.lanes.llm.measure import genie_windows
 from ci.lanes.llm.text import prefix_lengths, prefixes_of
 from ci.lanes.llm.verdicts import figures_of
 from provisioning.known_faults import SCRIPTS
+from tests.support.checkpoints import write_config_json
 from tests.unit.test_api import Words, answers
-from tests.unit.test_llm import checkpoint
 
 __all__ = ["answers"]
 
@@ -95,7 +95,7 @@ class Counting:
 @pytest.mark.parametrize("wrong", [(), (0,), (1,)], ids=["right", "prefill is wrong", "decode is wrong"])
 def test_genies_prefill_and_decode_are_both_held_to_float(tmp_path: Path, wrong: tuple[int, ...]) -> None:
     """Float counts on, whatever was said before."""
-    shape = read_architecture(checkpoint(tmp_path))
+    shape = read_architecture(write_config_json(tmp_path))
     texts = prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))
     assert {len(text.prompt) for text in texts} == {20, 40}
     assert len({text.prompt[-1] for text in texts}) == len(texts)

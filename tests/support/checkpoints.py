@@ -1,53 +1,81 @@
-"""Small checkpoints in the Hugging Face format with random weights. Which tensors one has, and of what shape,
-transformers says."""
+"""Small checkpoints in the Hugging Face format: with random weights, of which transformers says what tensors
+there are; and files that are written by hand, for tests that need no torch."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-SMALL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "torch_dtype": "float32",
-}
+PUBLISHED: dict[str, Any] = json.loads(
+    Path(__file__).with_name("published_checkpoints.json").read_text(encoding="utf-8")
+)
+"""config.json as it is published, and of small models as those would be; of transformers' own model for it
+(4.57, on the device meta) the tensors of the first layer and around the layers, and what it computes.
+Frequencies of ropes: how many, the second, the middle one and the last."""
+SMALL = PUBLISHED["small llama"]["config"]
 
-LLAMA_3_2: dict[str, Any] = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-"""Its rope_scaling."""
-LLAMA_3_2_ROPE: dict[str, Any] = {
-    "rope_scaling": LLAMA_3_2,
-    "max_position_embeddings": 131072,
-    "head_dim": 64,
-}
+
+def shapes_of(kind: str = "llama", layers: int = 1, *, tied: bool = False) -> dict[str, list[int]]:
+    """What transformers saves of a small model of a family."""
+    return {
+        name.replace("layers.0.", f"layers.{layer}."): shape
+        for name, shape in PUBLISHED[f"small {kind}"]["tensors"].items()
+        for layer in range(layers)
+        if not (tied and name == "lm_head.weight")
+    }
+
+
+def write_config_json(folder: Path, **changes: Any) -> Path:
+    """config.json alone; None leaves a key out."""
+    config = {name: value for name, value in (SMALL | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+
+
+def write_weights(
+    folder: Path,
+    shapes: Mapping[str, Sequence[int]],
+    dtype: str = "BF16",
+    *,
+    dtypes: Mapping[str, str] | None = None,
+    values: Mapping[str, bytes] | None = None,
+) -> None:
+    """Zeros, byte by byte as the format is published; `values` are what a tensor begins with."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, shape in shapes.items():
+        kind = (dtypes or {}).get(name, dtype)
+        tensor = (values or {}).get(name, b"").ljust(math.prod(shape) * SIZES[kind], b"\0")
+        place = [len(data), len(data) + len(tensor)]
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": place}
+        data += tensor
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def write_tokenizer(
+    folder: Path, words: Mapping[str, int] | None = None, *, form: str = "", special: str = ""
+) -> Path:
+    """Each word is a token; `form` is what it puts around a text, in which `special` words may stand."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = dict({"a": 0, "b": 5} if words is None else words)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if form:
+        numbers = [(word, vocabulary[word]) for word in special.split()]
+        tokenizer.post_processor = processors.TemplateProcessing(form, special_tokens=numbers)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def write_checkpoint(folder: Path, seed: int = 3, **changes: Any) -> Path:

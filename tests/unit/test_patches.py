@@ -26,7 +26,6 @@ REASONS = {
     "integration/test_rewrites.py": PLANTED,
     "support/own_manifests.py": SHIPPED,
     "unit/test_operator_advice.py": SHIPPED,
-    "support/planted_decoders.py": PLANTED,
     "unit/test_api.py": PROCESS,
     "unit/test_build.py": "CMake's answer of a configured project is written by hand",
     "unit/test_build_tools.py": SHORTER,
