@@ -210,9 +210,12 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a checkpoint in two files, compiled in two parts. No token begins its texts, though
     config.json names one."""
     folder = tmp_path_factory.mktemp("speaker")
-    model = write_checkpoint(folder / "model", model_type="qwen3", rope_scaling=None, num_hidden_layers=2)
-    in_shards(model)
+    changes: dict[str, Any] = {"model_type": "qwen3", "rope_scaling": None, "num_hidden_layers": 2}
+    model = write_checkpoint(folder / "model", **changes, bos_token_id=None)
+    write_config_json(model, **changes)
     (model / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    assert not read_architecture(model).beginning
+    in_shards(model)
     command("compile", model, "--soc", "SM8650", "--parts", "2", "-o", folder / "out")
     assert [file.name for file in folder.iterdir() if file.name.startswith(".")] == []
     return folder / "out"
@@ -224,7 +227,6 @@ class TestGenie:
     @pytest.mark.parametrize("length", [8, 33])
     def test_it_says_what_float_says(self, speaker: Path, length: int) -> None:
         """In fp16 it may choose the other one of two tokens that float finds nearly as good."""
-
         prompt = [60 + place % 190 for place in range(length)]
         said = generate(speaker / CONFIG, prompt, 12, timeout=300)
         rows = logits_of(load_reference(speaker.with_name("model")), [*prompt, *said.tokens], 13)
