@@ -25,6 +25,31 @@ from tests.support.sdk_archives import component, sdk_files, sdk_zip, write_zip
 
 ROOT = Path(__file__).parents[2]
 ANDROID = "provision:x86_64-linux,aarch64-android"
+OPERATE = """\
+import sys
+from pathlib import Path
+from provisioning.base.command_line import guarded
+from provisioning.base.progress import Progress
+from provisioning.manifest import Component
+from provisioning.store import Store
+path, definition, operation, *targets = sys.argv[1:]
+store, progress = Store(Path(path)), Progress(sys.stderr)
+component = Component.model_validate_json(Path(definition).read_text())
+
+def operate():
+    if operation == "repair":
+        for tree in store.trees():
+            store.repair(tree, component, progress=progress)
+    elif operation == "gc":
+        store.gc(lambda tree: False, all_downloads=True, progress=progress)
+    else:
+        chosen = frozenset(",".join(targets).split(",")) - {""}
+        print(store.provision("qnn-sdk", component, chosen, progress=progress).root)
+    return 0
+
+sys.exit(guarded(operate, debug=False))
+"""
+"""One operation on a store, in a process of its own: `provision[:target,…]`, `repair` or `gc`."""
 KILLS = [8, pytest.param(50, marks=pytest.mark.whole)]
 
 
@@ -42,10 +67,7 @@ class Site:
         definition = self.path / "component.json"
         definition.write_text(self.sdk.model_dump_json())
         return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.support.store_driver"),
-                *(str(self.store.path), str(definition), operation),
-            ],
+            [sys.executable, "-c", OPERATE, str(self.store.path), str(definition), *operation.split(":")],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
