@@ -232,7 +232,7 @@ def tail(log: Path, characters: int = 200_000) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """WorkDone without a result; `kind` is the step that failed, and `message` says what happened."""
+    """Work without a result; `kind` is the step that failed, and `message` says what happened."""
 
     kind: str
     message: str

@@ -137,6 +137,7 @@ class TestCompiling:
         for what, (kind, message) in expected.items():
             failure = results[bad[what].name].failure
             assert failure and failure.kind == kind and message in failure.message
+            assert failure.exported == (what != "export_crash")
             assert failure.log and failure.log.read_text().startswith("what it printed\n")
         assert not any(results[program.name].failure for program in good)
 
