@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import getitem
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ class RepairedModule(Repaired[NodeMatch]):
         """A match of one node; `write` takes its arguments, constants by their values."""
         operands = tuple(operand for operand in node.all_input_nodes if self.varies(operand))
         constants = {
-            operand: _attribute(self.module, operand.target)
+            operand: attrgetter(str(operand.target))(self.module)
             if operand.op == "get_attr"
             else self.value(operand)
             for operand in node.all_input_nodes
@@ -189,7 +189,7 @@ class RepairedModule(Repaired[NodeMatch]):
                     (result,) = inner.args
                 elif inner.op != "placeholder":
                     copies[inner] = (
-                        graph.get_attr(self._kept(_attribute(traced, inner.target)))
+                        graph.get_attr(self._kept(attrgetter(str(inner.target))(traced)))
                         if inner.op == "get_attr"
                         else graph.node_copy(inner, copies.__getitem__)
                     )
@@ -269,7 +269,7 @@ def _fold(traced: GraphModule) -> None:
     values: dict[Node, Any] = {}
     for node in list(traced.graph.nodes):
         if node.op == "get_attr":
-            values[node] = _attribute(traced, node.target)
+            values[node] = attrgetter(str(node.target))(traced)
         elif node.op == "call_function" and values.keys() >= {*node.all_input_nodes}:
             values[node] = node.target(*_with(node.args, values), **_with(node.kwargs, values))
             if isinstance(values[node], Tensor):
@@ -280,13 +280,6 @@ def _fold(traced: GraphModule) -> None:
                 node.replace_all_uses_with(constant)
                 values[constant] = values[node]
     _settle(traced)
-
-
-def _attribute(module: GraphModule, name: Any) -> Any:
-    value: Any = module
-    for part in str(name).split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _read(node: Node) -> list[int] | None:

@@ -83,21 +83,6 @@ class Tuned:
     """The chosen one, else the most accurate."""
     steps: Sequence[str]
 
-    @classmethod
-    def of(
-        cls,
-        units: Sequence[GroupScore],
-        measured: Iterable[Point],
-        names: tuple[str, str],
-        goal: Goal,
-        steps: Sequence[str],
-        cost: Callable[[Point], tuple[float, ...]],
-    ) -> Tuned:
-        points = sorted(measured, key=lambda point: len(point.units))
-        chosen = min(filter(goal.met, points), key=cost, default=None)
-        best = max((point for point in points if not point.failed), key=goal.accuracy)
-        return cls(units, points, names, goal, chosen, chosen or best, steps)
-
     @property
     def ends(self) -> tuple[Point, Point]:
         """All at the cheap precision, and all at the exact one."""
@@ -176,41 +161,6 @@ def order_of(
     return order, free
 
 
-def cost_of(
-    point: Point, units: Sequence[GroupScore], neighbours: Sequence[Mapping[int, float]]
-) -> tuple[float, ...]:
-    """DDR traffic in three digits, as a few conversions more say nothing; then how much is computed exactly
-    or converted, which takes a chip longer, and the size."""
-    traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
-    exact = sum(
-        units[index].size
-        + sum(count for other, count in neighbours[index].items() if other not in point.units)
-        for index in point.units
-    )
-    return float(f"{traffic:.3g}"), exact, size
-
-
-def predicted_count(
-    units: Sequence[GroupScore], order: Sequence[int], goal: Goal, ends: tuple[Point, Point]
-) -> int:
-    """How many units hold the floor, if their scores add up to what lies between both ends."""
-    cheap, exact = ends
-    count, total = len(units), sum(unit.gain for unit in units)
-    half = max(count // 2, 1)
-    if goal.figure != SQNR or not total or cheap.failed:
-        return half
-    most, least = noise(goal.accuracy(cheap)), noise(goal.accuracy(exact))
-    if most <= least:
-        # Only a part of an output is lost, of which the figure for the whole says nothing.
-        return half
-    rest = (noise(goal.floor) - least) / (most - least) * total
-    chosen, left = 0, total
-    while left > rest and chosen < count - 1:
-        left -= units[order[chosen]].gain
-        chosen += 1
-    return max(chosen, 1)
-
-
 def noise(decibels: float) -> float:
     return float(10 ** (-decibels / 10))
 
@@ -250,7 +200,10 @@ class TuneSearch:
                 f"the model's outputs have no {figure}", fix=f"hold it to what they have: {known}"
             )
         self._hold_floor(*ends)
-        return Tuned.of(self.units, self.points.values(), self.names, self.goal, self.steps, self._cost)
+        goal, points = self.goal, sorted(self.points.values(), key=lambda point: len(point.units))
+        chosen = min(filter(goal.met, points), key=self._cost, default=None)
+        best = max((point for point in points if not point.failed), key=goal.accuracy)
+        return Tuned(self.units, points, self.names, goal, chosen, chosen or best, self.steps)
 
     def _hold_floor(self, cheap: Point, exact: Point) -> None:
         if self.goal.met(cheap):
@@ -258,7 +211,7 @@ class TuneSearch:
         elif not self.goal.met(exact):
             self.steps.append(f"{self.exact} does not reach it, so no mixture is searched")
         else:
-            self._boundary(predicted_count(self.units, self.order, self.goal, (cheap, exact)))
+            self._boundary(self._predicted(cheap, exact))
             self._demote(min(filter(self.goal.met, self.points.values()), key=self._cost))
 
     def _first(self, count: int) -> frozenset[int]:
@@ -281,7 +234,32 @@ class TuneSearch:
         return found
 
     def _cost(self, point: Point) -> tuple[float, ...]:
-        return cost_of(point, self.units, self.neighbours)
+        """DDR traffic in three digits, as a few conversions more say nothing; then how much is computed
+        exactly or converted, which takes a chip longer, and the size."""
+        traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
+        exact = sum(
+            self.units[index].size
+            + sum(count for other, count in self.neighbours[index].items() if other not in point.units)
+            for index in point.units
+        )
+        return float(f"{traffic:.3g}"), exact, size
+
+    def _predicted(self, cheap: Point, exact: Point) -> int:
+        """How many units hold the floor, if their scores add up to what lies between both ends."""
+        count, total, goal = len(self.units), sum(unit.gain for unit in self.units), self.goal
+        half = max(count // 2, 1)
+        if goal.figure != SQNR or not total or cheap.failed:
+            return half
+        most, least = noise(goal.accuracy(cheap)), noise(goal.accuracy(exact))
+        if most <= least:
+            # Only a part of an output is lost, of which the figure for the whole says nothing.
+            return half
+        rest = (noise(goal.floor) - least) / (most - least) * total
+        chosen, left = 0, total
+        while left > rest and chosen < count - 1:
+            left -= self.units[self.order[chosen]].gain
+            chosen += 1
+        return max(chosen, 1)
 
     def _boundary(self, first: int) -> None:
         """Measure until the smallest number of units is known that holds the floor, or the programs are used

@@ -23,7 +23,6 @@ from ci.models.inputs import InputsUsed
 from ci.models.model_lines import explained, source_of, users_line
 from ci.models.user_model import BadFactory, modules_in
 from ci.plain import as_json, reader
-from ci.suite.accuracy import Pair, Unusable, compared
 from ci.suite.programs import ProgramOrder
 from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
@@ -216,19 +215,3 @@ def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]
 
 _request_of = reader(ExportRequest)
 export = reporting(lambda order: as_json(_exported(_request_of(order))), error_of)
-
-
-def figures_in_torch(
-    expected: Sequence[Sequence[Tensor]], reference: Sequence[Sequence[Tensor]], non_finite: bool
-) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
-    pairs = [
-        Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
-        for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
-        for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
-    ]
-    try:
-        figures, slices = compared(pairs, non_finite=non_finite)
-    except Unusable as error:
-        raise BadFactory(str(error), "give samples of which the float model's outputs are numbers") from error
-    return figures, tuple(slices)

@@ -20,7 +20,7 @@ from ci.child import doing
 from ci.explain.losses import Loss, ScoreRequest, Scores, scores_of
 from ci.explain.torch_graph import TorchGraph, normed, outputs_of, worst_losses
 from ci.lanes.executorch import QUANTIZED
-from ci.lanes.executorch.export import ChipModel, Failed, figures_in_torch
+from ci.lanes.executorch.export import ChipModel, Failed
 from ci.lanes.executorch.orders import (
     InTorch,
     Quantized,
@@ -31,7 +31,7 @@ from ci.models.factory import copied, find, is_quantized, refuse_halves, require
 from ci.models.model_lines import explained
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
-from ci.suite.accuracy import Inferences, TensorFile
+from ci.suite.accuracy import Inferences, Pair, TensorFile, Unusable, compared
 
 FLOAT = "fp16"
 """The precision of nodes that are not quantized."""
@@ -112,8 +112,18 @@ class ComputedModel:
         return cls(module, reference, losses)
 
     def in_torch(self, chip_model: ChipModel) -> InTorch:
-        figures = figures_in_torch(chip_model.expected, self.reference, chip_model.case.non_finite)
-        return InTorch(*figures)
+        """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
+        pairs = [
+            Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
+            for number, rows in enumerate(zip(chip_model.expected, self.reference, strict=True))
+            for index, (wanted, value) in enumerate(zip(*rows, strict=True))
+        ]
+        try:
+            figures, slices = compared(pairs, non_finite=chip_model.case.non_finite)
+        except Unusable as error:
+            fix = "give samples of which the float model's outputs are numbers"
+            raise BadFactory(str(error), fix) from error
+        return InTorch(figures, tuple(slices))
 
 
 def quantize(chip_model: ChipModel, request: QuantizeRequest) -> Quantized:
