@@ -19,7 +19,7 @@ from ci.jobs import WorkOptions
 from ci.one_model.model import PYTORCH, OneModel
 from ci.one_model.report import ModelReport, reported
 from ci.report import verb
-from ci.report.collect import collect, did_not_run, in_unit
+from ci.report.collect import collect, did_not_run
 from ci.report.page import html
 from ci.report.summary import headline
 from provisioning.base.errors import CheckFailed
@@ -27,9 +27,9 @@ from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Repor
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import verdict
 from provisioning.base.settings import ROOT, Selection
-from provisioning.base.stage_run import StageRun
 from tests.support.pages import read_page, structure_of, text_of
-from tests.support.program_reports import report_of, speaker, with_text_everywhere
+from tests.support.program_reports import BAD as BAD_PROGRAM
+from tests.support.program_reports import SPEAKER, onnx, report_of, speaker, with_text_everywhere
 from tests.support.program_reports import reports as of_programs
 from tests.support.typed import run_here
 
@@ -220,6 +220,15 @@ def test_the_page_has_what_was_done_of_every_model_in_this_folder(
     assert verdicts(tmp_path) == {"compile": "fail", "audit": "pass"}
 
 
+def test_the_latest_model_is_the_first() -> None:
+    models: dict[str, Metric] = {
+        "older.py": {"verdict": "pass", "when": "2026-11-20"},
+        "newer.py": {"verdict": "pass", "when": "2026-11-21"},
+    }
+    page = html([report_of("audit", metrics={"models": models})])
+    assert page.index("newer.py") < page.index("older.py")
+
+
 def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path: Path) -> None:
     command(tmp_path, "compile", "a.py:make", prints("first"))
     with pytest.raises(CheckFailed):
@@ -341,16 +350,9 @@ def test_a_text_in_any_place_is_never_markup(text: str) -> None:
 
 def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
     page = text_of(read_page(html(with_text_everywhere("-strange"))))
-    for part in (
-        "Commands for one model",
-        "Models",
-        "-strange ONNX",
-        "Each part alone",
-        "Findings",
-        "Artifacts",
-    ):
-        assert part in page
+    assert "-strange ONNX" in page
     for shown in (
+        "elsewhere",
         "gelu/fp16/SM8750",
         "net/u8u8/SM8650",
         "./net.py:make 8a8w SM8650",
@@ -378,23 +380,6 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("sqnr_db", 20, "20.0 dB"),
-        ("cpu_seconds", 3.1, "3.10 s"),
-        ("pte_bytes", 58712, "58.7 kB"),
-        ("ddr_read", 2048, "2.05 kB"),
-        ("passed", 1, "pass"),
-        ("passed", 0, "fail"),
-        ("cpu_operators", 4, "4"),
-        ("agreement", 0.995, "0.995"),
-    ],
-)
-def test_a_figure_is_shown_in_the_unit_of_its_name(key: str, value: float, shown: str) -> None:
-    assert in_unit(key, value) == shown
-
-
-@pytest.mark.parametrize(
     ("words", "headline"),
     [
         (["pass", "pass"], "1 model passed"),
@@ -413,56 +398,84 @@ def test_a_program_passes_only_if_all_its_rows_say_so(words: list[str], headline
 
 
 def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:
-    page = read_page(html([*of_programs(), speaker()]))
+    lowering, emulator = of_programs()
+    cost = Finding("cost-ddr-read", Severity.WARNING, BAD_PROGRAM, "reads more", "")
+    lowering = replace(lowering, findings=(*lowering.findings, cost))
+    page = read_page(html([lowering, emulator, speaker(), onnx()]))
     text = text_of(page)
     for figure in (
         "2 delegates, 1 on the CPU, 34.5 dB",
+        "convolution × 40, add.Tensor × 3, a × 2, b × 2, c × 2, d × 2, and 1 kind more",
+        "Cost (the baseline is of QNN 2.36.0)",
         "1 delegate, 0 on the CPU, 34.5 dB",
         "34.5 dB (at least 33.5 dB)",
+        "0.9998 (at least 0.9997)",
+        "0.01 (at most 0.02)",
+        "3.10 s (+3.3 %, baseline 3.00 s)",
+        "58.7 kB (as agreed)",
         "2.85 MB (+42.7 %, baseline 2 MB)",
         "2.05 kB (as agreed)",
         "1.26 MB (no baseline)",
+        f"{SPEAKER} genie",
         "decode htp: divergence",
         "0.0012 ± 0.00012",
         "hidden_2 40.5 dB (at least 30.0)",
-        "logits -2.3 dB (at least 30.0), 3.0 on the CPU",
     ):
         assert figure in text, figure
+    bad = [text_of(figure) for figure in page.iter("dd") if "bad" in figure.get("class", "")]
+    parts = [part.get("class") for group in page.iter("ol") for part in group]
+    assert parts == ["htp", "cpu", "htp", "htp"] and "spilled" not in text
+    assert bad == ["✗ 2.85 MB (+42.7 %, baseline 2 MB)", "✗ logits -2.3 dB (at least 30.0), 3.0 on the CPU"]
     # What failed is above what passed; float comes first.
     (matrix,) = (table for table in page.iter("table") if table.get("id") == "matrix")
     rows = [[cell.text for cell in row.iter("th")] for row in matrix.iter("tr")]
-    assert [row[0] for row in rows[1:]] == ["gelu", "tiny/genie-16a8w/SM8650", "resnet"]
-    assert rows[0] == ["Model", "fp16", "16a8w", "8a8w"]
+    assert [row[0] for row in rows[1:]] == ["gelu", SPEAKER, "net", "resnet"]
+    assert rows[0] == ["Model", "fp16", "16a8w", "8a8w", "u8u8"]
 
 
 BUILDS = ROOT / "tests" / "support" / "two_builds"
 
 
-def ran(folder: Path, profile: str, figures: dict[str, tuple[float, int]], *refused: str) -> Path:
-    """The reports of a suite on a profile, with the SQNR and the traffic of each program that runs."""
-    stage = StageRun("test_emulator", profile, "x86_64-linux", "nox -s test_emulator")
+def ran(folder: Path, **figures: tuple[float, int] | None) -> Path:
+    """The report of a profile, with the SQNR and the traffic of each program that does not fail."""
     programs: dict[str, Metric] = {
-        name: {"verdict": "pass", "figures": {"sqnr_db": sqnr}, "costs": {"ddr_read": traffic}}
-        for name, (sqnr, traffic) in figures.items()
+        name: {"verdict": "pass", "figures": {"sqnr_db": of_one[0]}, "costs": {"ddr_read": of_one[1]}}
+        if of_one
+        else {"verdict": "fail"}
+        for name, of_one in figures.items()
     }
-    stage.metrics["programs"] = programs | {name: {"verdict": "fail"} for name in refused}
-    folder.mkdir()
-    stage.finish().write(folder)
+    report_of("test_emulator", profile=folder.name, metrics={"programs": programs}).write(folder)
     return folder
 
 
-def test_what_became_worse_on_another_profile_is_named_and_what_only_differs_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+GOOD, BAD_FIGURES = {"net": (46.0, 1000), "same": (40.0, 1000), "gone": (40.0, 1)}, (31.0, 9000)
+
+
+@pytest.mark.parametrize(
+    ("figures", "worse", "counts"),
+    [
+        (
+            {"net": BAD_FIGURES, "same": (39.5, 1000), "new": (1.0, 1)},
+            ["46.0 dB → 31.0 dB", "1 kB → 9 kB"],
+            ("1 of 2", 2),
+        ),
+        ({"net": None}, ["pass → fail"], ("1 of 1", 2)),
+        (GOOD, [], ("0 of 3", 0)),
+    ],
+)
+def test_what_became_worse_is_named_and_what_only_differs_is_not(
+    figures: dict[str, tuple[float, int] | None],
+    worse: list[str],
+    counts: tuple[str, int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = ran(
-        tmp_path / "wheels", "wheels", {"net": (46.0, 1000), "same": (40.0, 1000), "gone": (40.0, 1)}
-    )
-    now = ran(tmp_path / "newer", "qnn-2.48", {"net": (31.0, 9000), "same": (40.1, 1000), "new": (1.0, 1)})
-    assert run_here(verb, "--reports", now, "--against", before) == 1
-    *worse, count = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in worse] == ["net", "net"]
-    assert "46" in worse[0] and "31" in worse[0] and "1 of 2" in count
-    assert run_here(verb, "--reports", before, "--against", before) == 0
+    before, now = ran(tmp_path / "before", **GOOD), ran(tmp_path / "now", **figures)
+    assert run_here(verb, "--reports", now, "--against", before) == int(bool(worse))
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"{counts[0]} programs") and f", {counts[1]} are not in both" in last
+    for line, change in zip(lines, worse, strict=True):
+        assert line.startswith("net: ") and line.endswith(f" {change}")
 
 
 def test_a_build_with_a_known_fault_is_worse_than_one_without_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -473,27 +486,15 @@ def test_a_build_with_a_known_fault_is_worse_than_one_without_it(capsys: pytest.
     assert run_here(verb, "--reports", right, "--against", wrong) == 0
 
 
-def test_a_program_that_does_not_compile_any_more_is_worse_and_one_that_is_gone_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = ran(tmp_path / "wheels", "wheels", {"net": (46.0, 1000), "gone": (40.0, 1)})
-    now = ran(tmp_path / "newer", "qnn-2.48", {}, "net")
-    assert run_here(verb, "--reports", now, "--against", before) == 1
-    worse, count = capsys.readouterr().out.splitlines()
-    assert worse.startswith("net: ") and "1 of 1" in count and "1 are not in both" in count
-    assert run_here(verb, "--reports", before, "--against", now) == 0
-
-
 @pytest.mark.parametrize("nested", ["a", "z"])
 def test_a_folder_below_the_one_that_it_is_compared_with_is_apart(tmp_path: Path, nested: str) -> None:
-    good = ran(tmp_path / "reports", "wheels", {"net": (46.0, 1000)})
-    bad = ran(good / nested, "wheels", {"net": (31.0, 1000)})
+    good = ran(tmp_path / "reports", net=(46.0, 1000))
+    bad = ran(good / nested, net=(31.0, 1000))
     assert run_here(verb, "--reports", bad, "--against", good) == 1
     assert run_here(verb, "--reports", good, "--against", bad) == 0
 
 
 def test_two_folders_without_a_program_in_both_never_pass(tmp_path: Path) -> None:
-    before = ran(tmp_path / "wheels", "wheels", {})
-    now = ran(tmp_path / "newer", "qnn-2.48", {"net": (46.0, 1000)})
+    before, now = ran(tmp_path / "before"), ran(tmp_path / "now", net=(46.0, 1000))
     with pytest.raises(CheckFailed):
         run_here(verb, "--reports", now, "--against", before)
