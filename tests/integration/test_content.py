@@ -229,9 +229,3 @@ def test_what_python_computes_otherwise_than_it_exports_is_another_program(world
     assert not world.cached()
     world.change("net.py", "else 3.0", "else 4.0")
     assert not world.cached()
-
-
-def test_a_store_from_another_machine_serves_this_one(world: World, tmp_path: Path) -> None:
-    shutil.move(world.store, tmp_path / "elsewhere")
-    world.store = tmp_path / "elsewhere"
-    assert world.cached()

@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.executorch.worker import prepare as prepare_lane
+from ci.lanes.executorch.worker import prepare
 from ci.plain import as_json
 from tests.support.lowering import compiled_as
 
 __all__ = ["prepare"]
-
-
-def prepare() -> None:
-    prepare_lane()
 
 
 def compiled(order: dict[str, Any]) -> dict[str, Any]:
