@@ -494,7 +494,11 @@ def test_a_folder_below_the_one_that_it_is_compared_with_is_apart(tmp_path: Path
     assert run_here(verb, "--reports", good, "--against", bad) == 0
 
 
-def test_two_folders_without_a_program_in_both_never_pass(tmp_path: Path) -> None:
-    before, now = ran(tmp_path / "before"), ran(tmp_path / "now", net=(46.0, 1000))
+@pytest.mark.parametrize("row", [{"verdict": "pass"}, {"figures": 1}])
+def test_folders_without_a_program_in_both_or_with_a_row_that_is_none_never_pass(
+    row: dict[str, Metric], tmp_path: Path
+) -> None:
+    before, now = ran(tmp_path / "before", gone=(46.0, 1000)), tmp_path / "now"
+    report_of("test_emulator", metrics={"programs": {"net": row}}).write(now)
     with pytest.raises(CheckFailed):
         run_here(verb, "--reports", now, "--against", before)
