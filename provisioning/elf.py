@@ -1,8 +1,7 @@
 """Read ELF files with pyelftools: the facts that a loader, or a reviewer of libraries, needs, and whether the
 loader of a target takes the file; and what this machine's loader finds for a library.
 
-Facts come from the headers and the dynamic segment, never from sections, which loaders do not read. The file
-may be hostile, and pyelftools follows every count and name, so what it reads is counted.
+Facts come from the headers and the dynamic segment, never from sections, which loaders do not read.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed
@@ -41,10 +40,6 @@ def version_key(version: str) -> tuple[int, ...]:
 MAGIC = b"\x7fELF"
 HEXAGON, X86_64, AARCH64 = "EM_QDSP6", "EM_X86_64", "EM_AARCH64"
 _NAMES = {X86_64: "x86-64", AARCH64: "AArch64", HEXAGON: "Hexagon", "EM_386": "x86"}
-MOST_SEGMENTS = 512
-"""Linkers write about ten."""
-_MOST_READS, _MOST_BYTES = 1 << 14, 1 << 16
-"""Of all fields and pieces of names, and of bytes at once."""
 LINKER_SCRIPT = "it is a linker script"
 # Only the beginning is read, and a comment may be longer. A library never begins with a comment.
 _SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)", re.IGNORECASE)
@@ -131,7 +126,7 @@ def read_stream(stream: BinaryIO, path: Path) -> Elf:
     if head[:4] != MAGIC:
         raise NotElf(path, LINKER_SCRIPT if _SCRIPT.match(head) else f"it begins with {head[:20]!r}")
     try:
-        return _facts(_Limited(stream))
+        return _facts(stream)
     except OSError:
         raise
     except Exception as damage:
@@ -139,44 +134,23 @@ def read_stream(stream: BinaryIO, path: Path) -> Elf:
         raise BrokenElf(path, (str(damage) or type(damage).__name__)[:200]) from None
 
 
-class _Limited:
-    """A stream that ends the reading of what has more, or larger, parts than a library has."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._reads = stream, 0
-        self.size = stream.seek(0, os.SEEK_END)
-        self.tell = stream.tell
-
-    def seek(self, at: int, whence: int = os.SEEK_SET) -> int:
-        if whence == os.SEEK_SET and at > self.size:
-            raise ValueError(f"it names byte {at} of {self.size}")
-        return self._stream.seek(at, whence)
-
-    def read(self, size: int) -> bytes:
-        self._reads += 1
-        if self._reads > _MOST_READS or size > _MOST_BYTES:
-            raise ValueError(f"there is too much to read (limit {_MOST_READS} parts of {_MOST_BYTES} bytes)")
-        return self._stream.read(size)
-
-
-def _facts(stream: _Limited) -> Elf:
+def _facts(stream: BinaryIO) -> Elf:
     from elftools.construct import Container
     from elftools.elf.elffile import ELFFile
     from elftools.elf.gnuversions import GNUVerNeedSection
     from elftools.elf.sections import StringTableSection
 
-    file = ELFFile(cast("BinaryIO", stream))
+    size = stream.seek(0, os.SEEK_END)
+    file = ELFFile(stream)
     header = file.header
-    if header.e_phnum > MOST_SEGMENTS:
-        raise ValueError(f"{header.e_phnum} program headers (limit {MOST_SEGMENTS})")
     sections_end = header.e_shoff + header.e_shnum * header.e_shentsize if header.e_shoff else 0
     # pyelftools would look for names in them.
     header.e_shoff = 0
     machine = header.e_machine if isinstance(header.e_machine, str) else f"EM_{header.e_machine}"
     segments = list(file.iter_segments())
     loads = [segment for segment in segments if segment["p_type"] == "PT_LOAD"]
-    if (end := max((load["p_offset"] + load["p_filesz"] for load in loads), default=0)) > stream.size:
-        raise ValueError(f"a segment ends at byte {end} of {stream.size}")
+    if (end := max((load["p_offset"] + load["p_filesz"] for load in loads), default=0)) > size:
+        raise ValueError(f"a segment ends at byte {end} of {size}")
     of_type: dict[str, Any] = {segment["p_type"]: segment for segment in reversed(segments)}
     stack, interpreter, dynamic = map(of_type.get, ("PT_GNU_STACK", "PT_INTERP", "PT_DYNAMIC"))
     tags = list(dynamic.iter_tags()) if dynamic else []
@@ -217,7 +191,7 @@ def _facts(stream: _Limited) -> Elf:
         textrel="DT_TEXTREL" in numbers or bool(numbers.get("DT_FLAGS", 0) & _DF_TEXTREL),
         execstack=bool(stack["p_flags"] & _PF_X) if stack else machine in _STACK_EXECUTABLE_UNLESS_STATED,
         states_stack=stack is not None,
-        beyond_end=f"they end at byte {sections_end} of {stream.size}" if sections_end > stream.size else "",
+        beyond_end=f"they end at byte {sections_end} of {size}" if sections_end > size else "",
         **_notes(file, segments),
     )
 

@@ -1,7 +1,7 @@
 """Models that ONNX Runtime's QNN provider compiled, and DLC files, read from their bytes.
 
 A compiled model's graph consists of EPContext nodes. Each contains a QNN context binary or names the file
-that does. Field numbers are those of onnx.proto.
+that does.
 
 A DLC holds QNN graphs before compilation, as libQnnIr.so writes them, or the contexts of several chips. It
 is a zip.
@@ -9,17 +9,17 @@ is a zip.
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from ci.artifacts.formats import OBJECT, Budget, Malformed, Message
-from ci.artifacts.program import ContextStrings, TensorInfo, bytes_of, context_of
+from ci.artifacts.formats import Malformed, onnx_model, readable
+from ci.artifacts.program import ContextStrings, TensorInfo, bytes_of, context_of, distinct
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 from provisioning.components import BUILD_ID
@@ -69,67 +69,60 @@ class CompiledModel:
 
 def read_model(path: Path) -> CompiledModel:
     """Raises CheckFailed if the model is not compiled, is damaged, or was moved away from its context."""
-    data = bytes_of(path)
+    data = bytes(bytes_of(path))
     try:
-        return parse_model(memoryview(data), path)
+        with readable():
+            return parse_model(data, path)
     except Malformed as error:
         raise CheckFailed(
             f"{path}: expected a compiled ONNX model, found {error}", fix="compile or copy it again"
         ) from error
 
 
-def parse_model(data: memoryview, path: Path) -> CompiledModel:
-    budget = Budget(len(data))
-    model = Message(data)
-    graph = model.message(7)
-    note = _last(model.messages(14), COMPATIBILITY).text(2)
-    nodes = _Nodes(path, *arch_and_soc(note), budget)
-    kernels: Counter[str] = Counter()
-    compiled: list[ContextNode] = []
-    for node in graph.messages(1):
-        operator = node.text(4)
-        if operator == CONTEXT_OPERATOR:
-            compiled.append(nodes.read(node))
-            continue
-        if operator not in kernels:
-            budget.take(OBJECT)
-        kernels[operator] += 1
+def parse_model(data: bytes, path: Path) -> CompiledModel:
+    model = onnx_model(data)
+    graph = model.graph
+    notes = {entry.key: entry.value for entry in model.metadata_props}
+    nodes = _Nodes(path, *arch_and_soc(notes.get(COMPATIBILITY, "")))
+    kernels = Counter(node.op_type for node in graph.node if node.op_type != CONTEXT_OPERATOR)
+    compiled = tuple(nodes.read(node) for node in graph.node if node.op_type == CONTEXT_OPERATOR)
     if not compiled and not kernels:
-        first = f"it begins {bytes(data[:8]).hex(' ')}" if data else "it is empty"
+        first = f"it begins {data[:8].hex(' ')}" if data else "it is empty"
         raise Malformed(f"no graph with nodes ({first})")
     if not compiled:
         raise CheckFailed(
             f"{path}: an ONNX model that is not compiled: it has no {CONTEXT_OPERATOR} node",
             fix=session("compile", path, "--soc", "SM8650", "-o", "OUT"),
         )
-    inputs = tuple(_tensors(graph, 11, budget))
-    names = {name for name, _ in inputs}
-    constants = {name for tensor in graph.messages(5) if (name := tensor.text(8)) in names}
+    constants = {tensor.name for tensor in graph.initializer}
     return CompiledModel(
         size=len(data),
         soc_id=nodes.soc_id,
         arch=nodes.arch,
-        inputs=tuple(input_ for input_ in inputs if input_[0] not in constants),
-        outputs=tuple(_tensors(graph, 12, budget)),
+        inputs=tuple(_tensor(value) for value in graph.input if value.name not in constants),
+        outputs=tuple(map(_tensor, graph.output)),
         kernels=dict(kernels.most_common()),
-        nodes=tuple(compiled),
+        nodes=compiled,
     )
 
 
-def _last(messages: Iterable[Message], name: str) -> Message:
-    """The last entry or attribute of this name; without fields if there is none."""
-    found = Message(memoryview(b""))
-    for message in messages:
-        found = message if message.text(1) == name else found
-    return found
+def _tensor(value: Any) -> tuple[str, TensorInfo]:
+    tensor = value.type.tensor_type
+    shape = tuple(size.dim_value if size.HasField("dim_value") else -1 for size in tensor.shape.dim)
+    return value.name, TensorInfo(DTYPES.get(tensor.elem_type, f"type {tensor.elem_type}"), shape)
 
 
-def _stored(node: Message) -> memoryview | str | None:
+def _stored(attributes: Mapping[str, Any]) -> bytes | str | None:
     """A main context, or the name of the file that holds it; None for any other node."""
-    if _last(node.messages(5), "main_context").number(3, 1) != 1:
+    context = attributes["ep_cache_context"].s if "ep_cache_context" in attributes else b""
+
+    def is_set(name: str) -> bool:
+        """As onnxruntime defines where it is absent."""
+        return name not in attributes or attributes[name].i == 1
+
+    if not is_set("main_context"):
         return None
-    context = _last(node.messages(5), "ep_cache_context")
-    return context.bytes(4) if _last(node.messages(5), "embed_mode").number(3, 1) == 1 else context.text(4)
+    return context if is_set("embed_mode") else context.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,27 +132,25 @@ class _Nodes:
     path: Path
     arch: int
     soc_id: int
-    budget: Budget
     contexts: dict[Path, ContextStrings] = field(default_factory=dict)
 
-    def read(self, node: Message) -> ContextNode:
+    def read(self, node: Any) -> ContextNode:
         from provisioning.manifest import load_socs
 
-        self.budget.take(OBJECT)
-        stored = _stored(node)
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        stored = _stored(attributes)
         if stored is None:
-            return ContextNode(node.text(3), False, "", None)
-        context = self._beside(stored) if isinstance(stored, str) else context_of(stored, self.budget)
-        self.budget.take(context.cost)
-        claimed = self.budget.distinct(BUILD_ID, _last(node.messages(5), "ep_sdk_version").bytes(4))
+            return ContextNode(node.name, False, "", None)
+        context = self._beside(stored) if isinstance(stored, str) else context_of(memoryview(stored))
+        version = attributes["ep_sdk_version"].s if "ep_sdk_version" in attributes else b""
         names = sorted(name for name, soc in load_socs().items() if soc.id == self.soc_id)
         return ContextNode(
-            node.text(3),
+            node.name,
             True,
             stored if isinstance(stored, str) else "",
             replace(
                 context,
-                build_ids=tuple(sorted({*context.build_ids, *(build_id.decode() for build_id in claimed)})),
+                build_ids=tuple(sorted({*context.build_ids, *distinct(BUILD_ID, version)})),
                 socs=context.socs or tuple(names),
                 arches=context.arches or ((self.arch,) if self.arch else ()),
             ),
@@ -168,9 +159,8 @@ class _Nodes:
     def _beside(self, name: str) -> ContextStrings:
         file = context_beside(self.path, name)
         if file not in self.contexts:
-            content = memoryview(bytes_of(file))
             try:
-                self.contexts[file] = context_of(content, Budget(len(content)))
+                self.contexts[file] = context_of(bytes_of(file))
             except Malformed as error:
                 raise Malformed(f"in {name} beside it {error}") from None
         return self.contexts[file]
@@ -206,15 +196,6 @@ def is_below(folder: Path, name: str) -> bool:
     return real != folder and real.is_relative_to(folder)
 
 
-def _tensors(graph: Message, number: int, budget: Budget) -> Iterator[tuple[str, TensorInfo]]:
-    for value in graph.messages(number):
-        budget.take(OBJECT)
-        kind = value.message(2).message(1)
-        dtype = kind.number(1)
-        shape = tuple(size.number(1) if size.has(1) else -1 for size in kind.message(2).messages(1))
-        yield value.text(1), TensorInfo(DTYPES.get(dtype, f"type {dtype}"), shape)
-
-
 def arch_and_soc(note: str) -> tuple[int, int]:
     """From the provider's note `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`; zeros if there is none."""
     match = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d{1,6}):(\d{1,6}):.*", note)
@@ -226,8 +207,6 @@ def arch_and_soc(note: str) -> tuple[int, int]:
 
 DLC_MARK = b"PK\x03\x04"
 _DLC_MODEL = "model"
-_ENTRY, _MOST_MEMBERS = b"PK\x01\x02", 1024
-"""How an entry of the directory begins. Files of QNN have about ten."""
 _CACHE = re.compile(r"htp\.cache\.([a-z0-9]{1,32})\.\d{1,3}")
 
 
@@ -246,9 +225,7 @@ def read_dlc(path: Path) -> Dlc:
     """Its members are listed, not read. Raises CheckFailed for a damaged file or another kind of file."""
     content = bytes_of(path)
     try:
-        if (count := content.count(_ENTRY)) > _MOST_MEMBERS:
-            raise ValueError(f"{count:,} members")
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        with zipfile.ZipFile(path) as archive:
             members = {entry.filename: entry.file_size for entry in archive.infolist()}
         chips = tuple(cache[1].upper() for member in members if (cache := _CACHE.fullmatch(member)))
         if _DLC_MODEL not in members and not chips:
@@ -258,5 +235,4 @@ def read_dlc(path: Path) -> Dlc:
             f"{path}: expected a DLC, found {error or type(error).__name__}",
             fix="copy it again, or write it again with the tool that wrote it",
         ) from error
-    builds = Budget(len(content)).distinct(BUILD_ID, content)
-    return Dlc(len(content), members, tuple(sorted(build.decode() for build in builds)), chips)
+    return Dlc(len(content), members, tuple(distinct(BUILD_ID, content)), chips)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import re
 import struct
@@ -17,15 +18,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from ci.artifacts.formats import OBJECT, Budget, Malformed, Reader, Table, Tables
+from ci.artifacts.formats import Malformed, Table, readable
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, open_regular
 from provisioning.components import BUILD_ID
 
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 IDENTIFIER = b"ET12"
 ELF = b"\x7fELF"
@@ -88,14 +89,6 @@ class ContextStrings:
     """Several share the weights."""
     half_floats: bool | None = None
     """Whether floats are computed in 16 bits; not on a chip without fp16."""
-
-    @property
-    def cost(self) -> int:
-        """Of the lists, in bytes of memory: whoever shows this twice shows them twice."""
-        numbers = len(self.arches) + len(self.vtcm_bytes)
-        return OBJECT * numbers + sum(
-            OBJECT + len(name) for name in (*self.build_ids, *self.socs, *self.graphs)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,25 +182,29 @@ def first_bytes(path: Path) -> bytes:
         return b""
 
 
-def bytes_of(path: Path) -> bytes:
+def bytes_of(path: Path) -> memoryview:
+    """Mapped, not copied."""
     try:
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > LARGEST:
                 raise CheckFailed(f"{path}: expected at most {LARGEST:,} bytes, found {size:,}")
-            return stream.read()
+            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            return memoryview(content)
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}", fix="name a file that is there, and that you may read"
         ) from error
 
 
-def parse(data: bytes) -> CompiledProgram | ContextStrings:
+def parse(content: bytes | memoryview) -> CompiledProgram | ContextStrings:
+    data = memoryview(content)
     if data[4:8] == IDENTIFIER:
-        return _program(data)
+        with readable():
+            return _program(data)
     if data[:4] == ELF:
         raise Malformed("an ELF library")
-    context = context_of(memoryview(data), Budget(len(data)))
+    context = context_of(data)
     if not context.build_ids:
         first = f"it begins {data[:8].hex(' ')}" if data else "it is empty"
         raise Malformed(f"neither the mark {IDENTIFIER.decode()} nor a QNN build id ({first})")
@@ -226,26 +223,26 @@ def require_whole(data: memoryview) -> None:
         raise Malformed(f"a context binary of at least {size:,} bytes that is cut short at {len(data):,}")
 
 
-def context_of(data: memoryview, budget: Budget) -> ContextStrings:
+def distinct(pattern: re.Pattern[bytes], data: bytes | memoryview) -> list[str]:
+    """What the pattern's group, or all of it, matches."""
+    return sorted({match[pattern.groups].decode() for match in pattern.finditer(data)})
+
+
+def context_of(data: memoryview) -> ContextStrings:
     require_whole(data)
-
-    def names(pattern: re.Pattern[bytes]) -> tuple[str, ...]:
-        return tuple(sorted(name.decode() for name in budget.distinct(pattern, data)))
-
-    flags = budget.distinct(HALF_FLOATS, data)
+    flags = distinct(HALF_FLOATS, data)
     return ContextStrings(
         size=len(data),
-        build_ids=names(BUILD_ID),
-        socs=names(SOC),
-        arches=tuple(sorted({int(arch) for arch in budget.distinct(ARCH, data)})),
-        vtcm_bytes=tuple(sorted({int(size) for size in budget.distinct(VTCM, data)})),
-        graphs=names(GRAPH),
-        half_floats=b"false" not in flags if flags else None,
+        build_ids=tuple(distinct(BUILD_ID, data)),
+        socs=tuple(distinct(SOC, data)),
+        arches=tuple(sorted({int(arch) for arch in distinct(ARCH, data)})),
+        vtcm_bytes=tuple(sorted({int(size) for size in distinct(VTCM, data)})),
+        graphs=tuple(distinct(GRAPH, data)),
+        half_floats="false" not in flags if flags else None,
     )
 
 
-def _program(data: bytes) -> CompiledProgram:
-    whole = memoryview(data)
+def _program(data: memoryview) -> CompiledProgram:
     program_size, base = len(data), 0
     if data[8:12] == EXTENDED_HEADER:
         if len(data) < 32:
@@ -255,11 +252,10 @@ def _program(data: bytes) -> CompiledProgram:
             raise Malformed(
                 f"a header of {program_size} bytes and segments at {base} in a file of {len(data)}"
             )
-    budget = Budget(len(data))
-    root = Reader(whole[:program_size], budget).root()
+    root = Table.root(data[:program_size])
     segments = tuple(_segments(root, base, len(data)))
     _refuse_overlaps(segments)
-    reader = _Delegates(segments, root.tables(2), whole)
+    reader = _Delegates(segments, root.tables(2), data)
     methods: list[Method] = []
     delegates: list[Delegate] = []
     for plan in root.tables(1):
@@ -278,7 +274,6 @@ def _segments(root: Table, base: int, size: int) -> Iterator[Segment]:
             raise Malformed(
                 f"a segment of {segment.size} bytes at {segment.offset} in a file of {size}: it is cut short"
             )
-        root.reader.budget.take(OBJECT)
         yield segment
 
 
@@ -303,7 +298,6 @@ def _method(plan: Table) -> Method:
     kernels: Counter[str] = Counter()
     for index, count in calls.items():
         kernels[_operator(_at(operators, index, "operator"))] += count
-    plan.reader.budget.take(OBJECT)
     return Method(
         name=plan.text(0),
         inputs=tuple(_value(_at(values, index, "value")) for index in plan.numbers(3, "i")),
@@ -323,9 +317,8 @@ def _value(table: Table) -> TensorInfo | str:
     kind, value = table.number(0, "B"), table.table(1)
     if kind != TENSOR or value is None:
         return f"value of kind {kind}"
-    table.reader.budget.take(OBJECT)
     number = value.number(0, "b")
-    return TensorInfo(DTYPES.get(number, f"dtype {number}"), tuple(value.numbers(2, "i")))
+    return TensorInfo(DTYPES.get(number, f"dtype {number}"), value.numbers(2, "i"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,13 +326,11 @@ class _Delegates:
     """Reads delegates. Methods may share a context, which is searched once."""
 
     segments: tuple[Segment, ...]
-    inline: Tables
+    inline: Sequence[Table]
     whole: memoryview
     contexts: dict[tuple[bool, int], ContextStrings] = field(default_factory=dict)
 
     def read(self, table: Table, method: str) -> Delegate:
-        budget = table.reader.budget
-        budget.take(OBJECT)
         reference = table.table(1)
         if reference is None:
             raise Malformed("a delegate without data")
@@ -357,20 +348,18 @@ class _Delegates:
             segment=index if in_segment else None,
             offset=offset,
             size=len(data),
-            options=_options(specs[QNN_OPTIONS], budget) if QNN_OPTIONS in specs else None,
-            context=self._context((in_segment, index), data, budget) if backend == QNN_BACKEND else None,
+            options=_options(specs[QNN_OPTIONS]) if QNN_OPTIONS in specs else None,
+            context=self._context((in_segment, index), data) if backend == QNN_BACKEND else None,
         )
 
-    def _context(self, place: tuple[bool, int], data: memoryview, budget: Budget) -> ContextStrings:
-        context = self.contexts.get(place)
-        if context is None:
-            self.contexts[place] = context = context_of(data, budget)
-        budget.take(context.cost)
-        return context
+    def _context(self, place: tuple[bool, int], data: memoryview) -> ContextStrings:
+        if place not in self.contexts:
+            self.contexts[place] = context_of(data)
+        return self.contexts[place]
 
 
-def _options(data: memoryview, budget: Budget) -> DelegateOptions:
-    root = Reader(data, budget).root()
+def _options(data: memoryview) -> DelegateOptions:
+    root = Table.root(data)
     soc, backend = root.table(0), root.table(1)
     htp_info = soc.table(1) if soc else None
     htp = backend.table(1) if backend else None
@@ -385,12 +374,7 @@ def _options(data: memoryview, budget: Budget) -> DelegateOptions:
     )
 
 
-class _Indexed(Protocol[T_co]):
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> T_co: ...
-
-
-def _at(items: _Indexed[T_co], index: int, what: str) -> T_co:
+def _at(items: Sequence[T], index: int, what: str) -> T:
     if not 0 <= index < len(items):
         raise Malformed(f"a reference to {what} {index} of {len(items)}")
     return items[index]

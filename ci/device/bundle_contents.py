@@ -330,7 +330,7 @@ def read_bundle(folder: Path) -> Bundle:
                 raise ValueError(f"{file.path} is outside the bundle")
     except FileNotFoundError as error:
         raise UsageError(f"{folder} holds no {MANIFEST_NAME}", fix=AGAIN) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path}: not a bundle's manifest: {error}", fix=AGAIN) from error
     check_files(folder, {file.path: file.sha256 for file in bundle.files}, AGAIN)
     return bundle

@@ -25,7 +25,7 @@ from ci.diagnose.rules import (
 DATA_TYPES = LogPattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?", blanks=False)
 CODE_NAME = LogPattern(r"\b(QNN_[A-Z]+(?:_[A-Z]+)*_ERROR_[A-Z_]+)\b")
 COLLECT = "the command, its whole output with the verbose option, and the versions of the programs in it"
-LONGEST = 200
+LONGEST, LONGEST_NUMBER = 200, 20
 MODELS = "models"
 """The family of the rules about a model and what is written in it."""
 
@@ -91,7 +91,7 @@ class Diagnosis:
 def diagnosed(log: Readable, subject: str) -> Diagnosis:
     """What is known of a log. One without a line of trouble is healthy, whatever rules match."""
     text = of_log(log)
-    if not text.trouble:
+    if not text.told:
         return Diagnosis(subject, lines=text.lines, harmless=text.harmless)
     first, *later = _explanations(text) or [None]
     heard = next((row for row in table().speakers if row.pattern.search(text.told)), None)
@@ -179,9 +179,9 @@ def _codes(log: LogText) -> list[tuple[tuple[int, bytes], Code]]:
 
 
 def _numbers_in(match: TextMatch) -> Iterator[tuple[int, int]]:
-    """Where each number begins, and it."""
+    """Where each number begins, and it; none of more digits than any program's has."""
     for group, digits in enumerate(match.groups(), 1):
-        if digits:
+        if digits and len(digits) <= LONGEST_NUMBER:
             yield match.start(group), int(digits, 16 if b"x" in digits.lower() else 10)
 
 
@@ -300,10 +300,8 @@ class LogText:
     rows: list[bytes] = field(default_factory=list)
     """The lines of the text, with what names their sources."""
     lines: int = 0
-    trouble: list[int] = field(default_factory=list)
-    """Numbers of lines."""
     told: bytes = b""
-    """These lines, each shape of them a few times."""
+    """The lines that tell of trouble, each shape of them a few times."""
     harmless: int = 0
     """How many lines look like trouble and are none."""
 
@@ -333,7 +331,6 @@ def of_log(log: Readable) -> LogText:
             if is_harmless(line):
                 harmless.add(place)
                 continue
-            read.trouble.append(numbers[place])
             shape = line.translate(DIGITS)
             counts[shape] += 1
             if counts[shape] <= ENOUGH:

@@ -14,13 +14,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from ci.diagnose.logs import Diagnosis, Explanation, Readable, diagnosed, of_failure, of_number
+from ci.diagnose.logs import Diagnosis, Explanation, diagnosed, of_failure, of_number
 from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, explained, page_of, rules
+from provisioning.archive import DAMAGE
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import UsageError, exit_code_of
-from provisioning.base.foreign import in_line
+from provisioning.base.foreign import in_line, limited
 from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:
@@ -50,11 +51,7 @@ ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 UTF_16_STARTS = (b"\xff\xfe", b"\xfe\xff")
 NO_TEXT = bytes(range(7)) + bytes(range(14, 27)) + bytes(range(28, 32))
 """Bytes of control that no program writes into a log."""
-SAMPLE, BUFFER = 4 << 10, 64 << 10
-UNREADABLE = (OSError, zipfile.BadZipFile)
-"""What opening a file or an archive raises."""
-DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading what is packed raises if it is cut off or changed."""
+SAMPLE = 4 << 10
 
 OPERATOR = re.compile(r"([A-Za-z_][\w.]*)@(\w+)")
 LATER = 3
@@ -98,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
-        return [diagnosed(sys.stdin.buffer, "stdin")]
+        return [_of_log("stdin", sys.stdin.buffer, LARGEST)]
     path = user_path(name, "LOG", str(Parser.user_folder()))
     if not path.exists():
         if re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", name):
@@ -108,11 +105,16 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         if match := OPERATOR.fullmatch(name):
             return [_diagnose_operator(name, *match.groups())]
     try:
-        results = [diagnosed(log, subject) for subject, log in logs_of(path, _shown)]
-    except UNREADABLE as error:
+        results = [_of_log(subject, log, size) for subject, log, size in logs_of(path, _shown)]
+    except (EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(
+            f"{name} is damaged or cut off: {error}",
+            fix="get it again, or unpack what is left of it, and give that",
+        ) from error
+    except OSError as error:
         message = (
             f"{name}: expected a number, a rule, a log, a folder or an archive of logs,"
-            f" found {getattr(error, 'strerror', None) or error}"
+            f" found {error.strerror or error}"
         )
         named = [*(rule for rule in rules() if "*" not in rule), *_faults()]
         near = get_close_matches(name, named, n=1)
@@ -128,6 +130,15 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     known = [result for result in results if result.explanations or result.operators]
     troubled = [result for result in results if result.trouble]
     return known or troubled or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
+
+
+def _of_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:
+    refusal = UsageError(
+        f"{subject}: reading it takes more memory or time than a log of its size may",
+        fix="give the failing log or its last part",
+    )
+    with limited(size, refusal):
+        return diagnosed(log, subject)
 
 
 def _of_rule(name: str) -> Explanation | None:
@@ -254,53 +265,22 @@ def _facts(result: Diagnosis) -> dict[str, object]:
 # The logs that a path stands for: a file, those of a .zip or those below a folder
 
 
-class _Bounded(io.RawIOBase):
-    """A stream that raises UsageError past LARGEST, and where it is damaged."""
-
-    def __init__(self, stream: Readable, name: str) -> None:
-        self._stream, self._name, self._left = stream, name, LARGEST
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        try:
-            block = self._stream.read(len(buffer))
-        except DAMAGED as error:
-            raise UsageError(
-                f"{self._name} is damaged or cut off: {error}",
-                fix="get it again, or unpack what is left of it, and give that",
-            ) from error
-        self._left -= len(block)
-        if self._left < 0:
-            raise UsageError(
-                f"{self._name} unpacks to more than {LARGEST >> 20} MiB",
-                fix="unpack it yourself, and give the failing log or its last part",
-            )
-        buffer[: len(block)] = block
-        return len(block)
-
-
-def _bounded(stream: Readable, name: str) -> io.BufferedReader:
-    return cast("io.BufferedReader", io.BufferedReader(_Bounded(stream, name), BUFFER))
-
-
-def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, BinaryIO]]:
-    """Each log with its name, open until the next one."""
+def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, BinaryIO, int]]:
+    """Each log with its name and size, open until the next one."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_log(file.as_posix()) and file.is_file())
         _refuse_none(shown(path), bool(files))
         for file in files:
             with file.open("rb") as log:
                 if _is_text(log):
-                    yield shown(file), log
+                    yield shown(file), log, file.stat().st_size
         return
     name = shown(path)
     with path.open("rb") as log:
         if log.peek(4).startswith(ZIP_STARTS) or path.suffix == ".zip":
             yield from _in_zip(path, name)
         elif _is_text(log):
-            yield name, log
+            yield name, log, path.stat().st_size
         else:
             more = "give diagnose the output of the command that failed, unpacked; `{}` shows what this holds"
             raise UsageError(f"{name} is no text", fix=Fix(more, ("inspect", "FILE")))
@@ -323,22 +303,30 @@ def _is_text(log: io.BufferedReader) -> bool:
     return head.startswith(UTF_16_STARTS) or len(head) - len(head.translate(None, NO_TEXT)) <= len(head) // 20
 
 
-def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO]]:
-    with zipfile.ZipFile(path) as archive:
+def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
+    try:
+        opened = zipfile.ZipFile(path)
+    except DAMAGE as error:
+        raise zipfile.BadZipFile(error) from error
+    with opened as archive:
         # GitHub's archive contains each job's whole log, and each of its steps again in the job's folder.
         infos = [info for info in archive.infolist() if _is_log(info.filename)]
         whole = [info for info in infos if "/" not in info.filename] or infos
         _refuse_none(name, bool(whole))
         for info in whole:
             inside = f"{name}: {info.filename}"
+            if info.file_size > LARGEST:
+                raise UsageError(
+                    f"{inside} unpacks to more than {LARGEST >> 20} MiB",
+                    fix="unpack it yourself, and give the failing log or its last part",
+                )
             try:
                 packed = archive.open(info)
-            except (
-                RuntimeError
-            ) as error:  # it wants a password, or is packed in a way that Python does not know
+            except DAMAGE as error:
+                # It wants a password, or is packed in a way that Python does not know.
                 raise UsageError(f"{inside}: {error}", fix="unpack it yourself, and give the log") from error
-            with packed as member, _bounded(member, inside) as log:
-                yield inside, log
+            with packed as log:
+                yield inside, cast("BinaryIO", log), info.file_size
 
 
 def _refuse_none(name: str, found: bool) -> None:

@@ -87,6 +87,8 @@ ABIS = {"arm64-v8a": elf.AARCH64, "armeabi-v7a": "EM_ARM", "x86": "EM_386", "x86
 
 PHONES = "arm64-v8a"
 DIALOG = "genie_config.json"
+MOST_BYTES = 8 << 30
+"""Of the libraries of one package. An APK is at most half of it."""
 ARCHIVES = (".apk", ".aar")
 _OTHER_ARCHIVES = {
     ".aab": "bundletool build-apks --mode=universal, and name the universal.apk in what it writes",
@@ -177,7 +179,7 @@ def _unpack(archive: Path, prefix: str, folder: Path) -> None:
         return f"{prefix}{name}" if name.endswith(".so") else None
 
     try:
-        extract(archive, folder, place)
+        extract(archive, folder, place, most_bytes=MOST_BYTES)
     except ArchiveError as error:
         raise CheckFailed(error.message, fix="build or download it again") from error
 
@@ -292,7 +294,7 @@ def _genie(config: Path, place: str) -> Iterator[Finding]:
         names = [*engine["model"]["binary"]["ctx-bins"], dialog["tokenizer"]["path"]]
         names += filter(None, [engine["backend"].get("extensions")])
         missing = [name for name in names if not (config.parent / name).is_file()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"expected Genie's configuration, found {error!r}"
         yield _finding("package-damaged", place, message, "copy it again, or compile the model again")
         return

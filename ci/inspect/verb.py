@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ci.artifacts.against_sdk import Inside, against
 from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, Dlc, read_dlc, read_model
-from ci.artifacts.formats import TIMES
 from ci.artifacts.program import (
     QNN_BACKEND,
     CompiledProgram,
@@ -28,7 +27,7 @@ from provisioning.base.command_line import valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.files import replace_bytes
-from provisioning.base.foreign import in_line
+from provisioning.base.foreign import in_line, limited
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -60,6 +59,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    size = sum(path.stat().st_size for path in args.files if path.is_file())
+    message = f"{args.files[0]}: reading it takes more memory or time than a file of its size may"
+    with limited(size, CheckFailed(message, fix="compile, build or download it again")):
+        return _inspect(args)
+
+
+def _inspect(args: argparse.Namespace) -> int:
     # Imported late: it loads pydantic, and what reads archives and signatures.
     from ci.inspect import package
 
@@ -233,6 +239,9 @@ byte 256.
 
 _HEADER = 256
 
+MOST_SHARED = 10
+"""Methods may share a context: so many times a program's size is written at most."""
+
 
 def extract(path: Path, contents: CompiledProgram, into: Path) -> list[Path]:
     """Write each graph into the folder; nothing is written if one of them cannot be read."""
@@ -270,9 +279,9 @@ def context_in(data: memoryview) -> tuple[str, memoryview]:
 
 
 def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:
-    whole = memoryview(bytes_of(path))
+    whole = bytes_of(path)
     size = sum(delegate.size for delegate in program.delegates)
-    if size > TIMES * len(whole):
+    if size > MOST_SHARED * len(whole):
         raise CheckFailed(
             f"{path}: its delegates share their data: {size:,} bytes of a file of {len(whole):,}",
             fix="compile it again",

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from provisioning.base.errors import CheckFailed
-from provisioning.elf import MAGIC, MOST_SEGMENTS, hexagon_arch
+from provisioning.elf import MAGIC, hexagon_arch
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
+MOST_SEGMENTS = 512
+"""Linkers write about ten."""
 PT_NULL, PT_LOAD = 0, 1
 EM_HEXAGON = 164
 

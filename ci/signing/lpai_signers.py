@@ -33,6 +33,7 @@ from ci.child import closed
 from ci.diagnose.logs import nearest
 from ci.signing import certificates, mbn, signed_library, verification
 from ci.signing.headers import (
+    MOST_SEGMENTS,
     PT_LOAD,
     PT_NULL,
     BadLibrary,
@@ -52,7 +53,6 @@ from provisioning.base.errors import (
     UpstreamError,
     UsageError,
 )
-from provisioning.elf import MOST_SEGMENTS
 from provisioning.python_environments import uv_program
 
 # Elfsigner

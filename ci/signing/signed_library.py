@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.signing import mbn
-from ci.signing.headers import PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegment, Layout, layout
+from ci.signing.headers import MOST_SEGMENTS, PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegment, Layout, layout
 from provisioning.base.errors import UsageError
 from provisioning.base.files import open_regular
-from provisioning.elf import MOST_SEGMENTS
 
 TYPE_MASK = 7 << 24
 TYPE_HEAD = 7 << 24

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from provisioning.base import answer, units
 from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import session
-from provisioning.base.errors import UsageError, exit_code_of
+from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
+from provisioning.base.foreign import limited
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import reports_path
 from provisioning.dist import SIGNED
@@ -57,11 +58,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from provisioning.base.stage_run import StageRun
 
+    size = sum(path.stat().st_size for path in args.files if path.is_file())
+    message = f"{args.files[0]}: reading it takes more memory or time than a library of its size may"
+    limits = limited(size, CheckFailed(message, fix="take it again from whoever signed it"))
     if args.action == "inspect":
-        return inspect(args.files)
+        with limits:
+            return inspect(args.files)
     stage = StageRun("signing_verify", "", "", session("signing", *sys.argv[2:]))
     reports = reports_path(args.reports)
-    with stage.reported(reports, "signing-stopped"):
+    with stage.reported(reports, "signing-stopped"), limits:
         expected = _expected(args.root, args.sw_id, args.hw_id, args.serial)
         code = verify(args.files, expected, tuple(args.allow_unchecked), stage)
     stage.finish().write(reports)

@@ -1,11 +1,21 @@
-"""Text that is not ours, as it may reach a terminal, a log or a page."""
+"""What is not ours: text, as it may reach a terminal, a log or a page; and files that somebody posted, with
+what reading them may cost."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from provisioning.base.errors import ToolkitError
+
+MEMORY, MEMORY_A_BYTE = 1 << 30, 3
+"""Bytes that reading a file may take: libraries hold a content up to three times."""
+SECONDS, BYTES_A_SECOND = 20.0, 50 << 20
+"""Of the processor, so that a busy machine changes nothing. Reading takes a tenth of it."""
 
 # Control characters except tab and newline, the C1 range, direction marks, lone surrogates, and what else XML
 # cannot hold.
@@ -43,3 +53,30 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         parts = {part.name: mapped(getattr(value, part.name), change) for part in fields(value)}
         return replace(value, **parts)
     return change(value)
+
+
+@contextmanager
+def limited(size: int, refusal: ToolkitError) -> Iterator[None]:
+    """Raise `refusal` if work on files of `size` bytes takes more memory or time than they can need."""
+    import resource
+    import signal
+
+    def refuse(*_: object) -> None:
+        raise refusal
+
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    held = next(int(row.split()[1]) << 10 for row in status.splitlines() if row.startswith("VmData:"))
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    most = held + MEMORY + MEMORY_A_BYTE * size
+    handler = signal.signal(signal.SIGPROF, refuse)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, limits[1]))
+    # Again each second: somewhere below, any error may count as damage of one part.
+    signal.setitimer(signal.ITIMER_PROF, SECONDS + size / BYTES_A_SECOND, 1)
+    try:
+        yield
+    except MemoryError as error:
+        raise refusal from error
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
+        resource.setrlimit(resource.RLIMIT_DATA, limits)

@@ -89,7 +89,7 @@ class Inventory:
                     "items": tuple(TreeFile(**item) for item in data["items"]),
                 }
             )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
 

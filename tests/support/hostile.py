@@ -1,20 +1,27 @@
-"""Small files that would cost a careless reader their size squared: lists and places that are shared."""
+"""Text that would steer; and small files that would cost a careless reader their size squared: lists and
+places that are shared."""
 
 from __future__ import annotations
 
-import io
+import re
 import struct
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import flatbuffers
-import onnx
-from onnx import helper
 
 from tests.support.elves import X86_64, elf_header, program_header
-from tests.support.onnx_models import model_of
 from tests.support.programs import numbers_of, table_of, tables_of
+
+EVIL = "\x1b]0;title\x07\n::error::forged\n  ::stop-commands::x ##[error]old\r\nverified here: signature OK"
+
+
+def steers(text: str) -> list[str]:
+    """The lines that a terminal or the runner would obey."""
+    lines = text.split("\n")
+    commands = [line for line in lines if line.strip().startswith("::") or "##[" in line]
+    return commands + [
+        line for line in lines if re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", line)
+    ]
 
 
 def shared_plans(count: int) -> bytes:
@@ -70,30 +77,6 @@ def overlapping_contexts(count: int) -> bytes:
     return shared_context(count, segments=count)
 
 
-def many_members(count: int) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for number in range(count):
-            archive.writestr(f"{number}", b"")
-    return stream.getvalue()
-
-
-def shared_file(folder: Path, count: int) -> Path:
-    """A compiled model whose nodes all name one file, by different names."""
-    nodes = []
-    for number in range(count):
-        name = "./" * number + "context.bin"
-        nodes.append(
-            helper.make_node(
-                "EPContext", ["x"], ["y"], embed_mode=0, ep_cache_context=name.encode(), main_context=1
-            )
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "context.bin").write_bytes(b"v2.49.40.260810104044" + bytes(20 * count))
-    onnx.save(model_of(nodes), str(folder / "model.onnx"))
-    return folder / "model.onnx"
-
-
 def empty_fields(count: int) -> bytes:
     """A compiled model in which everything is as short as it can be."""
     node = b"\x22\x09EPContext" + b"\x2a\x00" * count
@@ -127,3 +110,26 @@ def _varint(value: int) -> bytes:
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*encoded, value])
+
+
+def notes(count: int) -> bytes:
+    """A library of so many empty notes."""
+    content = struct.pack("<III", 0, 0, 7) * count
+    return (
+        elf_header(X86_64, 0, 1, wide=True) + program_header(4, 120, len(content), 4, 4, wide=True) + content
+    )
+
+
+def circles(count: int) -> bytes:
+    """Every record is a library that needs versions and also such a version: their number is its square."""
+    at = 64 + 2 * 56
+    records = struct.pack("<HHIII", 0, 0xFFFF, 0, 0, 16) * (2 * count) + bytes(16)
+    names, needs, number = (5, at + 32 * count), (0x6FFFFFFE, at), (0x6FFFFFFF, count)
+    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in (names, (10, 16), needs, number, (0, 0)))
+    size = at + len(records) + len(dynamic)
+    headers = (
+        elf_header(X86_64, 0, 2, wide=True)
+        + program_header(1, 0, size, 5, 0x1000, wide=True)
+        + program_header(2, at + len(records), len(dynamic), 6, 8, wide=True)
+    )
+    return headers + records + dynamic

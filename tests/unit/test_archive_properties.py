@@ -67,7 +67,7 @@ def outcome(data: bytes) -> dict[str, tuple[str, int, bytes]] | None:
     with scratch() as here:
         (here / "a.zip").write_bytes(data)
         try:
-            archive.extract(here / "a.zip", here / "out", lambda name: name, workers=1)
+            archive.extract(here / "a.zip", here / "out", lambda name: name)
         except (ArchiveError, EnvironmentLacking):
             return None
         return tree(here / "out")

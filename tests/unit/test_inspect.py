@@ -1,22 +1,15 @@
-"""Reading programs and context binaries: what is inside, what is damaged, and what a runtime would say."""
+"""Reading programs and context binaries: what is inside, and what a runtime would say."""
 
 from __future__ import annotations
 
-import contextlib
-import re
-import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from ci.artifacts.against_sdk import LoadVerdict, against
-from ci.artifacts.formats import Malformed
-from ci.artifacts.program import CompiledProgram, ContextStrings, parse, read
+from ci.artifacts.program import CompiledProgram, ContextStrings, parse
 from ci.inspect import verb
-from provisioning.base.errors import CheckFailed
 from tests.support.programs import BUILD_ID, context, program
 from tests.support.typed import run_here
 
@@ -44,47 +37,6 @@ class TestReading:
         assert delegate.options is not None and delegate.context is not None
         assert (delegate.options.soc_id, delegate.options.arch, delegate.options.vtcm_mb) == (57, 75, 8)
         assert delegate.context == ContextStrings(len(context()), (BUILD_ID,), ("SM8650",), (75,), (8 << 20,))
-
-
-class TestDamage:
-    @pytest.mark.parametrize("data", [b"", b"\0" * 7, b"PK\x03\x04" * 40], ids=["empty", "short", "zip"])
-    def test_what_is_neither_is_reported_as_neither(self, data: bytes, tmp_path: Path) -> None:
-        path = tmp_path / "model.pte"
-        path.write_bytes(data)
-        with pytest.raises(CheckFailed, match=re.escape(str(path))):
-            read(path)
-
-    def test_a_file_cut_short_is_refused(self) -> None:
-        with pytest.raises(Malformed):
-            parse(WHOLE[:-10])
-
-    @pytest.mark.parametrize(
-        ("length", "size", "base"),
-        [(23, 400, 400), (24, len(WHOLE) + 1, 400), (24, 400, len(WHOLE) + 1)],
-    )
-    def test_a_header_that_cannot_be_is_refused(self, length: int, size: int, base: int) -> None:
-        damaged = WHOLE[:12] + struct.pack("<IQQ", length, size, base) + WHOLE[32:]
-        with pytest.raises(Malformed, match=rf"\b{size}\b.*\b{base}\b"):
-            parse(damaged)
-
-    @given(st.data())
-    def test_bytes_changed_anywhere_are_read_or_refused(self, data: st.DataObject) -> None:
-        head = len(WHOLE) - len(context()) - 2000
-        changes = data.draw(
-            st.lists(st.tuples(st.integers(0, max(1, head)), st.integers(0, 255)), min_size=1, max_size=8)
-        )
-        damaged = bytearray(WHOLE)
-        for place, value in changes:
-            damaged[place] = value
-        with contextlib.suppress(Malformed):
-            assert isinstance(parse(bytes(damaged)), CompiledProgram | ContextStrings)
-
-    @given(st.integers(0, len(WHOLE)))
-    @example(12)
-    @example(31)
-    def test_cut_anywhere_it_is_read_or_refused(self, length: int) -> None:
-        with contextlib.suppress(Malformed):
-            assert isinstance(parse(WHOLE[:length]), CompiledProgram | ContextStrings)
 
 
 class TestAgainst:

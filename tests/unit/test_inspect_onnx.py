@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +10,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from ci.artifacts.compiled_onnx import parse_model, read_model
-from ci.artifacts.formats import Malformed
+from ci.artifacts.compiled_onnx import read_model
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import BUILD_ID, context_model
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return context_model(tmp_path_factory.mktemp("whole"), embed=True).read_bytes()
 
 
 class TestReading:
@@ -60,18 +53,6 @@ class TestRefused:
         with pytest.raises(CheckFailed, match=r"model_ctx_qnn\.bin"):
             read_model(path)
 
-    @pytest.mark.parametrize("name", ["/etc/passwd", "../secret.bin", ".", "a\0b"])
-    def test_nothing_but_a_file_beside_it_is_opened(self, tmp_path: Path, name: str) -> None:
-        (tmp_path / "secret.bin").write_text("secret")
-        path = context_model(tmp_path / "model")
-        (tmp_path / "model/circle").symlink_to("circle")
-        model = onnx.load(str(path), load_external_data=False)
-        (attribute,) = (item for item in model.graph.node[0].attribute if item.name == "ep_cache_context")
-        attribute.s = name.encode()
-        onnx.save(model, str(path))
-        with pytest.raises(CheckFailed, match=r"model_ctx\.onnx"):
-            read_model(path)
-
     def test_a_link_that_leads_elsewhere_is_not_followed(self, tmp_path: Path) -> None:
         path = context_model(tmp_path / "model")
         (tmp_path / "secret.bin").write_text(BUILD_ID)
@@ -81,15 +62,9 @@ class TestRefused:
             read_model(path)
 
 
-def test_cut_anywhere_it_is_read_or_refused_in_words(whole: bytes) -> None:
-    for length in range(len(whole)):
-        with contextlib.suppress(Malformed, CheckFailed):
-            parse_model(memoryview(whole[:length]), Path("model.onnx"))
-
-
 def test_the_command_needs_no_onnx(tmp_path: Path) -> None:
     script = (
-        "import sys; sys.modules['onnx'] = sys.modules['google.protobuf'] = None\n"
+        "import sys; sys.modules['onnx'] = None\n"
         "from ci.__main__ import VERBS; from provisioning.base.command_line import main\n"
         "sys.exit(main('', '', VERBS, sys.argv[1:]))"
     )

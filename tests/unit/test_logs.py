@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import zipfile
@@ -12,23 +11,13 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.diagnose.rules import failure_rules
-from ci.inspect import diagnose_verb
 from provisioning.base.command_line import main
-from tests.support.image_archives import tar
 
 FAILING = failure_rules()["libcxx-missing"].example.encode()
 
 
 def verb(*argv: str) -> int:
     return main("python -m ci", "", {"diagnose": VERBS["diagnose"]}, ["diagnose", *argv])
-
-
-def locked(archive: bytes) -> bytes:
-    """The same, said to want a password."""
-    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        place = archive.index(mark) + flags
-        archive = archive[:place] + b"\x01" + archive[place + 1 :]
-    return archive
 
 
 def zipped(members: dict[str, bytes]) -> bytes:
@@ -55,41 +44,6 @@ def test_a_log_is_read_however_it_is_packed(
     (only,) = json.loads(capsys.readouterr().out)["inputs"]
     assert [shown["id"] for shown in only["explanations"]] == ["libcxx-missing"]
     assert [path.name for path in tmp_path.rglob("*")] == [name]
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("build.log.gz", gzip.compress(FAILING)),
-        ("damaged.zip", zipped({"a.log": FAILING * 9}).replace(FAILING[:9], b"damage" * 2, 1)),
-        ("logs.tar", tar({"a.log": FAILING * 9})),
-        ("cut.zip", zipped({"a.log": FAILING})[:40]),
-        ("locked.zip", locked(zipped({"a.log": FAILING}))),
-        ("model.pte", b"\x1c\0\0\0ET12" + bytes(range(32)) * 99),
-        ("model.pt2", zipped({"model/data.pkl": b"\x80"})),
-    ],
-)
-def test_what_is_damaged_or_no_log_is_said_to_be_so(
-    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert verb(str(tmp_path / name)) == 2
-    printed = capsys.readouterr().err
-    assert name in printed and "try:" in printed
-
-
-LONG = (b"x" * 999 + b"\n") * 3000
-
-
-def test_no_more_than_a_bound_is_unpacked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(diagnose_verb, "LARGEST", 1 << 20)
-    (tmp_path / "logs.zip").write_bytes(zipped({"a.log": LONG}))
-    assert verb(str(tmp_path / "logs.zip")) == 2
-    assert "more than 1 MiB" in capsys.readouterr().err
-    (tmp_path / "a.log").write_bytes(LONG)
-    assert verb(str(tmp_path / "a.log")) == 0
 
 
 def test_a_folder_shows_what_is_known_else_what_tells_of_trouble_and_no_binary(
