@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from ci.operators import GraphPart
 from ci.plain import read
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import joined, quoted, session
@@ -245,6 +244,15 @@ class TextFigure:
 
     value: float | None = None
     error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPart:
+    """As `ci.operators` has it, which takes long to import."""
+
+    where: str
+    count: int
+    operators: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

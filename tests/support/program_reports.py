@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from ci.operators import GraphPart
-from ci.report.collect import LANES, LayersPart, Row, TextFigure
+from ci.report.collect import LANES, GraphPart, LayersPart, Row, TextFigure
 from ci.suite.accepted import COSTS
 from ci.suite.accuracy import FIGURES
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
