@@ -143,6 +143,17 @@ def test_a_key_of_another_family_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "full", "unrotated"),
+    [(GEMMA, {5, 11}, set()), ({"model_type": "smollm3", **NO_ROPE}, {*range(13)}, {3, 7, 11})],
+)
+def test_layers_of_another_kind_are_those_of_transformers_where_config_json_says_nothing(
+    tmp_path: Path, changes: dict[str, Any], full: set[int], unrotated: set[int]
+) -> None:
+    shape = read_architecture(write_config_json(tmp_path, **changes, num_hidden_layers=13))
+    assert {*range(13)} - shape.local == full and shape.unrotated == unrotated
+
+
+@pytest.mark.parametrize(
     ("config", "generation", "ends"),
     [(1, [2, 1, 3], (1, 2, 3)), ([4, 1], 2, (4, 1, 2)), (None, 2, (2,)), (1, None, (1,))],
 )
