@@ -136,15 +136,6 @@ def test_fewer_than_sixteen_values_are_below_the_floor_however_near_they_are(lev
     assert figures["sqnr_db"] < 20 and "slice_sqnr_db" in below_floor(figures)
 
 
-def test_a_slice_that_is_less_exact_than_the_others_is_below_the_floor() -> None:
-    wanted = RANDOM.standard_normal((64, 16))
-    found = wanted + 0.05 * RANDOM.standard_normal(wanted.shape)
-    found[..., 3] = wanted[..., 3] + 0.178 * RANDOM.standard_normal(wanted[..., 3].shape)
-    figures, slices = compared([Pair("y", wanted, found, 0)])
-    assert 23 < figures["sqnr_db"] < 25 and below_floor(figures) == ["slice_sqnr_db"]
-    assert 13 < figures["slice_sqnr_db"] < 17 and "slice 3 of 16" in slices[0]
-
-
 def test_one_channel_that_is_computed_wrongly_is_below_the_floor() -> None:
     wanted = RANDOM.standard_normal((1, 1000, 40))
     found = wanted + 0.001 * RANDOM.standard_normal(wanted.shape)
@@ -176,13 +167,6 @@ def test_slices_that_hardly_say_anything_may_be_less_than_a_step() -> None:
     found = in_steps(wanted)
     assert (found[..., :5] == 0).all()
     assert not below_floor(compared([Pair("y", wanted, found, 0)])[0])
-
-
-def test_an_output_with_a_handful_of_values_is_below_the_floor() -> None:
-    wanted = RANDOM.standard_normal((1, 2000)) + 5
-    found = numpy.round(wanted / 4) * 4
-    figures, slices = compared([Pair("y", wanted, found, 0)])
-    assert below_floor(figures) == ["slice_sqnr_db"] and "distinct values for 2,000" in slices[0]
 
 
 def test_a_slice_need_not_be_nearer_than_the_worst_output_and_a_lower_threshold_needs_a_reason() -> None:
