@@ -40,26 +40,29 @@ ROWS = {
 TABLE = GateTable(
     ignored_changes={"pages": IgnoredChanges(paths=("docs/**",), reason="for people")}, row=ROWS
 )
+OWN = plan.Caller("wheels")
 
 
 @pytest.mark.parametrize(
-    ("occasion", "changed", "stages", "expected"),
+    ("occasion", "changed", "stages", "caller", "expected"),
     [
-        ("gate", ["docs/x.md"], "", ["always"]),
-        ("gate", ["docs/x.md", "ci/a/b.py"], "", ["always", "some"]),
-        ("gate", ["no one knows"], "", ["always", "some"]),
-        ("gate", None, "", ["always", "some", "locks"]),
-        ("gate", [], "", ["always"]),
-        ("gate", ["docs/x.md", "manifests/locks/nox.txt"], "", ["always", "some", "locks"]),
-        ("nightly", None, "", ["always", "some", "late", "locks"]),
-        ("gate", ["ci/a/b.py"], "tests, always, bench", ["always", "some", "late"]),
+        ("gate", ["docs/x.md"], "", OWN, ["always"]),
+        ("gate", ["docs/x.md", "ci/a/b.py"], "", OWN, ["always", "some"]),
+        ("gate", ["no one knows"], "", OWN, ["always", "some"]),
+        ("gate", None, "", OWN, ["always", "some", "locks"]),
+        ("gate", [], "", OWN, ["always"]),
+        ("gate", ["docs/x.md", "manifests/locks/nox.txt"], "", OWN, ["always", "some", "locks"]),
+        ("nightly", None, "", OWN, ["always", "some", "late", "locks"]),
+        ("gate", ["ci/a/b.py"], "tests, always, bench", OWN, ["always", "some", "late"]),
+        ("gate", [], "", plan.Caller("wheels", executorch=True), ["always"]),
+        ("gate", [], "", plan.Caller("qnn-2.37", executorch=True), ["always", "source"]),
     ],
 )
 def test_a_change_decides_which_rows_run(
-    occasion: str, changed: list[str] | None, stages: str, expected: list[str]
+    occasion: str, changed: list[str] | None, stages: str, caller: plan.Caller, expected: list[str]
 ) -> None:
     rows = plan.named_only(ROWS, stages)
-    chosen, reasons = plan.choose(TABLE, rows, occasion, changed, plan.Caller("wheels"), named=bool(stages))
+    chosen, reasons = plan.choose(TABLE, rows, occasion, changed, caller, named=bool(stages))
     assert list(chosen) == expected and list(reasons) == list(rows)
 
 
