@@ -15,8 +15,6 @@ from provisioning.elf import MAGIC, hexagon_arch
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
-MOST_SEGMENTS = 512
-"""Linkers write about ten."""
 PT_NULL, PT_LOAD = 0, 1
 EM_HEXAGON = 164
 
@@ -147,8 +145,6 @@ def _unpack(data: Bytes, at: int, form: struct.Struct, part: str) -> tuple[Any, 
 
 
 def _segments(data: Bytes, form: Format, header: Header) -> Iterator[ElfSegment]:
-    if header.phnum > MOST_SEGMENTS:
-        raise BadLibrary("program headers", f"{header.phnum} of them (limit {MOST_SEGMENTS})")
     if header.phnum and header.phentsize != form.segment.size:
         expected = f"expected {form.segment.size}, found {header.phentsize}"
         raise BadLibrary("ELF header", f"e_phentsize: {expected}")

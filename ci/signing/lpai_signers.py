@@ -33,7 +33,6 @@ from ci.child import closed
 from ci.diagnose.logs import nearest
 from ci.signing import certificates, mbn, signed_library, verification
 from ci.signing.headers import (
-    MOST_SEGMENTS,
     PT_LOAD,
     PT_NULL,
     BadLibrary,
@@ -308,8 +307,6 @@ def rehearse(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> b
         raise BadLibrary(
             "section headers", "they lie inside a segment, so they cannot move without changing it"
         )
-    if parsed.header.phnum + signed_library.SIGNING_HEADERS > MOST_SEGMENTS:
-        raise BadLibrary("program headers", f"no room for two more headers after {parsed.header.phnum}")
     chain = certificates.join(signer.chain)
     metadata = mbn.Metadata(
         software_id=SOFTWARE_ID, serials=tuple(serials), note=verification.STATEMENT

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.signing import mbn
-from ci.signing.headers import MOST_SEGMENTS, PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegment, Layout, layout
+from ci.signing.headers import PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegment, Layout, layout
 from provisioning.base.errors import UsageError
 from provisioning.base.files import open_regular
 
@@ -192,8 +192,6 @@ def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
 
 def _sections(view: memoryview, parsed: Layout) -> Iterator[Range]:
     table = parsed.sections
-    if len(table) > MOST_SEGMENTS:
-        raise BadLibrary("section headers", f"{len(table)} of them (limit {MOST_SEGMENTS})")
     if table:
         yield Range(table.start, table.stop, "section headers")
     for index, at in enumerate(table):

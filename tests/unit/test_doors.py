@@ -310,7 +310,7 @@ LIBRARIES = {
     "headers without end": patched(SMALL, 44, "<H", 0xFFFF),
     "headers of no size": patched(SMALL, 42, "<H", 0),
     "headers outside": patched(SMALL, 28, "<I", 0xFFFFFFF0),
-    "a segment outside": patched(SMALL, 52 + 16, "<I", 0xFFFFFFFF),
+    "a segment outside": patched(SMALL, 52 + 4 * 32 + 16, "<I", len(SMALL)),
     "a segment beyond its memory": patched(SMALL, 52 + 20, "<I", 1),
     "segments that share": patched(SMALL, 52 + 32 + 4, "<I", 0),
     "all bytes 400 times": patched(SMALL[:52], 44, "<H", 400)
