@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.report.collect import LANES, Lane, Row, report_in, rows_of
+from ci.report.collect import LANES, Lane, ReportRow, report_in, rows_of
 from ci.suite.accepted import Tolerances, load_tolerances
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed
@@ -122,7 +122,7 @@ def rank(change: ChangedFigure) -> tuple[int, str, str]:
     return list(WORSE).index(change.what), change.lane, change.program
 
 
-def figures_of(row: Row) -> dict[str, float]:
+def figures_of(row: ReportRow) -> dict[str, float]:
     """Of a program's row: what is compared."""
     known = {**row.figures, **row.costs, "cpu_operators": row.cpu_operators, "passed": float(row.passed)}
     return {key: value for key in WORSE if isinstance(value := known.get(key), int | float)}

@@ -247,8 +247,8 @@ class TextFigure:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphPart:
-    """As `ci.operators` has it, which takes long to import."""
+class PlacedOperators:
+    """In one delegate, or on the CPU."""
 
     where: str
     count: int
@@ -267,7 +267,7 @@ class LayersPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """What a stage says of a program, or a command of a model: the names that a report's tables have."""
 
     verdict: str = ""
@@ -282,7 +282,7 @@ class Row:
     seconds: float | None = None
     delegates: int | None = None
     cpu_operators: int | None = None
-    partition: list[GraphPart] = field(default_factory=list)
+    partition: list[PlacedOperators] = field(default_factory=list)
     """The graph in order: what runs on the HTP, and what runs on the CPU in between."""
     figures: dict[str, float | dict[str, TextFigure] | None] = field(default_factory=dict)
     thresholds: dict[str, float | None] = field(default_factory=dict)
@@ -301,11 +301,11 @@ class Row:
         return self.verdict == "pass"
 
 
-def rows_of(report: Report, *tables: Literal["programs", "models"]) -> dict[str, Row]:
+def rows_of(report: Report, *tables: Literal["programs", "models"]) -> dict[str, ReportRow]:
     """The rows of these tables in the report, by name; `report_in` has refused one that has others."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, ReportRow] = {}
     for table in tables:
-        rows |= read(dict[str, Row], report.metrics.get(table, {}))
+        rows |= read(dict[str, ReportRow], report.metrics.get(table, {}))
     return rows
 
 

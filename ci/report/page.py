@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from ci.diagnose.rules import page_of
-from ci.report.collect import LANES, Row, in_unit, rows_of
+from ci.report.collect import LANES, ReportRow, in_unit, rows_of
 from ci.report.summary import headline, worst
 from provisioning.base.command_line import Parser
 from provisioning.base.findings import Finding, Report, Severity
@@ -60,23 +60,23 @@ COSTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ReportedProgram:
     """A program of a lane, or a model of a command, in all stages that have a row of it."""
 
     lane: str
     """Or the command."""
     name: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, ReportRow]
     """By stage."""
     findings: Collection[Finding] = ()
 
-    def row(self, step: Literal[0, 1]) -> Row:
+    def row(self, step: Literal[0, 1]) -> ReportRow:
         """That of compiling it, or of running it."""
         stages = STAGES.get(self.lane)
-        return self.rows.get(stages[step], Row()) if stages else self.first
+        return self.rows.get(stages[step], ReportRow()) if stages else self.first
 
     @property
-    def first(self) -> Row:
+    def first(self) -> ReportRow:
         return next(iter(self.rows.values()))
 
     @property
@@ -118,9 +118,9 @@ class Program:
         return ", ".join(filter(None, words))
 
 
-def programs_of(reports: Iterable[Report]) -> list[Program]:
+def programs_of(reports: Iterable[Report]) -> list[ReportedProgram]:
     """The programs of all lanes, the worst first."""
-    rows: dict[tuple[str, str], dict[str, Row]] = {}
+    rows: dict[tuple[str, str], dict[str, ReportRow]] = {}
     findings: dict[tuple[str, str], dict[tuple[str, str], Finding]] = {}
     for report in reports:
         if not (lane := LANES_OF_PAGE.get(report.stage)):
@@ -132,16 +132,16 @@ def programs_of(reports: Iterable[Report]) -> list[Program]:
             same = findings.setdefault((lane, finding.subject), {})
             same.setdefault((finding.rule, finding.message), finding)
     programs = [
-        Program(lane, name, of_stages, findings.get((lane, name), {}).values())
+        ReportedProgram(lane, name, of_stages, findings.get((lane, name), {}).values())
         for (lane, name), of_stages in rows.items()
     ]
     return sorted(programs, key=lambda program: (program.verdict, program.name))
 
 
-def models_of(reports: Iterable[Report]) -> list[Program]:
+def models_of(reports: Iterable[Report]) -> list[ReportedProgram]:
     """What was done of one model, the latest first."""
     models = [
-        Program(report.stage, name, {report.stage: row})
+        ReportedProgram(report.stage, name, {report.stage: row})
         for report in reports
         for name, row in rows_of(report, "models").items()
     ]
@@ -235,7 +235,7 @@ def code(text: str) -> str:
 # Templates
 
 
-def _render(name: str, reports: Sequence[Report], programs: Sequence[Program], **more: object) -> str:
+def _render(name: str, reports: Sequence[Report], programs: Sequence[ReportedProgram], **more: object) -> str:
     template = environment().get_template(name)
     return template.render(
         reports=reports,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from ci.report.collect import LANES, GraphPart, LayersPart, Row, TextFigure
+from ci.report.collect import LANES, LayersPart, PlacedOperators, ReportRow, TextFigure
 from ci.suite.accepted import COSTS
 from ci.suite.accuracy import FIGURES
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
@@ -130,7 +130,7 @@ COMMANDS: dict[str, Metric] = {
     },
 }
 
-NAMES = [part.name for kind in (Row, GraphPart, LayersPart, TextFigure) for part in fields(kind)]
+NAMES = [part.name for kind in (ReportRow, PlacedOperators, LayersPart, TextFigure) for part in fields(kind)]
 OURS = {
     *NAMES,
     *FIGURES,
