@@ -302,12 +302,6 @@ def test_what_went_into_a_program_is_followed_through_installed_libraries_and_ob
     assert {str(path) for path in files_read(linked, printed)} == {"/tree/src/part.c", "/tree/a.h"}
 
 
-def test_only_programs_and_shared_libraries_are_loaded(tmp_path: Path) -> None:
-    kinds = ("EXECUTABLE", "SHARED_LIBRARY", "MODULE_LIBRARY", "STATIC_LIBRARY", "OBJECT_LIBRARY", "UTILITY")
-    answer(tmp_path, *(target(kind.lower(), kind) for kind in kinds))
-    assert [found.kind for found in targets(tmp_path) if found.loaded] == list(kinds[:3])
-
-
 def test_a_project_without_an_answer_is_built_anew(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed) as caught:
         targets(tmp_path)
