@@ -63,6 +63,7 @@ class Ran:
             export=export,
             export_key=export_key,
             accepts=lambda program, result: accepts,
+            left=lambda *_: {"says": "a part"},
         )
         return run_step(step, [Job("net")], own)["net"]
 
@@ -106,6 +107,10 @@ def test_what_is_refused_of_a_model_is_its_failure_each_time(ran: Ran) -> None:
     ran.result()
     refused = ran.result(kept="refused")
     assert refused.failure and refused.failure.message == "no model" and not refused.cached
+    # Also of its work, whatever that has left.
+    error = {"kind": "factory", "message": "no work", "fix": "", "exit_code": 1}
+    failure = replace(ran, asked={"error": error}).result().failure
+    assert failure and failure.message == "no work"
 
 
 def test_what_is_not_accepted_is_done_again_and_hides_no_earlier_result(ran: Ran) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ci.cached_steps import require_done
 from ci.jobs import WorkOptions
-from ci.model_commands.compile import compile_model
+from ci.model_commands.compile import compile_model, compile_precisions
 from ci.one_model.model import ModelLane, OneModel
 from ci.one_model.product import History, Product, each_product
 from ci.outcome import Result
@@ -60,7 +60,7 @@ def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Map
     files: dict[str, Path | str] = {f"net-{program.soc}": folder / "program"}
     if model.embed:
         files["net.json"] = json.dumps({"schema": 1})
-    return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"])
+    return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"], chips=program.soc)
 
 
 # Its models end here.
@@ -141,6 +141,12 @@ def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
     assert (tmp_path / "toy.toml").read_text() == SUITE
 
 
+def model_of(folder: Path, width: int, socs: tuple[str, ...] = ("SM8650",), **more: Any) -> OneModel:
+    selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
+    lane, work = Toys("toys", "", "", (), only_compiles=True), WorkOptions(jobs=1)
+    return OneModel(selection, str(width), lane, work, output=folder / "out", **more)
+
+
 def compiled(
     folder: Path,
     width: int,
@@ -148,10 +154,7 @@ def compiled(
     socs: tuple[str, ...] = ("SM8650",),
     **more: Any,
 ) -> None:
-    selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
-    lane, work = Toys("toys", "", "", (), only_compiles=True), WorkOptions(jobs=1)
-    model = OneModel(selection, str(width), lane, work, output=folder / "out", **more)
-    assert compile_model(model, suite, History()) == 0
+    assert compile_model(model_of(folder, width, socs, **more), suite, History()) == 0
 
 
 def test_what_was_made_of_another_model_of_the_same_name_stays(
@@ -185,6 +188,14 @@ def test_one_model_is_compiled_as_a_suite_of_one(tmp_path: Path, capsys: pytest.
     with pytest.raises(ToolkitError) as caught:
         compiled(tmp_path, 99)
     assert caught.value.fix == "make it narrower" and len([*(tmp_path / "out").iterdir()]) == 2
+
+
+def test_several_precisions_are_compared_in_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compile_precisions(model_of(tmp_path, 5), ["8a8w", "16a8w"], None) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert rows == [["precision", "chip"], ["8a8w", "SM8650"], ["16a8w", "SM8650"]]
 
 
 def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> None:

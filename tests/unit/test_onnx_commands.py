@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from ci.models.inputs import InputsUsed
 from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, writing_into
 from ci.plain import as_json
 from provisioning.base.command_line import main
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from qnn_ci.api import Compiled, Ran
 from tests.support import onnx_worker
 from tests.support.onnx_models import context_model, conv_model, write
@@ -38,6 +39,10 @@ class TestOutput:
         with pytest.raises(KeyError), writing_into(tmp_path / "out", tmp_path / "store"):
             raise KeyError
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+    def test_a_full_disk_is_the_machines(self, tmp_path: Path) -> None:
+        with pytest.raises(EnvironmentLacking), writing_into(tmp_path / "out", tmp_path / "store"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
 
     def test_two_commands_never_write_into_one_folder(self, tmp_path: Path) -> None:
         store = tmp_path / "store"

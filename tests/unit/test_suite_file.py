@@ -106,6 +106,12 @@ class TestOneFile:
             LLM.programs_of(written(tmp_path, THREE.replace('"fp16"', precision)))
         assert caught.value.key == "case.tiny.run.0.precision"
 
+    def test_what_user_code_needs_is_refused_of_a_lane_that_runs_none(self, tmp_path: Path) -> None:
+        text = 'schema = 2\nvariables = ["A"]\n[case.tiny]' + THREE.partition("[case.tiny]")[2]
+        with pytest.raises(ManifestError) as caught:
+            LLM.programs_of(written(tmp_path, text))
+        assert caught.value.key == "variables"
+
     def test_a_stage_without_a_run_of_its_lane_is_a_usage_error_that_names_those_there(
         self, tmp_path: Path
     ) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream import worker
+from ci.jobs import Job
+from ci.lanes.upstream import stage, worker
 from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, Judge
 from ci.lanes.upstream.adapters import UpstreamComparison, part
 from ci.lanes.upstream.stage import verdict_of as verdict_of_result
@@ -128,6 +129,14 @@ def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
     parts = [part("whole", 60), part("bad_test")]
     verdict = verdict_of("t", [raised], [], parts)  # type: ignore[list-item]
     assert (verdict.outcome, verdict.reason) == ("failed", "OSError: teardown")
+
+
+def test_a_crash_by_a_signal_of_its_own_is_a_result_and_no_other_end(tmp_path: Path) -> None:
+    plan: Any = SimpleNamespace(suite=next(iter(upstream_suites().values())), logs=tmp_path)
+    step = stage.testing(plan)
+    ends = [Failure.of_end(code, tmp_path / "log", ()) for code in (-11, 3, -9)]
+    results = [step.left(Job("t"), failure, tmp_path) for failure in ends]
+    assert [bool(result) for result in results] == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import pytest
 
 from ci import child, outcome
 from ci.jobs import Job, Line
-from ci.outcome import Failure, TaskOutcome
-from ci.work import ChildTask, Exports, Home, run
+from ci.outcome import Failure, Refused, TaskOutcome
+from ci.work import ChildTask, Exports, Home, asking, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -258,6 +258,15 @@ def test_a_part_that_crashes_does_not_end_its_task(tmp_path: Path) -> None:
     (outcome,) = done(tmp_path, "in_parts", {"parts": ["SIGSEGV", "echo"]})
     crashed, echoed = reply(outcome)["outcomes"]
     assert crashed == {"died": -signal.SIGSEGV} and echoed["how"] == "echo" and not reply(outcome)["left"]
+
+
+def test_a_command_gets_the_reply_or_what_its_worker_says_against_it(tmp_path: Path) -> None:
+    error = {"kind": "factory", "message": "no model", "fix": "make one", "exit_code": 2}
+    with asking(home_in(tmp_path), "tests.support.tasks:echo", tmp_path / "log", 30) as ask:
+        assert ask(x=1)["x"] == 1
+        with pytest.raises(Refused) as caught:
+            ask(error=error)
+    assert (caught.value.message, caught.value.exit_code) == ("no model", 2)
 
 
 def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Path) -> None:
