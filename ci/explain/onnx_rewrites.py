@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.onnx_graph import NO_PLACE, OnnxGraph, make_plain, name_of, values_of
-from ci.explain.rewriting import HTP_DIMENSIONS, Batch, Need, Repaired, merged, product_of, prove
+from ci.explain.rewriting import HTP_DIMENSIONS, Batch, Match, Need, Repaired, merged, product_of, prove
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
 from ci.suite.qnn_provider import folded
@@ -38,17 +38,11 @@ class Writer:
         return name
 
 
-@dataclass(frozen=True)
-class OnnxMatch:
-    """A node whose outputs `write` computes of `operands`, by its first outputs."""
-
-    node: onnx.NodeProto
-    operands: tuple[str, ...]
-    write: Callable[[Writer], Sequence[str]]
-    low: float = float("-inf")
+OnnxMatch = Match[onnx.NodeProto, str]
+"""The names of the first outputs are written, by a Writer."""
 
 
-class RepairedOnnx(Repaired[OnnxMatch]):
+class RepairedOnnx(Repaired[onnx.NodeProto, str]):
     """An ONNX model with every rewrite that it needs, each proved on the CPU."""
 
     def __init__(
@@ -230,7 +224,7 @@ def _unread(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return unread
 
 
-Match = Callable[[RepairedOnnx, onnx.NodeProto], OnnxMatch | None]
+FindAt = Callable[[RepairedOnnx, onnx.NodeProto], OnnxMatch | None]
 
 REWRITES: dict[str, Callable[[RepairedOnnx], Iterator[OnnxMatch]]] = {}
 """By name: what finds the places."""
@@ -241,10 +235,10 @@ FOLDED = "constants-folded"
 NEAR = 1e-4
 
 
-def search(name: str, *operators: str) -> Callable[[Match], Match]:
+def search(name: str, *operators: str) -> Callable[[FindAt], FindAt]:
     """For a rewrite of nodes of these operators."""
 
-    def register(match: Match) -> Match:
+    def register(match: FindAt) -> FindAt:
         REWRITES[name] = lambda model: filter(None, (match(model, node) for node in model.all_of(*operators)))
         return match
 

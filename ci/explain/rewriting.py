@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ci.models.inputs import Array
 from provisioning.known_faults import Fault, KnownFix, Lane, load_faults, load_fixes
@@ -93,15 +93,23 @@ class NotTheSame(Exception):
     """A rewrite that gives something else on the CPU."""
 
 
-Match = TypeVar("Match", bound="AnyMatch")
+N = TypeVar("N")
+V = TypeVar("V")
+"""What a graph has for nodes, and for their values."""
 
 
-class AnyMatch(Protocol):
-    @property
-    def node(self) -> Any: ...
+@dataclass(frozen=True)
+class Match(Generic[N, V]):
+    """A node whose outputs `write` computes of those of `operands`."""
+
+    node: N
+    operands: tuple[V, ...]
+    write: Callable[..., Any]
+    low: float = float("-inf")
+    """The least value of an operand for which both are meant."""
 
 
-class Repaired(ABC, Generic[Match]):
+class Repaired(ABC, Generic[N, V]):
     """A model while it is rewritten, with what was changed and what was refused."""
 
     def __init__(self, wanted: Sequence[Sequence[Array]]) -> None:
@@ -114,15 +122,15 @@ class Repaired(ABC, Generic[Match]):
         return any(not change.refused for change in self.changes)
 
     @abstractmethod
-    def place_of(self, node: Any) -> tuple[str, str, str]:
+    def place_of(self, node: N) -> tuple[str, str, str]:
         """Its name, and the line of the model that it is of."""
 
     @abstractmethod
-    def found(self, need: Need) -> Iterator[Sequence[Match]]:
+    def found(self, need: Need) -> Iterator[Sequence[Match[N, V]]]:
         """The places for a rewrite, in groups that do not touch each other."""
 
     @abstractmethod
-    def put(self, match: Match, need: Need) -> None:
+    def put(self, match: Match[N, V], need: Need) -> None:
         """Replace its node, if that is proved. Raises NotTheSame."""
 
     @abstractmethod
@@ -144,7 +152,7 @@ class Repaired(ABC, Generic[Match]):
         if self.rewritten:
             self._judge()
 
-    def _rewrite(self, need: Need, matches: Sequence[Match]) -> None:
+    def _rewrite(self, need: Need, matches: Sequence[Match[N, V]]) -> None:
         for match in matches:
             place, refused = self.place_of(match.node), need.withheld
             try:

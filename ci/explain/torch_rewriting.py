@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter, getitem
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 
-from ci.explain.rewriting import Batch, Need, Repaired, prove
+from ci.explain.rewriting import Batch, Match, Need, Repaired, prove
 from ci.explain.torch_values import Tensors, values_of
 from ci.models.factory import REMOVED_BY, computed_weights, copied, run_copied
 from ci.models.inputs import Array
@@ -34,19 +34,11 @@ WEIGHTS = "weights-made-constant"
 """The rewrite of weights that are computed in each run, which an export cannot show."""
 
 
-@dataclass(frozen=True)
-class NodeMatch:
-    """A node whose value `write` computes from those of `operands`. A node of several values gets a tuple,
-    with None for those that nothing reads."""
-
-    node: Node
-    operands: tuple[Node, ...]
-    write: Callable[..., Any]
-    low: float = float("-inf")
-    """The least value of an operand for which both are meant."""
+NodeMatch = Match[Node, Node]
+"""Of a node of several values, a tuple is written, with None for those that nothing reads."""
 
 
-class RepairedModule(Repaired[NodeMatch]):
+class RepairedModule(Repaired[Node, Node]):
     """A PyTorch model with every rewrite that it needs, each proved on the CPU, and the values of its nodes
     for each sample."""
 
@@ -215,7 +207,7 @@ class RepairedModule(Repaired[NodeMatch]):
 
 
 Find = Callable[[RepairedModule], Iterator[NodeMatch]]
-Match = Callable[[RepairedModule, Node], NodeMatch | None]
+FindAt = Callable[[RepairedModule, Node], NodeMatch | None]
 When = Callable[[RepairedModule, Node], bool]
 
 
@@ -229,10 +221,10 @@ class Registry(dict[str, list[Find]]):
 
         return register
 
-    def each(self, name: str, *targets: Any) -> Callable[[Match], Match]:
+    def each(self, name: str, *targets: Any) -> Callable[[FindAt], FindAt]:
         """For a rewrite of single nodes."""
 
-        def register(match: Match) -> Match:
+        def register(match: FindAt) -> FindAt:
             self.search(name)(
                 lambda model: filter(None, (match(model, node) for node in model.all_of(*targets)))
             )

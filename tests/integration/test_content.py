@@ -14,13 +14,11 @@ import pytest
 
 from ci.jobs import WorkOptions
 from ci.lanes.executorch import steps as compiling
-from ci.lanes.executorch.steps import ExecutorchPlan, compile_programs
+from ci.lanes.executorch.steps import compile_programs
 from ci.lanes.executorch.suite import programs_of
 from ci.outcome import Result
-from ci.suite.stage import packages_of
 from ci.work import sharing_templates
-from provisioning.base.settings import Selection
-from tests.support.lowering import QNN
+from tests.support.lowering import plan_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long("exports a model for each change")]
 
@@ -91,17 +89,9 @@ class World:
     def results(self) -> Sequence[Result]:
         suite = self.folder / "suite.toml"
         programs = programs_of(suite)
-        plan = ExecutorchPlan(
-            selection=Selection("wheels", "x86_64-linux", "SM8650", self.store, self.folder),
-            programs=tuple(programs),
-            environment={"PATH": os.environ["PATH"], **self.environ},
-            sdk=self.folder,
-            qnn=QNN,
-            work=WorkOptions(jobs=1, why=True),
-            logs=self.folder / "logs",
-            packages=packages_of(programs, self.store),
-            refused={},
-        )
+        environment = {"PATH": os.environ["PATH"], **self.environ}
+        work = WorkOptions(jobs=1, why=True)
+        plan = plan_of(self.store.parent, programs, work, environment=environment)
         results = compile_programs(plan)
         return [results[program.name] for program in programs]
 

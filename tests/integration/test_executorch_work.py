@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
@@ -25,18 +24,17 @@ from ci.lanes.executorch import stage
 from ci.lanes.executorch import steps as compiling
 from ci.lanes.executorch.orders import ran_in
 from ci.lanes.executorch.stage import measure
-from ci.lanes.executorch.steps import ExecutorchPlan, compile_programs
+from ci.lanes.executorch.steps import compile_programs
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.outcome import Result
 from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
-from ci.suite.stage import packages_of
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
-from provisioning.base.settings import ROOT, Selection
+from provisioning.base.settings import ROOT
 from provisioning.base.units import EXACT_DB
-from tests.support.lowering import QNN, SUITE, compiled_as, make_program
+from tests.support.lowering import QNN, SUITE, compiled_as, make_program, plan_of
 from tests.support.lowering_worker import FAILS
 from tests.support.scripts import script
 
@@ -62,26 +60,7 @@ def compiled(
     logs: str = "logs",
 ) -> dict[str, Result]:
     work = WorkOptions(timeout, jobs=1, cache=cache, why=True)
-    return compile_programs(replace(plan_of(folder, programs, work, qnn), logs=folder / logs))
-
-
-def plan_of(
-    folder: Path,
-    programs: Sequence[ExecutorchProgram],
-    work: WorkOptions,
-    qnn: Mapping[str, str] = QNN,
-) -> ExecutorchPlan:
-    return ExecutorchPlan(
-        selection=Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder),
-        programs=tuple(programs),
-        environment=ENVIRON,
-        sdk=folder,
-        qnn=qnn,
-        work=work,
-        logs=folder / "logs",
-        packages=packages_of(programs, folder / "store"),
-        refused={},
-    )
+    return compile_programs(plan_of(folder, programs, work, environment=ENVIRON, qnn=qnn, logs=folder / logs))
 
 
 def program_of(folder: Path, what: str, name: str = "net", width: int = 8) -> ExecutorchProgram:
@@ -265,7 +244,9 @@ class Emulator:
             what: make_program(self.folder / what, text=SUITE.replace("case.net", f"case.{what}"))
             for what in names
         }
-        plan = plan_of(self.folder, list(programs.values()), WorkOptions(timeout, jobs=1, why=True))
+        plan = plan_of(
+            self.folder, list(programs.values()), WorkOptions(timeout, jobs=1, why=True), environment=ENVIRON
+        )
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
         results = measure(plan, Runner.at(self.runner), compiled)
         return [results[program.name] for program in programs.values()]

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ci.jobs import WorkOptions
 from ci.lanes.executorch.orders import ChipProgram
+from ci.lanes.executorch.steps import ExecutorchPlan
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.models.inputs import InputsUsed
 from ci.operators import CpuOperator, GraphPart
+from ci.suite.stage import packages_of
+from provisioning.base.settings import Selection
 
 SUITE = """\
 schema = 2
@@ -38,6 +42,27 @@ def compiled_as(*, delegates: int = 1, left: Sequence[CpuOperator] = (), **field
     usual: dict[str, Any] = {"used": InputsUsed(2, 32), "inputs": (), "expected": (), "reference": ()}
     usual["graphs"] = delegates
     return ChipProgram(left=tuple(left), partition=tuple(parts), **{**usual, **fields})
+
+
+def plan_of(
+    folder: Path, programs: Sequence[ExecutorchProgram], work: WorkOptions, **more: Any
+) -> ExecutorchPlan:
+    """Its store and its logs are in this folder."""
+    store = folder / "store"
+    usual: dict[str, Any] = {
+        "environment": {},
+        "sdk": folder,
+        "qnn": QNN,
+        "logs": folder / "logs",
+        "refused": {},
+    }
+    return ExecutorchPlan(
+        selection=Selection("wheels", "x86_64-linux", "SM8650", store, folder),
+        programs=tuple(programs),
+        work=work,
+        packages=packages_of(programs, store),
+        **{**usual, **more},
+    )
 
 
 def make_program(

@@ -13,10 +13,11 @@ import pytest
 
 from ci.cached_steps import NotCached, Step
 from ci.explain.divergence import DivergenceLimits
+from ci.explain.losses import ScoreRequest
 from ci.jobs import WorkOptions
 from ci.lanes.executorch.explain import searching
 from ci.lanes.executorch.orders import EmulatorRun, ExportedRun, ExportedRuns
-from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running
+from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running, worker_step
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, case_of
 from ci.lanes.llm.orders import CompileOrder, SuiteOrder
@@ -314,8 +315,14 @@ def test_a_search_for_what_differs_is_known_by_its_runner_and_limit_and_not_by_i
         step = searching(_plan_of(program, tmp_path), runner, DivergenceLimits(least, seconds))
         return step.key(program, CachedResults(tmp_path / "store", "any"))
 
+    def scored(exact: str, seconds: float) -> Any:
+        asked = as_json(ScoreRequest(exact, seconds))
+        step = worker_step(_plan_of(program, tmp_path), "scores", "scored", asked)
+        return step.key(program, CachedResults(tmp_path / "store", "any"))
+
     first = key()
     assert key(seconds=5.0) == first
+    assert scored("16a8w", 5.0) == scored("16a8w", 60.0) != scored("fp16", 60.0)
     assert key(least=30.0) != first and key(library="built anew") != first
 
 

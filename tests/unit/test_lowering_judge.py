@@ -33,9 +33,8 @@ from ci.runner import Runner
 from ci.suite.accepted import Recorded, load_tolerances
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
-from provisioning.base.settings import Selection
 from provisioning.known_faults import NO_FIX, load_faults
-from tests.support.lowering import SUITE, compiled_as, make_program
+from tests.support.lowering import SUITE, compiled_as, make_program, plan_of
 from tests.support.programs import BUILD_ID, context, options, program
 
 ERF = CpuOperator(
@@ -211,10 +210,7 @@ class TestWhole:
     """What a stage and `compile` say of a program, where one thing of it is wrong."""
 
     def plan(self, program: ExecutorchProgram, folder: Path) -> ExecutorchPlan:
-        selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
-        more: dict[str, Any] = {"environment": {}, "sdk": folder, "refused": {}}
-        work, qnn = WorkOptions(), {"build_id": BUILD_ID}
-        return ExecutorchPlan((program,), selection, work, folder, {}, qnn=qnn, **more)
+        return plan_of(folder, [program], WorkOptions(), qnn={"build_id": BUILD_ID}, logs=folder)
 
     @pytest.mark.parametrize(
         ("content", "facts", "rules"),
