@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import flatbuffers.table
-
 
 class Malformed(ValueError):
     """The bytes do not follow their format."""
@@ -31,6 +29,9 @@ class Table:
     default."""
 
     def __init__(self, data: memoryview, position: int) -> None:
+        # Late, as --help has no package.
+        import flatbuffers.table
+
         self._data, self._table = data, flatbuffers.table.Table(data, position)
 
     @classmethod
