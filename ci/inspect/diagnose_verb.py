@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ci.diagnose.logs import Diagnosis, Explanation, diagnosed, of_failure, of_number
 from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, explained, page_of, rules
-from provisioning.archive import DAMAGE
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, joined, session
@@ -304,6 +303,8 @@ def _is_text(log: io.BufferedReader) -> bool:
 
 
 def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
+    from provisioning.archive import DAMAGE
+
     try:
         opened = zipfile.ZipFile(path)
     except DAMAGE as error:
