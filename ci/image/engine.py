@@ -136,7 +136,8 @@ def error_of(message: str, where: str) -> ToolkitError:
         fix = "sudo usermod -aG docker $USER, and log in again"
         return EnvironmentLacking(f"the container engine runs, but you may not use it ({where})", fix=fix)
     fix = f"systemctl start docker, or {INSTALL}"
-    return EnvironmentLacking(f"no container engine answers at {where}: {message}", fix=fix)
+    reason = message.removeprefix(f"{UNREACHED}: ")
+    return EnvironmentLacking(f"no container engine answers at {where}: {reason}", fix=fix)
 
 
 def out_of_disk(message: str) -> EnvironmentLacking:
