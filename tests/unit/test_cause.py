@@ -42,36 +42,26 @@ SUSPECT = SuspectedFault("pad by less than nothing at net.py:7", "cut it", "nega
 @pytest.mark.parametrize(
     ("kind", "figures", "of_chip"),
     [
+        ("8a8w", {"sqnr_db": 3.0, "reference_sqnr_db": 3.1}, True),
+        ("8a8w", {"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, False),
+        ("fp16", {"sqnr_db": 3.0}, True),
+        # Of floats that is a warning.
+        ("fp16", {"sqnr_db": 37.0}, True),
+        ("fp16", {"sqnr_db": 39.0}, None),
+        # No floor is missed, and the chip computes something else all the same.
+        ("8a8w", {"sqnr_db": 15.0, "reference_sqnr_db": 15.1}, True),
         ("16a8w", {"sqnr_db": 26.8, "reference_sqnr_db": 26.8}, True),
         ("16a8w", {"sqnr_db": 33.0, "reference_sqnr_db": 34.0}, True),
         ("16a8w", {"sqnr_db": 15.7, "reference_sqnr_db": 42.4}, None),
+        ("8a8w", {"sqnr_db": 40.0, "reference_sqnr_db": 60.0}, None),
+        ("8a8w", {"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}, None),
+        ("fp16", {"agreement": 0.5}, None),
+        ("fp16", {}, None),
     ],
 )
-def test_a_chip_that_differs_is_searched_whatever_the_float_figure_is(
+def test_what_is_searched_follows_the_figures(
     kind: str, figures: dict[str, float], of_chip: bool | None
 ) -> None:
-    assert is_of_chip(figures, kind) is of_chip
-
-
-@pytest.mark.parametrize(
-    ("figures", "of_chip"),
-    [
-        ({"sqnr_db": 3.0, "reference_sqnr_db": 3.1}, True),
-        ({"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, False),
-        ({"sqnr_db": 3.0}, True),
-        # Of floats that is a warning.
-        ({"sqnr_db": 37.0}, True),
-        ({"sqnr_db": 39.0}, None),
-        # No floor is missed, and the chip computes something else all the same.
-        ({"sqnr_db": 15.0, "reference_sqnr_db": 15.1}, True),
-        ({"sqnr_db": 40.0, "reference_sqnr_db": 60.0}, None),
-        ({"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}, None),
-        ({"agreement": 0.5}, None),
-        ({}, None),
-    ],
-)
-def test_what_is_searched_follows_the_figures(figures: dict[str, float], of_chip: bool | None) -> None:
-    kind = "8a8w" if "reference_sqnr_db" in figures else "fp16"
     assert is_of_chip(figures, kind) is of_chip
 
 

@@ -189,18 +189,17 @@ class TestStage:
             assert self.stage(tmp_path) == 0
             assert self.report(tmp_path).metrics["cached"] == cached, made
 
-    def test_a_failure_removes_a_remembered_pass_also_with_no_cache(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("answers", "rule"),
+        [(REFUSES_ERF, "onnx-cpu-node"), (replace(CONTEXT, near=near(sqnr_db=12.0)), "onnx-accuracy")],
+    )
+    def test_what_passes_no_more_removes_a_remembered_pass_also_with_no_cache(
+        self, tmp_path: Path, answers: CompiledContext | dict[str, object], rule: str
+    ) -> None:
         assert self.stage(tmp_path) == 0
-        self.answers = REFUSES_ERF
-        assert self.stage(tmp_path, "--no-cache") == 1
-        assert self.rules(tmp_path) == {"onnx-cpu-node"}
+        self.answers = answers
+        assert self.stage(tmp_path, "--no-cache") == 1 and self.rules(tmp_path) == {rule}
         assert self.stage(tmp_path) == 1 and len(self.done()) == 4
-
-    def test_what_passes_no_more_removes_a_remembered_pass_also_with_no_cache(self, tmp_path: Path) -> None:
-        assert self.stage(tmp_path) == 0
-        self.answers = replace(CONTEXT, near=near(sqnr_db=12.0))
-        assert self.stage(tmp_path, "--no-cache") == 1 and self.stage(tmp_path) == 1
-        assert self.rules(tmp_path) == {"onnx-accuracy"}
 
     def test_costs_are_agreed_on_and_held_to_from_then_on(self, tmp_path: Path) -> None:
         assert self.stage(tmp_path, "--accept") == 0

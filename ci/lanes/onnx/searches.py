@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 
 import onnx
 
@@ -54,7 +53,6 @@ from provisioning.manifest import Soc, soc_named
 Places = Mapping[str, OperatorAt]
 """By node, as an exporter noted it."""
 Target = tuple[Precision, Soc, Settings]
-NO_PLACES: Places = MappingProxyType({})
 COMPARED = 2
 """Samples by which rewrites are proved."""
 MASKS = ("Where",)
@@ -96,7 +94,7 @@ def _module(noted: str) -> str:
 def graph_of(
     path: Path,
     samples: Sequence[Sample],
-    places: Places = NO_PLACES,
+    places: Places | None = None,
     reference: str = FLOAT_MODEL,
 ) -> OnnxGraph:
     return OnnxGraph(onnx.load(str(path)), samples, places, reference, path)
