@@ -55,12 +55,6 @@ def make_qnn(root: Path) -> Path:
     return root
 
 
-def make_ndk(root: Path) -> Path:
-    (root / "toolchains").mkdir(parents=True)
-    (root / "source.properties").write_text("Pkg.Desc = Android NDK\nPkg.Revision = 26.2.11394342\n")
-    return root
-
-
 def test_an_sdk_is_adopted_where_it_is_with_what_it_says_of_itself(tmp_path: Path) -> None:
     root = make_qnn(tmp_path / "my sdk")
     adopted = adopt("qnn-sdk", str(root), "QNN_SDK_ROOT")
@@ -85,6 +79,6 @@ def test_a_near_miss_is_answered_with_the_right_path(slip: str, tmp_path: Path) 
 
 
 def test_another_component_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    make_ndk(tmp_path / "ndk")
+    (tmp_path / "ndk" / "toolchains").mkdir(parents=True)
     with pytest.raises(EnvironmentLacking, match="include/QNN"):
         adopt("qnn-sdk", str(tmp_path / "ndk"), "QNN_SDK_ROOT")
