@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.divergence import DivergenceLimits
-from ci.explain.onnx_graph import make_plain
+from ci.explain.onnx_graph import OnnxGraph, make_plain
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (
     all_in_float,
@@ -281,6 +281,14 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     found = diverge(order, ModelFiles(tmp_path, path, path, tmp_path), limits)
     assert found.first and (found.first.node, found.first.share) == ("add", 1.0)
     assert found.sqnr_db < found.cuts["add"]
+
+
+def test_one_part_of_a_result_is_replaced_and_the_other_is_computed() -> None:
+    halves = helper.make_node("Split", ["x"], ["a", "b"], name="halves", axis=1)
+    model = model_of([halves, helper.make_node("Sub", ["a", "b"], ["y"])], shape=(1, 4), output=(1, 2))
+    graph = OnnxGraph(model, [{"x": np.array([[5, 7, 1, 2]], "f4")}])
+    ((found,),) = graph.outputs({"halves:0": [np.array([[10, 20]], "f4")]})
+    assert found.tolist() == [[9, 18]]
 
 
 def test_a_model_with_floats_of_which_nothing_is_quantized_is_all_in_float() -> None:
