@@ -61,11 +61,11 @@ class Hub(ThreadingHTTPServer):
         rows = self.answers["issues/5/comments"]
         rows.append({"id": len(rows), "body": body, "user": {"login": author}})
 
-    def after(self, folder: Path, **of_run: Any) -> str:
+    def after(self, folder: Path, occasion: str = "workflow_run", **of_run: Any) -> str:
         """What the job writes after a run of a pull request from this repository."""
         (folder / "event.json").write_text(json.dumps({"workflow_run": {**RUN, **of_run}}), encoding="utf-8")
         environ = {
-            "GITHUB_EVENT_NAME": "workflow_run",
+            "GITHUB_EVENT_NAME": occasion,
             "GITHUB_EVENT_PATH": str(folder / "event.json"),
             "GITHUB_SERVER_URL": "https://github.com",
             "GITHUB_API_URL": f"http://127.0.0.1:{self.server_port}",
@@ -273,9 +273,10 @@ def test_the_comment_is_of_the_newest_run_of_the_one_pull_request(
     assert found == ([written] if written else [])
 
 
-def test_it_runs_on_no_other_event() -> None:
+def test_it_runs_on_no_other_event(hub: Hub, tmp_path: Path) -> None:
+    hub.upload(content())
     with pytest.raises(UsageError):
-        comment.comment({"GITHUB_EVENT_NAME": "pull_request_target"})
+        hub.after(tmp_path, "pull_request_target")
 
 
 @pytest.mark.parametrize(("status", "fix"), [(302, ""), (403, "pull-requests: write"), (500, "again")])
