@@ -17,9 +17,9 @@ from ci.outcome import tail
 from lab.builds import provision, releases, with_sdk
 from lab.builds.table import QnnBuild, Release, load_builds
 from lab.generate.shared_tables import with_table
-from lab.stage import stage_run
+from lab.stage import logged, stage_run
 from provisioning.accepted_file import SHIPPED, accept, load_accepted
-from provisioning.base.commands import Fix, logged
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Metric, Outcome, Report, Severity

@@ -13,9 +13,9 @@ from pathlib import Path
 import tomlkit
 
 from ci.child import closed
-from lab.stage import stage_run
+from lab.stage import logged, stage_run
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
-from provisioning.base.commands import Fix, captured, joined, logged, session
+from provisioning.base.commands import Fix, captured, joined, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity

@@ -22,8 +22,9 @@ from ci.one_model.output import outputs_in
 from ci.suite.accuracy import Pair, Unusable, compare
 from lab.builds import builds_named, environment_of
 from lab.generate.shared_tables import with_table
+from lab.stage import logged
 from provisioning.accepted_file import Accepted, Values, accept
-from provisioning.base.commands import Fix, logged, session
+from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text

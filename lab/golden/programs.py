@@ -27,7 +27,8 @@ from lab.golden.contexts import (
     sqnr,
     take,
 )
-from provisioning.base.commands import Fix, logged
+from lab.stage import logged
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Report, Severity

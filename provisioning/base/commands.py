@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import CLONE
 
 if TYPE_CHECKING:
@@ -167,27 +166,3 @@ def captured(command: Sequence[str | Path], **more: Any) -> subprocess.Completed
     stdin = {} if "input" in more else {"stdin": subprocess.DEVNULL}
     settings = {"errors": "replace", **stdin, **more}
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-
-
-def logged(
-    command: Sequence[str | Path],
-    log: Path,
-    environ: Mapping[str, str] | None = None,
-    subject: object = "",
-    *,
-    timeout: float | None = None,
-    cwd: Path | None = None,
-) -> int:
-    """Run a command with its output in a log; returns its exit code. Too long is a lack of the machine."""
-    import subprocess
-
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        try:
-            done = subprocess.run(
-                command, stdout=output, stderr=output, env=environ, timeout=timeout, cwd=cwd, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            message, fix = f"{subject}: no answer after {timeout:g} s", f"read {log}; --timeout gives more"
-            raise EnvironmentLacking(message, fix=fix) from error
-    return done.returncode
