@@ -10,7 +10,7 @@ import pytest
 from ci.artifacts.against_sdk import LoadVerdict, against
 from ci.artifacts.program import CompiledProgram, ContextStrings, parse
 from ci.inspect import verb
-from tests.support.programs import BUILD_ID, context, program
+from tests.support.programs import BUILD_ID, context, options, program
 from tests.support.typed import run_here
 
 WHOLE = program()
@@ -37,6 +37,17 @@ class TestReading:
         assert delegate.options is not None and delegate.context is not None
         assert (delegate.options.soc_id, delegate.options.arch, delegate.options.vtcm_mb) == (57, 75, 8)
         assert delegate.context == ContextStrings(len(context()), (BUILD_ID,), ("SM8650",), (75,), (8 << 20,))
+
+
+@pytest.mark.parametrize(("online", "when"), [(False, "ahead of time"), (True, "on the device")])
+def test_the_command_says_what_a_delegate_was_compiled_for(
+    online: bool, when: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.pte"
+    path.write_bytes(program(spec=options(57, 75, 8, online)))
+    assert run_here(verb, path) == 0
+    out = capsys.readouterr().out
+    assert [word for word in ("SoC id 57", "HTP v75", "8 MB VTCM", when) if word not in out] == []
 
 
 class TestAgainst:
