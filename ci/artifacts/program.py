@@ -38,7 +38,8 @@ LARGEST = 8 << 30
 QNN_BACKEND = "QnnBackend"
 QNN_OPTIONS = "qnn_compile_spec"
 CONTAINER, TIME_SIZE = b"\xcd\xab\x78\x56", 8
-"""How the data of a QNN delegate begins: this, the time at which it was made, and the context's size."""
+"""How the data of a QNN delegate begins: this, the time at which it was made, the context's size in 8 bytes,
+and zeros as far as the context."""
 
 CONTAINER_SIZE = 256
 CONTEXT_MARK = bytes.fromhex("00000002 00000003 00000000 00000001")

@@ -12,7 +12,10 @@ from pathlib import Path
 from ci.artifacts.against_sdk import Inside, against
 from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, Dlc, read_dlc, read_model
 from ci.artifacts.program import (
+    CONTAINER,
+    CONTAINER_SIZE,
     QNN_BACKEND,
+    TIME_SIZE,
     CompiledProgram,
     ContextStrings,
     Delegate,
@@ -232,13 +235,6 @@ def _context(context: ContextStrings, indent: str) -> Iterator[str]:
 # Compiled graphs taken out of a program
 
 
-_MAGIC = 0x5678ABCD
-"""The header before a context binary in a program: this in 4 bytes, a checksum in 8, its size in 8, zeros to
-byte 256.
-"""
-
-_HEADER = 256
-
 MOST_SHARED = 10
 """Methods may share a context: so many times a program's size is written at most."""
 
@@ -264,18 +260,18 @@ def context_in(data: memoryview) -> tuple[str, memoryview]:
     """(suffix, bytes) of a delegate's data without ExecuTorch's header."""
     if data[: len(DLC_MARK)] == DLC_MARK:
         return ".dlc", data
-    if len(data) < _HEADER or struct.unpack_from("<I", data)[0] != _MAGIC:
+    if len(data) < CONTAINER_SIZE or data[: len(CONTAINER)] != CONTAINER:
         raise CheckFailed(
-            f"expected a context binary behind the mark {_MAGIC:#x}, found {data[:8].hex(' ')}",
+            f"expected a context binary behind the mark {CONTAINER.hex(' ')}, found {data[:8].hex(' ')}",
             fix="compile it with the executorch of the profile",
         )
-    size = struct.unpack_from("<Q", data, 12)[0]
-    if size != len(data) - _HEADER:
+    size = struct.unpack_from("<Q", data, len(CONTAINER) + TIME_SIZE)[0]
+    if size != len(data) - CONTAINER_SIZE:
         raise CheckFailed(
-            f"expected a context of {size} bytes, found {len(data) - _HEADER}",
+            f"expected a context of {size} bytes, found {len(data) - CONTAINER_SIZE}",
             fix="compile or copy it again",
         )
-    return ".bin", data[_HEADER:]
+    return ".bin", data[CONTAINER_SIZE:]
 
 
 def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:
