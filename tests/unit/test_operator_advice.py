@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ci.explain.audit import as_text
+from ci.explain.audit import as_text, document
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.orders import EmulatorRun
@@ -90,6 +90,15 @@ def test_a_program_that_breaks_names_the_operator_on_the_cpu_that_has_a_fix(
     row = CpuOperator("aten.clamp.Tensor", "", "net.py:17", code, "clamp", "refused", kernel=True)
     message, fix = suspected_on_cpu([replace(row, code="x.clamp(z)", source="net.py:3"), row])
     assert ("net.py:17" in message) is suspected and (fix != NO_FIX) is suspected
+
+
+def test_an_operator_on_the_cpu_says_what_its_line_should_be_and_so_does_an_answer() -> None:
+    code = "y = torch.cumprod(torch.exp(x), 1)"
+    row = CpuOperator("aten.cumprod.default", "", "net.py:7", code, "cumprod", "refused", kernel=False)
+    edit = row.fix.edit
+    assert edit and (edit.file, edit.line, edit.old) == ("net.py", 7, "torch.cumprod(torch.exp(x), 1)")
+    (answered,) = document({"fp16": explain.audit_row(compiled_as(left=[row]))})["fp16"]["cpu"]
+    assert answered["operator"] == row.operator and edit.new in answered["suggestion"]
 
 
 def test_a_fix_of_several_lines_is_said_once_behind_the_last() -> None:
