@@ -53,6 +53,7 @@ from ci.lanes.llm.rounding import (
 from ci.lanes.llm.stage import WORKER, home_of
 from ci.lanes.llm.tiny import texts
 from ci.lanes.llm.tokenizer import chat_text, tokens_of
+from ci.lanes.llm.verdicts import Bounds, culprit, part_row
 from ci.lanes.llm.weights import require_tensors
 from ci.models.inputs import Array, Sample
 from ci.work import asking
@@ -202,6 +203,19 @@ FAMILIES_AND_WAYS = [
 ]
 
 
+def right_and_wrong(folder: Path, family: Family) -> tuple[Path, Path]:
+    """A checkpoint of two layers, and the same with the family's fault."""
+    settings = {**family.changes, "model_type": family.kind, "num_hidden_layers": 2}
+    model, wrong = write_checkpoint(folder / "model", **settings), folder / "wrong"
+    shutil.copytree(model, wrong)
+    weights = load_file(model / "model.safetensors")
+    family.plant(weights, read_architecture(model))
+    config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": HEAD not in weights}
+    (wrong / "config.json").write_text(json.dumps(config))
+    save_file(weights, wrong / "model.safetensors")
+    return model, wrong
+
+
 def test_the_page_lists_the_families_and_precisions_that_are_tested() -> None:
     page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
     for kind in {family.kind for family in FAMILIES_BY_NAME.values()}:
@@ -300,14 +314,7 @@ def test_each_family_passes_each_way_and_a_fault_in_it_is_found(
     """A checkpoint in two files, by a text that it was not quantized by. Of random weights, in whose choices
     many words are nearly as good. One with other weights, which is held to the first, is wrong."""
     family, (through, precision) = FAMILIES_BY_NAME[name], way
-    settings = {**family.changes, "model_type": family.kind, "num_hidden_layers": 2}
-    model, wrong = write_checkpoint(tmp_path / "model", **settings), tmp_path / "wrong"
-    shutil.copytree(model, wrong)
-    weights = load_file(model / "model.safetensors")
-    family.plant(weights, read_architecture(model))
-    config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": HEAD not in weights}
-    (wrong / "config.json").write_text(json.dumps(config))
-    save_file(weights, wrong / "model.safetensors")
+    model, wrong = right_and_wrong(tmp_path, family)
     in_shards(model)
     text, other = tmp_path / "text.txt", tmp_path / "other.txt"
     text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
@@ -489,7 +496,8 @@ def planted(name: str, values: Array) -> Array:
 
 def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
     """Of a stand-in for a runtime, this module: it computes as float does, but for what is planted."""
-    model, count, context = Path(order.model), order.count(kind), order.context
+    model, count, context = Path(order.into), order.count(kind), order.context
+    shape = read_architecture(model)
     layers = [shape.part(number, order.parts) for number in parts]
     decoders = [load_decoder(model, shape, count, context, *span) for span in layers]
 
@@ -519,7 +527,8 @@ class TestMeasures:
         monkeypatch.setitem(measure.RUNTIMES, GENIE, __name__)
         model = write_checkpoint(tmp_path, num_hidden_layers=2, **PLAIN)
         sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 2, "calibration": []}
-        return CompileOrder(model=str(model), through=GENIE, soc="SM8650", precision="fp16", **sizes)
+        sizes |= {"model": str(model), "into": str(model)}
+        return CompileOrder(through=GENIE, soc="SM8650", precision="fp16", **sizes)
 
     @pytest.mark.parametrize(
         ("plant", "db"),
@@ -551,6 +560,21 @@ class TestMeasures:
             [[window]] = measure.order_figures(asked).read.values()
             assert len(window.ours) == 35
             assert any(window.same) == (db > 0) and (max(window.divergence) < 1e-6) == (db == 100)
+
+    @pytest.mark.parametrize("name", FAMILIES_BY_NAME)
+    def test_a_fault_in_a_family_is_found_in_its_layer(
+        self, order: CompileOrder, tmp_path: Path, name: str
+    ) -> None:
+        family = FAMILIES_BY_NAME[name]
+        model, wrong = right_and_wrong(tmp_path / "family", family)
+        compiled = replace(order, model=str(model), into=str(wrong))
+        text = JudgedText([TOKENS[:40]], TOKENS[:64], [], "")
+        asked = MeasureOrder(compiled=compiled, text=text, kind="prefill")
+        bounds = Bounds("fp16", {}, measure.order_rounding(asked).parts, {})
+        parts = measure.order_parts(asked).parts
+        assert f", layers {family.layer} to {family.layer}:" in culprit(
+            [part_row(row, bounds) for row in parts]
+        )
 
     def test_what_rounding_alone_leaves_follows_from_the_bits(self, order: CompileOrder) -> None:
         """Of a true shape it was 56, 44 and 19 dB; each bit of a weight is 6."""
