@@ -85,6 +85,12 @@ def empty_fields(count: int) -> bytes:
     return b"\x72\x00" * count + b"\x3a" + _varint(len(graph)) + graph
 
 
+def empty_nodes(count: int) -> bytes:
+    """A model that takes thirty times its size once it is read."""
+    graph = b"\x0a\x00" * count
+    return b"\x3a" + _varint(len(graph)) + graph
+
+
 def nested_names(count: int) -> bytes:
     """A library that needs as many others as a name has letters: each name is the end of the one before."""
     names = b"\0" + b"n" * count + b"\0"

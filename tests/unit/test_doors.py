@@ -149,6 +149,7 @@ PROGRAMS: dict[str, bytes | Callable[[Path], bytes]] = {
     "cut.onnx": lambda folder: context_model(folder / "seed").read_bytes()[:-9],
     "deep.onnx": b"\x3b" * 200_000,
     "fields.onnx": hostile.empty_fields(400_000),
+    "memory.onnx": hostile.empty_nodes(12_000_000),
     "no text.onnx": lambda folder: model_with(folder, b"EPContext", b"EPC\xffntext"),
     "above.onnx": lambda folder: model_with(folder, OWN, b"../secret.bin////"),
     "absolute.onnx": lambda folder: model_with(folder, OWN, b"/etc/passwd//////"),
@@ -286,6 +287,11 @@ ARCHIVES = {
     "cut": build(Item("a.so"))[:-9],
 }
 
+BEFORE_WRITING = {
+    *("absolute name", "parent at the start", "empty part", "empty name", "backslashes up"),
+    *("a name that is a command", "page of a web server", "a bomb", "too many members", "cut"),
+}
+
 
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_an_archive(tmp_path: Path, name: str) -> None:
@@ -293,6 +299,7 @@ def test_an_archive(tmp_path: Path, name: str) -> None:
     with pytest.raises(ArchiveError, match=r"^a\.zip: ") as refused:
         archive.extract(tmp_path / "a.zip", tmp_path / "here/out", lambda name: name)
     assert refused.value.fix
+    assert (tmp_path / "here").exists() == (name not in BEFORE_WRITING)
     assert all(file.startswith("here/out") for file in files_in(tmp_path) - {"a.zip", "here"})
     assert sum(path.stat().st_size for path in tmp_path.rglob("here/out/*.so") if path.is_file()) <= 1_000_000
 
