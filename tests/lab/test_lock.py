@@ -72,6 +72,7 @@ class TestStale:
             ("environments.toml", "[tools]", "[tools]\n[other]", "other.txt: lacks"),
             ("locks/tools.txt", "rich==15.0", "rich==12.0", "rich>=13"),
             ("locks/tools.txt", " \\\n    --hash=sha256:bb", "", "filelock==4.1"),
+            ("locks/tools.txt", "filelock==4.1 \\\n    --hash=sha256:bb\n", "", "filelock is required"),
             ("locks/tools.txt", "sha256: ", "sha256: 0", "# inputs-sha256: 0"),
             ("locks/tools.txt", "filelock==", "--index-url https://a.example\nfilelock==", "https://a.example"),
             ("locks/tools.txt", "rich==15.0", "rich @ https://a.example/rich.whl", "https://a.example"),
