@@ -90,7 +90,7 @@ class Step:
     """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
     subject: Callable[[Any], str] = lambda program: str(program.name)
     """What tells a program from all others, of whatever suite."""
-    left: Callable[[Any, Failure, Path], dict[str, object] | None] = lambda *_: None
+    remains_of: Callable[[Any, Failure, Path], dict[str, object] | None] = lambda *_: None
     """What a process that died has left in its folder that is a result."""
 
 
@@ -101,7 +101,7 @@ class _ProgramState:
     program: Any
     lines: Lines = field(default_factory=dict)
     """Of its exported model."""
-    asked: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     """The variables that its code names, that are set, and that it was not given."""
     key: Key | None = None
     """None before its model is exported, and if no result of it is kept."""
@@ -118,8 +118,8 @@ class _ProgramState:
 
 class _StepRun:
     """A step of the programs that have the same packages. The way of a program: its model is exported
-    (`_export_task`), its result is looked up (`_settled`, `_looked_up`) or else worked on (`_task`), and what
-    comes of that is kept or is a failure (`_ended`)."""
+    (`_export_task`), its result is looked up (`_settle`, `_look_up`) or else worked on (`_task`), and what
+    comes of that is kept or is a failure (`_conclude`)."""
 
     def __init__(self, step: Step, programs: Sequence[Named], own: Packages | None) -> None:
         self._step, self._work, self._logs = step, step.plan.work, step.plan.logs
@@ -145,12 +145,12 @@ class _StepRun:
                     cost = self._step.cost(state.program)
                     name, log = state.program.name, self._log(state)
                     tasks.append(ChildTask(name, "", {}, 0, log, cost=cost, export=export.name))
-                elif isinstance(task := self._looked_up(state, {}), ChildTask):
+                elif isinstance(task := self._look_up(state, {}), ChildTask):
                     tasks.append(task)
             if not self._exports and len(self._programs) > 1:
                 cached = len(self._programs) - len(tasks)
                 sys.stderr.write(f"{title}: {cached} cached, {len(tasks)} to do\n")
-            run(tasks, self._home, title, self._line, jobs, exports=Exports(self._exports, self._settled))
+            run(tasks, self._home, title, self._line, jobs, exports=Exports(self._exports, self._settle))
         self._cached.close()
         return {name: state.result for name, state in self._programs.items() if state.result}
 
@@ -165,22 +165,22 @@ class _StepRun:
         """For files that all programs of an export use."""
         return self._scratch / hashlib.sha256(name.encode()).hexdigest()[:16]
 
-    def _settled(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | TaskOutcome:
+    def _settle(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | TaskOutcome:
         """What is to be done with a program whose model has been exported."""
         state, exported = self._programs[task.name], read(ExportReply, reply)
-        passed = {*self._home.environment, *TEMPORARY}
+        environ = {*self._home.environment, *TEMPORARY}
         state.lines = exported.lines
-        state.asked = tuple(name for name in _variables_named_in(exported.modules) if name not in passed)
+        state.variables = tuple(name for name in _variables_named_in(exported.modules) if name not in environ)
         try:
-            return self._looked_up(state, self._step.export_key(state.program, reply))
+            return self._look_up(state, self._step.export_key(state.program, reply))
         except NotCached as error:
             state.not_cached = state.reason = str(error)
             state.exported = not isinstance(error, NotExported)
-            return self._begun(state)
+            return self._begin(state)
         except Refused as refused:
             return Failure.refused(refused, self._exports[task.export].log)
 
-    def _looked_up(self, state: _ProgramState, model: Key) -> ChildTask | TaskOutcome:
+    def _look_up(self, state: _ProgramState, model: Key) -> ChildTask | TaskOutcome:
         """What is to be done, or the outcome of a program whose result is there."""
         state.key = {**self._key_of_all, **self._step.key(state.program, self._cached), **model}
         if self._may_reuse:
@@ -188,7 +188,7 @@ class _StepRun:
             if state.result:
                 return {}
             state.reason = self._cached.difference(self._step.subject(state.program), state.key)
-        return self._begun(state)
+        return self._begin(state)
 
     def _cached_result(self, state: _ProgramState, key: Key) -> Result | None:
         cached = self._cached.find(key)
@@ -200,9 +200,9 @@ class _StepRun:
 
     def _result(self, state: _ProgramState, facts: Facts) -> Result:
         record = read(self._step.reply, facts) if self._step.reply else None
-        return Result(facts, record=record, asked=state.asked)
+        return Result(facts, record=record, variables=state.variables)
 
-    def _begun(self, state: _ProgramState) -> ChildTask | TaskOutcome:
+    def _begin(self, state: _ProgramState) -> ChildTask | TaskOutcome:
         try:
             return self._task(state)
         except OSError as error:
@@ -215,18 +215,18 @@ class _StepRun:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         export = step.export(state.program).name if step.export else ""
-        asked = step.request(state.program)
+        request = step.request(state.program)
         folders = {
             "into": str(state.folder.absolute()),
             "scratch": str(self._scratch / "programs" / name),
             "export_folder": str(self._folder_of_export(export)),
         }
-        if clash := asked.keys() & folders:
+        if clash := request.keys() & folders:
             raise ValueError(f"{step.kind} asks for {sorted(clash)}, which each task has")
         return ChildTask(
             name,
             step.function,
-            {**asked, **folders},
+            {**request, **folders},
             self._work.timeout,
             log,
             cost=step.cost(state.program),
@@ -239,19 +239,19 @@ class _StepRun:
 
     def _line(self, name: str, outcome: TaskOutcome) -> Line:
         state = self._programs[name]
-        result = state.result = state.result or self._ended(state, outcome)
+        result = state.result = state.result or self._conclude(state, outcome)
         line = self._step.line(state.program, result)
         if self._work.why and state.reason:
             sys.stderr.write(f"  {name}: {state.reason}\n")
         return Line("cached", line.note, 0.0) if result.cached else line
 
-    def _ended(self, state: _ProgramState, outcome: TaskOutcome) -> Result:
+    def _conclude(self, state: _ProgramState, outcome: TaskOutcome) -> Result:
         try:
             if isinstance(outcome, Failure) and not outcome.details and state.folder:
-                outcome = self._step.left(state.program, outcome, state.folder) or outcome
+                outcome = self._step.remains_of(state.program, outcome, state.folder) or outcome
             if isinstance(outcome, dict):
-                return self._finished(state, outcome)
-            return self._failed(state, outcome)
+                return self._finish(state, outcome)
+            return self._fail(state, outcome)
         except OSError as error:
             return self._in_trouble(state, error)
 
@@ -260,7 +260,7 @@ class _StepRun:
             raise error
         return Result(failure=Failure.of(trouble, self._log(state)))
 
-    def _failed(self, state: _ProgramState, failure: Failure) -> Result:
+    def _fail(self, state: _ProgramState, failure: Failure) -> Result:
         # What has not begun failed while its model was exported.
         exported = bool(state.folder and state.exported) or not self._step.export
         failure = replace(failure, exported=exported)
@@ -268,9 +268,9 @@ class _StepRun:
             shutil.rmtree(state.folder, ignore_errors=True)
         if failure.of_work and state.key:
             self._cached.forget(state.key)
-        return Result(failure=failure, asked=state.asked)
+        return Result(failure=failure, variables=state.variables)
 
-    def _finished(self, state: _ProgramState, reply: dict[str, Any]) -> Result:
+    def _finish(self, state: _ProgramState, reply: dict[str, Any]) -> Result:
         step, into = self._step, state.folder
         assert into is not None
         if step.export:
@@ -285,16 +285,16 @@ class _StepRun:
             self._log(state).unlink(missing_ok=True)
             if not step.keeps_files:
                 shutil.rmtree(into, ignore_errors=True)
-        return self._kept(state, replace(result, folder=into if step.keeps_files else None), reply)
+        return self._keep(state, replace(result, folder=into if step.keeps_files else None), reply)
 
-    def _kept(self, state: _ProgramState, result: Result, reply: dict[str, Any]) -> Result:
+    def _keep(self, state: _ProgramState, result: Result, reply: dict[str, Any]) -> Result:
         """With the files where the cached result has them."""
         reason = state.not_cached
         if state.key:
             try:
                 subject = self._step.subject(state.program)
-                kept = self._cached.keep(subject, state.key, reply, result.folder)
-                return replace(result, facts=kept.facts, folder=kept.folder)
+                cached = self._cached.keep(subject, state.key, reply, result.folder)
+                return replace(result, facts=cached.facts, folder=cached.folder)
             except OSError as error:
                 reason = error.strerror or str(error)
         sys.stderr.write(f"{state.program.name} is not cached: {reason}\n")
@@ -305,8 +305,8 @@ def _variables_named_in(modules: Iterable[str]) -> list[str]:
     """The user's variables that are set, and that one of these modules names in a string."""
     paths = (path for path in map(Path, modules) if path.is_file())
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
-    named = {name for text in texts for name in re.findall(r"""["']([A-Za-z_][A-Za-z0-9_]*)["']""", text)}
-    return sorted(name for name in named & os.environ.keys() if not name.startswith("QNN_CI_"))
+    names = {name for text in texts for name in re.findall(r"""["']([A-Za-z_][A-Za-z0-9_]*)["']""", text)}
+    return sorted(name for name in names & os.environ.keys() if not name.startswith("QNN_CI_"))
 
 
 def run_step(step: Step, programs: Sequence[Named], own: Packages | None = None) -> dict[str, Result]:

@@ -98,11 +98,11 @@ def field_of(variable: str) -> str:
     return "secrets" if any(fnmatchcase(variable, name) for name in table().secrets) else "variables"
 
 
-def doing(what: str) -> None:
+def doing(activity: str) -> None:
     """Say what this process does from now on, in a word: whoever waits for it reads that."""
     if own_folder:
         with contextlib.suppress(OSError):
-            (own_folder / DOING).write_text(what, encoding="utf-8")
+            (own_folder / DOING).write_text(activity, encoding="utf-8")
 
 
 def logged(answer: Answer, order: Order) -> dict[str, object]:
@@ -116,8 +116,8 @@ def logged(answer: Answer, order: Order) -> dict[str, object]:
                 traceback.print_exc()
                 raise
     except Exception as error:
-        if found := outcome.of_error(error, places_of(order)):
-            return {"trouble": asdict(found)}
+        if trouble := outcome.of_error(error, places_of(order)):
+            return {"trouble": asdict(trouble)}
         raise
 
 
@@ -139,8 +139,8 @@ def places_of(order: Mapping[str, object]) -> list[Path]:
 
 def blame(error: BaseException, order: Mapping[str, object]) -> None:
     """Raise InTrouble if the machine is to blame. For workers whose replies have the errors of the work."""
-    if found := outcome.of_error(error, places_of(order)):
-        raise outcome.InTrouble(found) from error
+    if trouble := outcome.of_error(error, places_of(order)):
+        raise outcome.InTrouble(trouble) from error
 
 
 UNFORESEEN = "unforeseen"
@@ -191,10 +191,10 @@ class Meter:
         # Resets the kernel's record of the peak memory.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self._began, self._cpu = time.monotonic(), cpu_seconds()
+        self._start, self._cpu = time.monotonic(), cpu_seconds()
 
     def read(self) -> WorkCosts:
-        seconds, cpu = time.monotonic() - self._began, cpu_seconds() - self._cpu
+        seconds, cpu = time.monotonic() - self._start, cpu_seconds() - self._cpu
         return WorkCosts(round(seconds, 3), round(cpu, 3), memory_of_process("VmHWM"))
 
 

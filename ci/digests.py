@@ -42,13 +42,13 @@ def stamp_of(info: os.stat_result) -> Stamp:
 
 def images_in(mounts: str) -> tuple[str, ...]:
     """Where file systems of IMAGES are mounted, by the text of /proc/self/mountinfo; each ends in a slash."""
-    found = []
+    folders = []
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith(IMAGES):
             folder = before.split(" ")[4].encode().decode("unicode_escape")
-            found.append(f"{folder.rstrip('/')}/")
-    return tuple(found)
+            folders.append(f"{folder.rstrip('/')}/")
+    return tuple(folders)
 
 
 class Digests:
@@ -57,10 +57,10 @@ class Digests:
 
     def __init__(self, store: Path) -> None:
         self._path = store / "cache" / "results" / "digests.json"
-        self._known: dict[str, list[object]] = {}
+        self._entries: dict[str, list[object]] = {}
         with contextlib.suppress(OSError, ValueError):
-            self._known.update(json.loads(self._path.read_text(encoding="utf-8")))
-        self._changed = False
+            self._entries.update(json.loads(self._path.read_text(encoding="utf-8")))
+        self._is_changed = False
         self._images = images_in(MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
 
     def of(self, path: Path) -> str:
@@ -69,24 +69,24 @@ class Digests:
         # True of a stamp in the future as well.
         too_recent = max(stamp[1], stamp[2]) / 1e9 > time.time() - YOUNG_SECONDS
         on_image = bool(self._images) and os.path.realpath(path).startswith(self._images)
-        is_settled, known = not (too_recent or on_image), self._known.get(name)
-        if is_settled and known and known[:4] == [*stamp]:
-            return str(known[4])
+        is_settled, entry = not (too_recent or on_image), self._entries.get(name)
+        if is_settled and entry and entry[:4] == [*stamp]:
+            return str(entry[4])
         digest = hash_file(path)
         if is_settled:
             # Moved to the end, as the most recently used.
-            self._known.pop(name, None)
-            self._known[name] = [*stamp, digest]
-            self._changed = True
+            self._entries.pop(name, None)
+            self._entries[name] = [*stamp, digest]
+            self._is_changed = True
         return digest
 
     def save(self) -> None:
-        if self._changed:
-            newest = [*self._known.items()][-MOST_DIGESTS:]
+        if self._is_changed:
+            newest = [*self._entries.items()][-MOST_DIGESTS:]
             # Not being able to write only means that bytes are read again, so this is no error.
             with contextlib.suppress(OSError):
                 replace_text(self._path, json.dumps(dict(newest)))
-                self._changed = False
+                self._is_changed = False
 
 
 OF_INSTALLERS = (
@@ -94,7 +94,7 @@ OF_INSTALLERS = (
     "RECORD.jws",
 )
 """Files of a .dist-info that say how it was installed; they have paths of this machine."""
-STARTED = (".pth", "sitecustomize.py", "usercustomize.py")
+STARTUP = (".pth", "sitecustomize.py", "usercustomize.py")
 """Files that Python runs when it starts: they count by their bytes, recorded or not."""
 
 
@@ -103,9 +103,9 @@ class FolderContent:
     """What a folder of distributions holds."""
 
     distributions: Mapping[str, str]
-    others: Mapping[str, str]
+    strays: Mapping[str, str]
     """The digests of files that are not as a RECORD says, by path."""
-    started: tuple[str, ...]
+    startup_files: tuple[str, ...]
 
 
 def stamp_of_installed(info: os.stat_result) -> Stamp:
@@ -124,50 +124,50 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
 
 def installed(folders: tuple[str, ...], search: list[str], store: Path) -> dict[str, str]:
     """What every key has of these folders of distributions, and of the folders of PYTHONPATH."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     loose: list[list[str]] = []
     for number, folder in enumerate(folders):
         content = content_of(folder, store)
-        found |= {name: version for name, version in content.distributions.items() if name not in found}
-        loose += [[str(number), *row] for row in content.others.items()]
-        loose += [[str(number), name, _text(Path(folder, name))] for name in content.started]
+        versions |= {name: version for name, version in content.distributions.items() if name not in versions}
+        loose += [[str(number), *row] for row in content.strays.items()]
+        loose += [[str(number), name, _text(Path(folder, name))] for name in content.startup_files]
     for number, folder in enumerate(search):
-        for name in STARTED[1:]:
+        for name in STARTUP[1:]:
             if (path := Path(folder, name)).exists():
                 loose.append([f"PYTHONPATH {number}", name, _text(path)])
     # No distribution has this name.
-    return {**found, "(files)": _digest(json.dumps(sorted(loose)))}
+    return {**versions, "(files)": _digest(json.dumps(sorted(loose)))}
 
 
 @cache
 def content_of(folder: str, store: Path) -> FolderContent:
     """Once in a process. The store remembers the digests of files that have not changed."""
     files, digests = files_in(folder), Digests(store)
-    distributions, others, recorded = {}, {}, set()
+    distributions, strays, recorded = {}, {}, set()
     for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
-        written, rows = files[record][2] or files[record][1], []
+        record_time, rows = files[record][2] or files[record][1], []
         for name, algorithm, digest, size in _rows(f"{folder}/{record}"):
             recorded.add(name)
-            if name.endswith(STARTED) or name.rpartition("/")[2] in OF_INSTALLERS:
+            if name.endswith(STARTUP) or name.rpartition("/")[2] in OF_INSTALLERS:
                 continue
             rows.append(f"{name} {algorithm} {digest}")
             stamp = files.get(name)
             if stamp is None:
-                others[name] = "absent"
-            elif (size and stamp[0] != int(size)) or max(stamp[1], stamp[2]) > written:
-                found = digests.of(Path(folder, name))
-                if algorithm != "sha256" or _as_in_records(found) != digest:
-                    others[name] = found
+                strays[name] = "absent"
+            elif (size and stamp[0] != int(size)) or max(stamp[1], stamp[2]) > record_time:
+                file_digest = digests.of(Path(folder, name))
+                if algorithm != "sha256" or _as_in_records(file_digest) != digest:
+                    strays[name] = file_digest
         title, _, version = record.partition(".dist-info")[0].rpartition("-")
         text = "\n".join(sorted(rows))
         distributions[title.lower().replace("_", "-")] = f"{version} {_digest(text)[:12]}"
     for name in files.keys() - recorded:
-        if not name.endswith((*STARTED, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
+        if not name.endswith((*STARTUP, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
             with contextlib.suppress(OSError):
-                others[name] = digests.of(Path(folder, name))
+                strays[name] = digests.of(Path(folder, name))
     digests.save()
-    started = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTED)))
-    return FolderContent(distributions, others, started)
+    startup_files = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTUP)))
+    return FolderContent(distributions, strays, startup_files)
 
 
 @cache
@@ -180,13 +180,13 @@ def files_in(folder: str) -> Mapping[str, Stamp]:
         with contextlib.suppress(OSError), os.scandir(f"{folder}/{inside}") as entries:
             for entry in entries:
                 if not entry.is_dir():
-                    files[inside + entry.name] = _seen(entry)
+                    files[inside + entry.name] = _entry_stamp(entry)
                 elif entry.name != "__pycache__":
                     waiting.append(f"{inside}{entry.name}/")
     return files
 
 
-def _seen(entry: os.DirEntry[str]) -> Stamp:
+def _entry_stamp(entry: os.DirEntry[str]) -> Stamp:
     try:
         return stamp_of_installed(entry.stat())
     except OSError:  # a link to nothing

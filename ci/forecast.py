@@ -52,13 +52,13 @@ class Forecasts(Model):
     wheel: HubWheel
     phones: dict[str, Phone]
 
-    def named(self, name: str) -> str:
+    def phone_of(self, name: str) -> str:
         """The phone that a user means."""
         plain = {
-            _plain(called): phone for phone, about in self.phones.items() for called in (about.device, phone)
+            _plain(title): phone for phone, about in self.phones.items() for title in (about.device, phone)
         }
-        if found := plain.get(_plain(name)):
-            return found
+        if phone_name := plain.get(_plain(name)):
+            return phone_name
         raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)
 
     def chips(self, precision: str, phones: Collection[str]) -> tuple[str, ...]:
@@ -228,10 +228,10 @@ class Forecasted:
 
 
 def forecast(
-    precision: str, asked: QnnEstimates, fit: Fit, table: Forecasts, phones: Collection[str]
+    precision: str, qnn: QnnEstimates, fit: Fit, table: Forecasts, phones: Collection[str]
 ) -> Forecasted:
     """For these phones, of what QNN was asked, by its own compile; `precision` is ours."""
-    if (build := asked.build_id) != fit.build_id:
+    if (build := qnn.build_id) != fit.build_id:
         fitted = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
         return Forecasted(withheld=fitted, fix=ON_A_PHONE)
     hub, forecasts, reasons = PRECISIONS.get(precision, ""), list[Forecast](), dict[str, str]()
@@ -239,21 +239,21 @@ def forecast(
         if not (fitted_phone := fit.phones.get((phone, hub))):
             continue
         chips = table.chips(precision, [phone])
-        estimates = asked.lower
-        if reason := asked.unsound(chips) or fit.limits.why_not(estimates[table.chip], asked.operators):
+        estimates = qnn.lower
+        if reason := qnn.unsound(chips) or fit.limits.why_not(estimates[table.chip], qnn.operators):
             reasons[phone] = reason
         else:
             us = fitted_phone.scale * basis_of(estimates, chips) + fitted_phone.around_us
             forecasts.append(Forecast(phone, table.phones[phone].soc, us / 1000, fitted_phone.within))
     if not forecasts and not reasons:
         fitted_names = {name for phone, name in fit.phones if phone in phones}
-        known = ", ".join(ours for ours, name in PRECISIONS.items() if name in fitted_names)
+        precisions = ", ".join(ours for ours, name in PRECISIONS.items() if name in fitted_names)
         message = f"{precision} was not fitted for {', '.join(phones)}"
-        return Forecasted(withheld=message, fix=f"--precision {known}" if known else ON_A_PHONE)
-    rests_on = " and ".join(f"{chip} ({us:,.0f} us)" for chip, us in asked.lower.items())
+        return Forecasted(withheld=message, fix=f"--precision {precisions}" if precisions else ON_A_PHONE)
+    rests_on = " and ".join(f"{chip} ({us:,.0f} us)" for chip, us in qnn.lower.items())
     basis = f"QNN {version_in(build)}'s lower estimates for {rests_on}, by what AI Hub measured"
     basis += f" ({table.wheel.version})"
-    basis += f"; asking QNN took {asked.cpu_seconds:.1f} s of a processor"
+    basis += f"; asking QNN took {qnn.cpu_seconds:.1f} s of a processor"
     withheld = "" if forecasts else next(iter(reasons.values()))
     return Forecasted(tuple(forecasts), reasons, basis, withheld)
 

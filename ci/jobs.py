@@ -121,7 +121,7 @@ class JobProgress(Generic[R]):
 
     def __init__(
         self,
-        what: str,
+        title: str,
         jobs: Sequence[Job],
         line: Callable[[str, R], Line],
         out: TextIO,
@@ -129,12 +129,12 @@ class JobProgress(Generic[R]):
         doing: Callable[[str], str] = lambda name: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`what` names the jobs on the bar; of a job of this name, `line` is its line when it has ended, and
+        """`title` names the jobs on the bar; of a job of this name, `line` is its line when it has ended, and
         `doing` what it is at."""
-        self._what, self._line, self._doing, self._clock = what, line, doing, clock
-        self._began: dict[str, float] = {}
+        self._title, self._line, self._doing, self._clock = title, line, doing, clock
+        self._starts: dict[str, float] = {}
         self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
-        self._done, self._total = 0, len(jobs)
+        self._count, self._total = 0, len(jobs)
         self._out, self._bar = out, bar
 
     def __enter__(self) -> JobProgress[R]:
@@ -148,23 +148,23 @@ class JobProgress(Generic[R]):
         if self._bar:
             self._bar.remove()
 
-    def started(self, job: Job) -> None:
+    def begin(self, job: Job) -> None:
         with self._lock:
-            self._began[job.name] = self._clock()
+            self._starts[job.name] = self._clock()
             self._draw()
 
     def tick(self) -> None:
         with self._lock:
             self._draw()
             now = self._clock()
-            if not self._bar and self._began and now - self._spoke >= SILENT_FOR:
-                longest = now - next(iter(self._began.values()))
+            if not self._bar and self._starts and now - self._spoke >= SILENT_FOR:
+                longest = now - next(iter(self._starts.values()))
                 self._print(f"{self._place()} {'running':<9}{longest:7.1f} s  {self._at_work()}")
 
-    def ended(self, job: Job, result: R, elapsed: float) -> None:
+    def end(self, job: Job, result: R, elapsed: float) -> None:
         with self._lock:
-            self._began.pop(job.name, None)
-            self._done += 1
+            self._starts.pop(job.name, None)
+            self._count += 1
             line = self._line(job.name, result)
             time_shown = elapsed if line.seconds is None else line.seconds
             note = f": {line.note.splitlines()[0]}" if line.note else ""
@@ -172,11 +172,11 @@ class JobProgress(Generic[R]):
             self._draw()
 
     def _place(self) -> str:
-        return f"[{self._done:>{len(str(self._total))}}/{self._total}]"
+        return f"[{self._count:>{len(str(self._total))}}/{self._total}]"
 
     def _at_work(self) -> str:
         """The job that began first, what it is at, and how many others are at work."""
-        name, more = next(iter(self._began), ""), len(self._began) - 1
+        name, more = next(iter(self._starts), ""), len(self._starts) - 1
         doing = self._doing(name) if name else ""
         return name + (f": {doing}" if doing else "") + (f", and {more} more" if more > 0 else "")
 
@@ -190,5 +190,5 @@ class JobProgress(Generic[R]):
 
     def _draw(self) -> None:
         if self._bar:
-            note = f"{self._done}/{self._total}  {self._at_work()}"
-            self._bar.draw(self._what, self._done, self._total, note)
+            note = f"{self._count}/{self._total}  {self._at_work()}"
+            self._bar.draw(self._title, self._count, self._total, note)

@@ -96,9 +96,9 @@ def of_error(error: BaseException, places: Iterable[Path] = ()) -> Trouble | Non
     """The trouble that an exception, or one that it came from, tells of; None if it blames no machine.
 
     `places` are the folders that the work wrote to. They tell of an error that does not name its cause."""
-    places, known = tuple(places), tuple(causes(error))
-    by_kind = next(filter(None, (_of_kind(cause, places) for cause in known)), None)
-    by_text = next(filter(None, (of_text(str(cause)) for cause in known)), None)
+    places, chain = tuple(places), tuple(causes(error))
+    by_kind = next(filter(None, (_of_kind(cause, places) for cause in chain)), None)
+    by_text = next(filter(None, (of_text(str(cause)) for cause in chain)), None)
     if by_kind or (by_text and by_text.kind == "memory"):
         return by_kind or by_text
     # A text does not say which disk.
@@ -126,8 +126,8 @@ def _of_number(error: OSError, places: Iterable[Path]) -> Trouble | None:
         return None
     if error.filename is None and (full := of_places(places)):
         return full
-    known = disk_error(error, ELSEWHERE)
-    return Trouble("disk", known.message, known.fix) if known else None
+    explanation = disk_error(error, ELSEWHERE)
+    return Trouble("disk", explanation.message, explanation.fix) if explanation else None
 
 
 def of_text(text: str) -> Trouble | None:
@@ -136,25 +136,25 @@ def of_text(text: str) -> Trouble | None:
         if match := pattern.search(text):
             begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
             line = text[begin : end if end >= 0 else None].strip()
-            what = "memory ran out" if kind == "memory" else "a file cannot be written"
-            return Trouble(kind, f"{what}: {line[-400:]}", fix)
+            event = "memory ran out" if kind == "memory" else "a file cannot be written"
+            return Trouble(kind, f"{event}: {line[-400:]}", fix)
     return None
 
 
 def of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = ()) -> Trouble | None:
     """The trouble that a process's exit code (negative: its signal) or `text`, its last words, tells of."""
-    if known := SIGNALS.get(_signal(code)):
-        kind, words, fix = known
+    if row := SIGNALS.get(_signal(code)):
+        kind, words, fix = row
         return Trouble(kind, f"the {process} {how_it_ended(code)}{words}", fix)
     return of_text(text) or of_places(places) if code else None
 
 
-def of_time(limit: float, used: float, flag: str = "--timeout") -> Trouble | None:
+def of_time(limit: float, cpu_seconds: float, flag: str = "--timeout") -> Trouble | None:
     """The trouble of work that gave no result in its time limit, which `flag` sets; None if it used that time
     itself."""
-    if used >= BUSY * limit:
+    if cpu_seconds >= BUSY * limit:
         return None
-    message = f"no result after {limit:g} s: it waited, and had the processor for only {used:.1f} s"
+    message = f"no result after {limit:g} s: it waited, and had the processor for only {cpu_seconds:.1f} s"
     return Trouble("timeout", message, f"run with fewer --jobs, or give it longer with {flag}")
 
 
@@ -167,8 +167,8 @@ def of_places(places: Iterable[Path]) -> Trouble | None:
             with tempfile.TemporaryFile(dir=nearest, buffering=0) as stream:
                 write_all(stream.fileno(), b"\0" * PROBE)
         except OSError as error:
-            if error.errno in OF_MACHINE and (known := disk_error(error, ELSEWHERE, nearest)):
-                return Trouble("disk", known.message, known.fix)
+            if error.errno in OF_MACHINE and (explanation := disk_error(error, ELSEWHERE, nearest)):
+                return Trouble("disk", explanation.message, explanation.fix)
     return None
 
 
@@ -245,7 +245,7 @@ class Failure:
     """What the worker said beside these."""
     exported: bool = True
     """Whether there was a graph of the model before it failed."""
-    ended: str = ""
+    ending: str = ""
     """How its process ended before it replied, if the machine is not to blame for that."""
 
     @classmethod
@@ -265,15 +265,15 @@ class Failure:
         words = last_words(log)
         if trouble := of_places(places) or of_ending("process", code, words):
             return cls.of(trouble, log)
-        ended = f"the process {how_it_ended(code)}" + (f"; its last words: {words[-400:]}" if words else "")
-        message, fix = _explained(ended, log)
+        ending = f"the process {how_it_ended(code)}" + (f"; its last words: {words[-400:]}" if words else "")
+        message, fix = _explained(ending, log)
         # What is to be read, such as frames, is in the log.
-        return cls("crash", message, joined([fix, session("diagnose", log)]), log, ended=ended)
+        return cls("crash", message, joined([fix, session("diagnose", log)]), log, ending=ending)
 
     @classmethod
-    def late(cls, limit: float, used: float, flag: str, log: Path) -> Failure:
+    def late(cls, limit: float, cpu_seconds: float, flag: str, log: Path) -> Failure:
         """Of work that gave no result in its time limit, which `flag` sets."""
-        if trouble := of_time(limit, used, flag):
+        if trouble := of_time(limit, cpu_seconds, flag):
             return cls.of(trouble, log)
         message, _ = _explained(f"no result after {limit:g} s ({flag})", log)
         return cls("timeout", message, "give it longer with --timeout", log)
@@ -315,8 +315,8 @@ def _explained(sentence: str, log: Path) -> tuple[str, str]:
     """The sentence with what is known of a log's last words, and what to do about them."""
     from ci.diagnose.logs import nearest
 
-    known = nearest(tail(log, 4_000_000))
-    return (f"{sentence}. {known}", known.fix) if known else (sentence, "")
+    explanation = nearest(tail(log, 4_000_000))
+    return (f"{sentence}. {explanation}", explanation.fix) if explanation else (sentence, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class Result:
     """Files of the result, or of a failure."""
     failure: Failure | None = None
     cached: bool = False
-    asked: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     """The variables that the model's code names, that are set, and that it was not given."""
     record: object = None
     """The facts, as the step reads them; None of a step that reads none."""
@@ -363,8 +363,8 @@ def first_line(error: str) -> str:
     return VARIES.sub(_without_what_varies, telling[0])[:LENGTH]
 
 
-def _without_what_varies(found: re.Match[str]) -> str:
-    return found[0] if CODE.search(found.string[: found.start()]) else "…"
+def _without_what_varies(match: re.Match[str]) -> str:
+    return match[0] if CODE.search(match.string[: match.start()]) else "…"
 
 
 def words_of(reason: str) -> tuple[str, ...]:

@@ -75,11 +75,11 @@ class CachedResults:
         if document is None:
             return None
         folder = path.with_name(document["folder"]) if document["folder"] else None
-        if not self._whole(folder, document["files"]):
+        if not self._is_whole(folder, document["files"]):
             return None
-        for used in filter(None, (path, folder)):
+        for place in filter(None, (path, folder)):
             with contextlib.suppress(OSError):
-                os.utime(used)
+                os.utime(place)
         return CachedResult(document["facts"], folder)
 
     def keep(
@@ -104,7 +104,7 @@ class CachedResults:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            if self._whole(place, files):
+            if self._is_whole(place, files):
                 shutil.rmtree(folder, ignore_errors=True)
             else:
                 shutil.rmtree(place, ignore_errors=True)
@@ -146,7 +146,7 @@ class CachedResults:
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
         return self._top / "last" / f"{digest}.json"
 
-    def _whole(self, folder: Path | None, files: Mapping[str, str]) -> bool:
+    def _is_whole(self, folder: Path | None, files: Mapping[str, str]) -> bool:
         try:
             return all(folder and self.digest(folder / name) == digest for name, digest in files.items())
         except OSError:
@@ -178,9 +178,9 @@ def digests_in(folder: Path | None) -> dict[str, str]:
 def _load(path: Path) -> dict[str, Any] | None:
     """A record. A damaged one is removed and gives None."""
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-        if whole["digest"] == digest_of(whole["document"]):
-            return dict(whole["document"])
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["digest"] == digest_of(record["document"]):
+            return dict(record["document"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -271,13 +271,13 @@ def folder_digest(
     """Of all files below a folder whose names end so, without hidden folders. It goes through links, as an
     overlay has them to a tree."""
     rows: list[Json] = []
-    seen: set[tuple[int, int]] = set()
+    inodes: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
         stat = Path(place).stat()
-        if (stat.st_dev, stat.st_ino) in seen:
+        if (stat.st_dev, stat.st_ino) in inodes:
             folders.clear()
             continue
-        seen.add((stat.st_dev, stat.st_ino))
+        inodes.add((stat.st_dev, stat.st_ino))
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
         names = sorted(name for name in files if name.endswith(suffixes) and not name.startswith("."))
         for path in (Path(place, name) for name in names):
@@ -301,23 +301,23 @@ class ExportReply:
 
 def relocated(facts: Facts, old_lines: Lines, new_lines: Lines) -> Facts | None:
     """None where two nodes of one line are on different lines now: a text does not say which it means."""
-    moved: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     for node, (place, code) in old_lines.items():
         place_now, code_now = new_lines.get(node, (place, code))
         # A line's code stands in backticks in a text, or alone.
         pairs = ((place, place_now), (f"`{code}`", f"`{code_now}`"))
-        if any(old and moved.setdefault(old, new) != new for old, new in pairs):
+        if any(old and replacements.setdefault(old, new) != new for old, new in pairs):
             return None
-    changed = {old: new for old, new in moved.items() if old != new}
-    if not changed:
+    changes = {old: new for old, new in replacements.items() if old != new}
+    if not changes:
         return facts
-    names = "|".join(map(re.escape, sorted(changed, key=len, reverse=True)))
+    names = "|".join(map(re.escape, sorted(changes, key=len, reverse=True)))
     pattern = re.compile(rf"(?<![\w/.])(?:{names})(?!\w)")
 
     def replaced(value: Any) -> Any:
         if isinstance(value, str):
-            alone = changed.get(f"`{value}`")
-            return alone.strip("`") if alone else pattern.sub(lambda match: changed[match[0]], value)
+            alone = changes.get(f"`{value}`")
+            return alone.strip("`") if alone else pattern.sub(lambda match: changes[match[0]], value)
         if isinstance(value, dict):
             return {name: replaced(inner) for name, inner in value.items()}
         if isinstance(value, list):

@@ -29,7 +29,7 @@ why, below it."""
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    whose: str
+    owner: str
     quotes: bool
     """Whether a list of inputs may have quoted names."""
     nowhere: str
@@ -50,28 +50,28 @@ class Runner:
     @classmethod
     def at(cls, path: Path) -> Runner:
         """The runner in this file, which lists its flags. Raises EnvironmentLacking if it does not start."""
-        listed = captured([str(path), "--help"], timeout=60)
-        known = [dialect for dialect in (OURS, EXECUTORCHS) if dialect.figures in listed.stdout]
-        if not known:
-            words = "; ".join((listed.stderr or listed.stdout).strip().splitlines()[-2:])
+        process = captured([str(path), "--help"], timeout=60)
+        dialects = [dialect for dialect in (OURS, EXECUTORCHS) if dialect.figures in process.stdout]
+        if not dialects:
+            words = "; ".join((process.stderr or process.stdout).strip().splitlines()[-2:])
             raise EnvironmentLacking(
                 f"{path} is no qnn_executor_runner that starts here: {words or 'it lists no flags'}",
                 fix=Fix("name another in {}, or build one: {}", VARIABLE, ("build_runner",)),
             )
-        return cls(path, known[0])
+        return cls(path, dialects[0])
 
     @property
     def described(self) -> str:
-        return f"{self.dialect.whose} {self.path}"
+        return f"{self.dialect.owner} {self.path}"
 
     @property
     def order(self) -> dict[str, str]:
         """For a worker, which makes a runner of it again."""
-        return {"path": str(self.path), "whose": self.dialect.whose}
+        return {"path": str(self.path), "whose": self.dialect.owner}
 
     @classmethod
     def ordered(cls, order: Mapping[str, str]) -> Runner:
-        (dialect,) = (dialect for dialect in (OURS, EXECUTORCHS) if dialect.whose == order["whose"])
+        (dialect,) = (dialect for dialect in (OURS, EXECUTORCHS) if dialect.owner == order["whose"])
         return cls(Path(order["path"]), dialect)
 
     def digests(self, digest: Callable[[Path], str]) -> dict[str, str]:
@@ -79,7 +79,7 @@ class Runner:
         libraries = sorted((self.path.parent.parent / LIBRARIES).glob("*.so*"))
         return {path.name: digest(path) for path in (self.path, *libraries)}
 
-    def write_inputs(self, listed: Path, inferences: Iterable[Iterable[Path]]) -> Path:
+    def write_inputs(self, file: Path, inferences: Iterable[Iterable[Path]]) -> Path:
         """The list of inputs: one line for each inference."""
         form = '"{}"' if self.dialect.quotes else "{}"
         lines = []
@@ -91,8 +91,8 @@ class Runner:
                     fix="name a store without spaces (QNN_CI_STORE, TMPDIR), or run with qnn-ci's runner",
                 )
             lines.append(" ".join(map(form.format, names)) + "\n")
-        listed.write_text("".join(lines), encoding="utf-8")
-        return listed
+        file.write_text("".join(lines), encoding="utf-8")
+        return file
 
     def command(self, program: Path, inputs: Path, outputs: Path, figures: Path | None = None) -> list[str]:
         """It writes outputs, and a file of figures where one is named."""
@@ -142,22 +142,22 @@ def call_runner(
         raise EnvironmentLacking(trouble.message, fix=trouble.fix)
     errors = ERROR.findall(text) or text.splitlines()
     words = ": ".join(["", *map(str.strip, errors[-1].splitlines())]) if errors else ""
-    known = nearest(text)
-    return f"the runner {how_it_ended(code)}{words}" + (f". {known}" if known else "")
+    explanation = nearest(text)
+    return f"the runner {how_it_ended(code)}{words}" + (f". {explanation}" if explanation else "")
 
 
 def find_runner(environ: Mapping[str, str]) -> Runner:
     """The runner that QNN_EXECUTOR_RUNNER names, else that of build_x86, else that of build_runner."""
-    named = environ.get(VARIABLE)
-    path = Path(named).absolute() if named else runner_of(DIST)
+    value = environ.get(VARIABLE)
+    path = Path(value).absolute() if value else runner_of(DIST)
     if path is None or not path.is_file():
         raise EnvironmentLacking(
-            f"{VARIABLE}={named} is not a file" if named else "qnn_executor_runner is not built yet",
-            fix=Fix("unset {}, then {}", VARIABLE, ("build_runner",)) if named else session("build_runner"),
+            f"{VARIABLE}={value} is not a file" if value else "qnn_executor_runner is not built yet",
+            fix=Fix("unset {}, then {}", VARIABLE, ("build_runner",)) if value else session("build_runner"),
         )
     overlay = path.parents[1] / FOLDER
     # Of a tree that is elsewhere, as a build that was copied here has it, there is no newer state here.
-    if (built := description_of(overlay)) is not None and built.tree.is_dir():
+    if (description := description_of(overlay)) is not None and description.tree.is_dir():
         require_current(overlay)
     return Runner.at(path)
 

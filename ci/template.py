@@ -71,8 +71,8 @@ def main() -> None:
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     # As an import statement does it: where the user has a package of our name, that finds ours.
-    found: Callable[..., Any] = getattr(__import__(module, globals(), fromlist=[function]), function)
-    return found
+    attribute: Callable[..., Any] = getattr(__import__(module, globals(), fromlist=[function]), function)
+    return attribute
 
 
 @dataclass
@@ -81,7 +81,7 @@ class _Fork:
 
     process: int
     channel: socket.socket
-    ended: int
+    pidfd: int
     """A descriptor that can be read when it has ended."""
     alive: bool = True
 
@@ -93,7 +93,7 @@ class _Fork:
     def close(self) -> None:
         self.alive = False
         self.channel.close()
-        os.close(self.ended)
+        os.close(self.pidfd)
 
 
 def _serve(control: socket.socket) -> None:
@@ -103,7 +103,7 @@ def _serve(control: socket.socket) -> None:
     forks: list[_Fork] = []
     open_to_orders = True
     while open_to_orders or forks:
-        waits: dict[Any, _Fork | None] = {fork.ended: fork for fork in forks}
+        waits: dict[Any, _Fork | None] = {fork.pidfd: fork for fork in forks}
         waits |= {fork.channel: fork for fork in forks if fork.alive}
         waits |= {control: None} if open_to_orders else {}
         for ready in select.select([*waits], [], [])[0]:
@@ -114,15 +114,15 @@ def _serve(control: socket.socket) -> None:
                 if folder:
                     forks.append(_fork_for(Path(os.fsdecode(folder)), files, [control, *forks]))
                 else:
-                    for other in forks:
-                        other.kill()
+                    for sibling in forks:
+                        sibling.kill()
             elif ready is fork.channel:
                 # Its time is up, or nobody waits for it; unless it has ended just now.
                 if fork.alive:
                     fork.kill()
             else:
                 forks.remove(fork)
-                _report_end(fork, {other.process for other in forks})
+                _report_end(fork, {sibling.process for sibling in forks})
 
 
 def _fork_for(folder: Path, files: Sequence[int], open_files: Sequence[socket.socket | _Fork]) -> _Fork:
@@ -133,17 +133,17 @@ def _fork_for(folder: Path, files: Sequence[int], open_files: Sequence[socket.so
     return _Fork(process, channel, os.pidfd_open(process))
 
 
-def status_of(code: int, used: float) -> bytes:
+def status_of(code: int, cpu_seconds: float) -> bytes:
     """Of a process, with the seconds of the processor that it used."""
-    return json.dumps([code, used]).encode()
+    return json.dumps([code, cpu_seconds]).encode()
 
 
-def _report_end(fork: _Fork, others: Collection[int]) -> None:
+def _report_end(fork: _Fork, siblings: Collection[int]) -> None:
     """Say how a process ended, after all that it started."""
     _, status, usage = os.wait4(fork.process, 0)
-    used = usage.ru_utime + usage.ru_stime + _end_orphans(others)
+    cpu_seconds = usage.ru_utime + usage.ru_stime + _end_orphans(siblings)
     with contextlib.suppress(OSError):
-        fork.channel.sendall(status_of(os.waitstatus_to_exitcode(status), used))
+        fork.channel.sendall(status_of(os.waitstatus_to_exitcode(status), cpu_seconds))
     fork.close()
 
 
@@ -213,19 +213,19 @@ def in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, Any]
         return reply_of(code, reply)
 
 
-def _end_orphans(others: Collection[int]) -> float:
+def _end_orphans(siblings: Collection[int]) -> float:
     """End all that a process has left, which is now a child of this one, and with it what that started; not
-    `others` and what is in their sessions. Gives the seconds of the processor that it had used."""
-    used = 0.0
-    while orphans := [process for process in _children() if not {process, os.getsid(process)} & {*others}]:
+    `siblings` and what is in their sessions. Gives the seconds of the processor that it had used."""
+    cpu_seconds = 0.0
+    while orphans := [process for process in _children() if not {process, os.getsid(process)} & {*siblings}]:
         for process in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         for process in orphans:
             with contextlib.suppress(ChildProcessError):
                 usage = os.wait4(process, 0)[2]
-                used += usage.ru_utime + usage.ru_stime
-    return used
+                cpu_seconds += usage.ru_utime + usage.ru_stime
+    return cpu_seconds
 
 
 def _children() -> Iterator[int]:

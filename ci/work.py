@@ -116,8 +116,8 @@ def run(
     with template_of(home) as template:
         schedule = _Schedule(tasks, template, exports, jobs, memory or memory_budget())
         bar = bar_for(sys.stderr)
-        with JobProgress(title, schedule.waiting, line, sys.stderr, bar, schedule.doing) as shown:
-            schedule.run(shown)
+        with JobProgress(title, schedule.waiting, line, sys.stderr, bar, schedule.doing) as progress:
+            schedule.run(progress)
         return schedule.outcomes
 
 
@@ -158,10 +158,10 @@ def template_of(home: Home) -> Iterator[Template]:
 def asking(home: Home, function: str, log: Path, timeout: float) -> Iterator[Asker]:
     """For commands whose result is not cached: each request is done in a fork of one template."""
     with template_of(home) as template:
-        yield lambda **request: _asked(template, function, log, timeout, request)
+        yield lambda **request: _ask(template, function, log, timeout, request)
 
 
-def _asked(
+def _ask(
     template: Template, function: str, log: Path, timeout: float, request: Mapping[str, object]
 ) -> dict[str, object]:
     """The reply to one request."""
@@ -218,37 +218,37 @@ class _Schedule:
         active = self._active.get(name)
         return active.entry.doing if active else "starting its process"
 
-    def run(self, shown: Any) -> None:
+    def run(self, progress: Any) -> None:
         try:
             while self.waiting or self._active:
-                self._start_all(shown)
+                self._start_all(progress)
                 if self._active:
                     _wait_for_one([active.entry for active in self._active.values()])
                 for name, active in list(self._active.items()):
                     if (outcome := active.entry.outcome()) is not None:
                         del self._active[name]
-                        self._go_on(active, outcome, shown)
+                        self._go_on(active, outcome, progress)
         finally:
             for entry in self._exported.values():
                 entry.close()
                 entry.remove()
 
-    def _go_on(self, active: _Active, outcome: TaskOutcome, shown: Any) -> None:
+    def _go_on(self, active: _Active, outcome: TaskOutcome, progress: Any) -> None:
         if not active.export:
             self._free_cores.append(active.cores)
-            self._end(active.job, outcome, active.entry.seconds, shown)
+            self._end(active.job, outcome, active.entry.seconds, progress)
             return
         if isinstance(outcome, dict):
             self._exported[active.export] = active.entry
         else:
             self._failed[active.export] = outcome
-        self._begin(active.job, active.cores, shown)
+        self._begin(active.job, active.cores, progress)
 
-    def _start_all(self, shown: Any) -> None:
+    def _start_all(self, progress: Any) -> None:
         while self._free_cores and (job := self._fitting()):
             self.waiting.remove(job)
-            shown.started(job)
-            self._begin(job, self._free_cores.pop(), shown)
+            progress.begin(job)
+            self._begin(job, self._free_cores.pop(), progress)
 
     def _fitting(self) -> Job | None:
         exporting = {active.export for active in self._active.values() if active.export}
@@ -259,35 +259,35 @@ class _Schedule:
         free = self._memory - sum(active.job.memory for active in self._active.values())
         return next((job for job in jobs if job.memory <= free), None)
 
-    def _begin(self, job: Job, cores: set[int], shown: Any) -> None:
+    def _begin(self, job: Job, cores: set[int], progress: Any) -> None:
         """Start a task, or first the export that it needs."""
         task = self._tasks[job.name]
-        export, done = task.export, self._exported.get(task.export)
-        first = bool(export) and not done
+        export, exporter = task.export, self._exported.get(task.export)
+        first = bool(export) and not exporter
         ready: ChildTask | TaskOutcome = task
         if export in self._failed:
             ready = self._failed[export]
-        elif done:
-            ready = self._exports.settle(task, done.reply)
+        elif exporter:
+            ready = self._exports.settle(task, exporter.reply)
         elif export:
             ready = self._exports.tasks[export]
         if isinstance(ready, ChildTask):
             try:
-                orders = done.orders if done and done.orders else self._template.orders
+                orders = exporter.orders if exporter and exporter.orders else self._template.orders
                 entry = orders.start(ready, cores, holds=first)
             except OSError as error:
-                if not (found := of_error(error)):
+                if not (trouble := of_error(error)):
                     raise
-                ready = Failure.of(found, ready.log)
+                ready = Failure.of(trouble, ready.log)
             else:
                 self._active[job.name] = _Active(entry, job, cores, export if first else "")
                 return
         self._free_cores.append(cores)
-        self._end(job, ready, 0.0, shown)
+        self._end(job, ready, 0.0, progress)
 
-    def _end(self, job: Job, outcome: TaskOutcome, seconds: float, shown: Any) -> None:
+    def _end(self, job: Job, outcome: TaskOutcome, seconds: float, progress: Any) -> None:
         self.outcomes[job.name] = outcome
-        shown.ended(job, outcome, seconds)
+        progress.end(job, outcome, seconds)
         export = self._tasks[job.name].export
         names = (*(job.name for job in self.waiting), *self._active)
         if export in self._exported and not any(self._tasks[name].export == export for name in names):
@@ -310,7 +310,7 @@ class Orders:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self.started: list[Running] = []
+        self.entries: list[Running] = []
 
     def start(self, task: ChildTask, cores: set[int], *, holds: bool = False) -> Running:
         """With `holds`, the process of the task stays after its reply, for tasks that are forks of it."""
@@ -332,12 +332,12 @@ class Orders:
         if not holds:
             orders.close()
         entry = Running(task, channel, folder, Orders(orders) if holds else None)
-        self.started.append(entry)
+        self.entries.append(entry)
         return entry
 
     def close(self) -> None:
         """End every task."""
-        for entry in self.started:
+        for entry in self.entries:
             entry.close()
         self._control.close()
 
@@ -360,10 +360,10 @@ class Template:
     @property
     def orders(self) -> Orders:
         if self._orders is None:
-            self._orders = self._started()
+            self._orders = self._start()
         return self._orders
 
-    def _started(self) -> Orders:
+    def _start(self) -> Orders:
         home = self.home
         path = home.logs / f"template-{os.getpid()}-{threading.get_ident()}.log"
         log = opened_log(path)
@@ -384,10 +384,10 @@ class Template:
             if control.recv(len(READY)):
                 path.unlink(missing_ok=True)
                 return orders
-            how, text = how_it_ended(self._process.wait()), tail(path, 2000).strip()
-            if found := of_text(text):
-                raise EnvironmentLacking(found.message, fix=found.fix)
-            message = f"{home.imports} cannot be imported ({how}):\n{text}"
+            ending, text = how_it_ended(self._process.wait()), tail(path, 2000).strip()
+            if trouble := of_text(text):
+                raise EnvironmentLacking(trouble.message, fix=trouble.fix)
+            message = f"{home.imports} cannot be imported ({ending}):\n{text}"
             raise EnvironmentLacking(message, fix=home.fix)
         except BaseException:
             orders.close()
@@ -404,7 +404,7 @@ class Template:
             self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
-        for entry in self._orders.started:
+        for entry in self._orders.entries:
             entry.remove()
         self._orders = None
 
@@ -425,17 +425,17 @@ class Running:
     orders: Orders | None = None
     reply: Mapping[str, object] = field(default_factory=dict)
     seconds: float = 0.0
-    _began: float = field(default_factory=time.monotonic)
+    _start: float = field(default_factory=time.monotonic)
     _late: bool = False
 
     @property
     def _limit(self) -> float:
         """The seconds that it has."""
-        return max(0.0, min(self.task.timeout, round(self.task.until - self._began, 1)))
+        return max(0.0, min(self.task.timeout, round(self.task.until - self._start, 1)))
 
     @property
     def deadline(self) -> float:
-        return self._began + self._limit + (GRACE_SECONDS if self._late else 0.0)
+        return self._start + self._limit + (GRACE_SECONDS if self._late else 0.0)
 
     @property
     def doing(self) -> str:
@@ -454,27 +454,27 @@ class Running:
     def remove(self) -> None:
         """Remove the temporary files of a task that has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        for entry in self.orders.started if self.orders else ():
+        for entry in self.orders.entries if self.orders else ():
             entry.remove()
 
     def outcome(self) -> TaskOutcome | None:
         """None while it runs. A task whose time is up is ended, and then has one too."""
         if select.select([self.channel], [], [], 0)[0]:
-            return self._ended(self.channel.recv(1 << 12))
+            return self._outcome_of(self.channel.recv(1 << 12))
         if time.monotonic() < self.deadline:
             return None
         if self._late:
-            return self._ended(b"")
+            return self._outcome_of(b"")
         self._late = True
         self.channel.shutdown(socket.SHUT_WR)
         return None
 
-    def _ended(self, text: bytes) -> TaskOutcome:
-        self.seconds = time.monotonic() - self._began
-        code, used = json.loads(text) if text else (-signal.SIGKILL, 0.0)
+    def _outcome_of(self, text: bytes) -> TaskOutcome:
+        self.seconds = time.monotonic() - self._start
+        code, cpu_seconds = json.loads(text) if text else (-signal.SIGKILL, 0.0)
         if self._late and code:
             flag = "--timeout" if self._limit == self.task.timeout else OVERALL
-            outcome: TaskOutcome = Failure.late(self._limit, used, flag, self.task.log)
+            outcome: TaskOutcome = Failure.late(self._limit, cpu_seconds, flag, self.task.log)
         else:
             # Now: a disk may be full only until the temporary files are removed.
             places = [*child.folders_of(self.task.request), self.task.log.parent, self.folder]

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.forecast import load_forecasts
 
     table = load_forecasts()
-    phones = [table.named(name) for name in args.phone] or [*table.phones]
+    phones = [table.phone_of(name) for name in args.phone] or [*table.phones]
     model = one_model_of(args)
     forecasted = model.lane.product.forecasted(model, phones)
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecasted.forecasts])

@@ -58,7 +58,7 @@ def not_passed(programs: Iterable[Program], results: Mapping[str, Result]) -> It
     """Variables that models asked for and that are set here, but in no key: once for each suite."""
     asking: dict[tuple[str, str], str] = {}
     for program in programs:
-        for name in results[program.name].asked if program.name in results else ():
+        for name in results[program.name].variables if program.name in results else ():
             asking.setdefault((str(program.suite), name), program.name)
     for (suite, name), program_name in asking.items():
         alone = suite.endswith(f"/{NO_SUITE}")

@@ -63,7 +63,7 @@ class Ran:
             export=export,
             export_key=export_key,
             accepts=lambda program, result: accepts,
-            left=lambda *_: {"says": "a part"},
+            remains_of=lambda *_: {"says": "a part"},
         )
         return run_step(step, [Job("net")], own)["net"]
 

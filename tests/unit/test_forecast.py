@@ -140,7 +140,9 @@ def test_the_compilers_estimate_is_read(tmp_path: Path) -> None:
 
 
 def test_phones_are_found_by_their_usual_names() -> None:
-    assert {TABLE.named(name) for name in ("galaxy s24", "Samsung Galaxy S24", "GalaxyS24")} == {"Galaxy S24"}
+    assert {TABLE.phone_of(name) for name in ("galaxy s24", "Samsung Galaxy S24", "GalaxyS24")} == {
+        "Galaxy S24"
+    }
 
 
 def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:

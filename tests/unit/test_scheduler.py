@@ -52,8 +52,8 @@ class TestProgressOfJobs:
             return Line(result)
 
         shown = JobProgress("models", [Job("net"), Job("other")], line, out, None, str.upper, clock)
-        shown.started(Job("net"))
-        shown.started(Job("other"))
+        shown.begin(Job("net"))
+        shown.begin(Job("other"))
         return shown
 
     def test_silence_is_ended_by_what_is_being_done(self) -> None:
@@ -69,7 +69,7 @@ class TestProgressOfJobs:
         out, now = io.StringIO(), [0.0]
         shown = self.begun(out, lambda: now[0])
         now[0] = 8.0
-        shown.ended(Job("net"), "done", 8.0)
+        shown.end(Job("net"), "done", 8.0)
         for now[0] in range(9, 20):
             shown.tick()
         (ended, running) = out.getvalue().splitlines()

@@ -120,7 +120,7 @@ def test_a_task_that_dies_says_how_and_the_others_go_on(
 ) -> None:
     first, second = map(failure, done(tmp_path, "end", {"how": how}, {"how": "exit"}, jobs=1))
     assert (first.kind, first.blame) == ((trouble, "machine") if trouble else ("crash", "model"))
-    assert second.kind == "crash" and first.ended.endswith(words) and words in first.message
+    assert second.kind == "crash" and first.ending.endswith(words) and words in first.message
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["computes", "waits"])
@@ -250,7 +250,7 @@ def test_an_export_is_made_once_and_each_task_is_a_fork_of_it(tmp_path: Path) ->
 
 def test_an_export_that_dies_is_made_once_and_each_of_its_tasks_says_so(tmp_path: Path) -> None:
     outcomes = exported(tmp_path, "bad", "good")
-    assert all("exit code 3" in failure(outcomes[f"bad{number}"]).ended for number in range(2))
+    assert all("exit code 3" in failure(outcomes[f"bad{number}"]).ending for number in range(2))
     assert sorted(exports_made(tmp_path)) == ["bad", "good"] and reply(outcomes["good1"])
 
 

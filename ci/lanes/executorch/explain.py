@@ -94,7 +94,7 @@ def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) ->
     versions = {str(name): number for name, number in versions_of(plan.build_id).items()}
 
     def known_by(results: CachedResults) -> Key:
-        digests: dict[str, Metric] = {"whose": runner.dialect.whose, **runner.digests(results.digest)}
+        digests: dict[str, Metric] = {"whose": runner.dialect.owner, **runner.digests(results.digest)}
         suspects: dict[str, Metric] = {"faults": results.digest(known_faults.MANIFEST), **versions}
         return {"least": limits.least, "runner": digests, "suspects": suspects}
 
@@ -106,7 +106,7 @@ def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) ->
         title="the operator that differs",
         known_by=known_by,
         reply=DivergenceResult,
-        left=_left,
+        remains_of=_left,
         # A search that ended before it was done goes on the next time.
         accepts=lambda program, result: not result.read(DivergenceResult).between,
     )

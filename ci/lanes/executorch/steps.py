@@ -274,7 +274,7 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
             # ExecuTorch stamps the time of lowering into a program: an equal one is not run again for that.
             "program": record.without_time,
             "files": files,
-            "runner": {"whose": runner.dialect.whose, **runner.digests(results.digest)},
+            "runner": {"whose": runner.dialect.owner, **runner.digests(results.digest)},
         }
 
     def request(program: ExecutorchProgram) -> Mapping[str, object]:

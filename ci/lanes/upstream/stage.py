@@ -90,7 +90,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
 
     def left(test: Job, failure: Failure, folder: Path) -> dict[str, object] | None:
         """Whether a crash is expected is judged as of any other result."""
-        message = failure.ended
+        message = failure.ending
         if not BY_ITSELF.search(message):
             return None
         return as_json(UpstreamVerdict(test.name, "crash", message, (("", message),), (Part("crash"),)))
@@ -107,7 +107,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         cost=lambda test: test,
         accepts=lambda test, result: accept or not is_surprise(test, result),
         line=line,
-        left=left,
+        remains_of=left,
     )
 
 
