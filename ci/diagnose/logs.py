@@ -25,7 +25,7 @@ from ci.diagnose.rules import (
 DATA_TYPES = LogPattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?", blanks=False)
 CODE_NAME = LogPattern(r"\b(QNN_[A-Z]+(?:_[A-Z]+)*_ERROR_[A-Z_]+)\b")
 COLLECT = "the command, its whole output with the verbose option, and the versions of the programs in it"
-LONGEST, LONGEST_NUMBER = 200, 20
+LONGEST = 200
 MODELS = "models"
 """The family of the rules about a model and what is written in it."""
 
@@ -179,9 +179,9 @@ def _codes(log: LogText) -> list[tuple[tuple[int, bytes], Code]]:
 
 
 def _numbers_in(match: TextMatch) -> Iterator[tuple[int, int]]:
-    """Where each number begins, and it; none of more digits than any program's has."""
+    """Where each number begins, and it."""
     for group, digits in enumerate(match.groups(), 1):
-        if digits and len(digits) <= LONGEST_NUMBER:
+        if digits:
             yield match.start(group), int(digits, 16 if b"x" in digits.lower() else 10)
 
 

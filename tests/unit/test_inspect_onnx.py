@@ -40,11 +40,18 @@ class TestReading:
         path = context_model(tmp_path)
         model = onnx.load(str(path), load_external_data=False)
         model.graph.node.append(helper.make_node("Softmax", ["y"], ["z"]))
+        free = helper.make_tensor_value_info("free", onnx.TensorProto.UINT8, ["n", 0])
+        weight = helper.make_tensor_value_info("weight", onnx.TensorProto.FLOAT, [1])
+        model.graph.input.extend([free, weight])
+        model.graph.initializer.append(helper.make_tensor("weight", onnx.TensorProto.FLOAT, [1], [1.0]))
         onnx.save(model, str(path))
         compiled = read_model(path)
-        assert [(name, str(tensor)) for name, tensor in compiled.inputs] == [("x", "float32[1, 3, 8, 8]")]
+        inputs = {"x": "float32[1, 3, 8, 8]", "free": "uint8[-1, 0]"}
+        assert {name: str(tensor) for name, tensor in compiled.inputs} == inputs
         assert [(name, str(tensor)) for name, tensor in compiled.outputs] == [("y", "float32[1, 4, 8, 8]")]
         assert compiled.kernels == {"Softmax": 1}
+        assert [context.arches for context in compiled.contexts] == [(75,)]
+        assert [context.socs for context in compiled.contexts] == [("SM8650",)]
 
 
 class TestRefused:
