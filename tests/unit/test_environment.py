@@ -143,12 +143,6 @@ def test_a_tree_without_the_hosts_part_still_serves_a_device(sdk: Path, store: P
     assert environment.roots["qnn-sdk"].path == sdk
 
 
-def test_what_the_user_had_in_the_library_path_stays_behind_ours(sdk: Path) -> None:
-    environment = _resolved(sdk, {"LD_LIBRARY_PATH": "/opt/cuda/lib64:/opt/mine"})
-    assert environment.variables["LD_LIBRARY_PATH"] == f"{sdk / HOST}:/opt/cuda/lib64:/opt/mine"
-    assert environment.notes == ()
-
-
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
