@@ -369,28 +369,21 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {ADAPTOR: tmp_path / "new.so"}
 
 
-def test_an_overlay_has_the_tree_and_our_files_instead_of_earlier_ones(
+def test_an_overlay_has_the_tree_and_our_files_instead_of_its_own_and_of_earlier_ones(
     linked_tree: Path, tmp_path: Path, files: dict[str, Path]
 ) -> None:
     old = (linked_tree / ADAPTOR).with_name("PyB.cpython-38.so")
     old.parent.mkdir()
     old.touch()
+    files["exir/core.py"] = tmp_path / "new.so"
     root = overlay_of(linked_tree, files, tmp_path / "overlay")
-    assert (root / "exir" / "core.py").is_file() and (root / "backends/qualcomm/a.cpp").is_file()
+    assert (root / "exir/core.py").read_bytes() == b"new" and (root / "backends/qualcomm/a.cpp").is_file()
+    assert (linked_tree / "exir/core.py").read_text(encoding="utf-8") == "exir/core.py"
     assert [path.name for path in (root / ADAPTOR).parent.iterdir()] == ["__init__.py", Path(ADAPTOR).name]
     assert (root / ADAPTOR).read_bytes() == b"new"
     assert old.exists()
     packages = (".", "backends", "backends/qualcomm", "backends/qualcomm/python")
     assert [(root / package / "__init__.py").exists() for package in packages] == [False, True, True, True]
-
-
-def test_an_overlays_own_file_replaces_that_of_the_tree_and_leaves_the_tree_as_it_is(
-    linked_tree: Path, tmp_path: Path, files: dict[str, Path]
-) -> None:
-    files["exir/core.py"] = tmp_path / "new.so"
-    root = overlay_of(linked_tree, files, tmp_path / "overlay")
-    assert (root / "exir/core.py").read_bytes() == b"new"
-    assert (linked_tree / "exir/core.py").read_text(encoding="utf-8") == "exir/core.py"
 
 
 def test_python_finds_the_version_of_the_overlays_tree(linked_tree: Path, tmp_path: Path) -> None:
