@@ -43,9 +43,6 @@ def test_the_users_mirror_is_the_only_host_asked(tmp_path: Path, monkeypatch: py
     assert "invalid" not in caught.value.message
 
 
-# A user's own folders.
-
-
 def make_qnn(root: Path) -> Path:
     (root / "include" / "QNN").mkdir(parents=True)
     (root / "lib" / "x86_64-linux-clang").mkdir(parents=True)
