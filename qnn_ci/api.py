@@ -191,7 +191,7 @@ class _Request:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path.read_bytes() != content:
                     path.write_bytes(content)
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 env=self.variables,
                 stdin=subprocess.DEVNULL,
@@ -200,14 +200,14 @@ class _Request:
                 errors="replace",
                 check=False,
             )
-        sys.stderr.write(done.stderr + done.stdout)
+        sys.stderr.write(process.stderr + process.stdout)
         if not file.is_file():
-            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
             raise Failed(f"{self.verb} ended without an answer: {last}", "", {})
         answer: Document = json.loads(file.read_text(encoding="utf-8"))
-        if done.returncode and not (needs and needs in answer):
+        if process.returncode and not (needs and needs in answer):
             errors = [row for row in answer["findings"] if row["severity"] == "error"]
-            message = "; ".join(row["message"] for row in errors) or f"exit code {done.returncode}"
+            message = "; ".join(row["message"] for row in errors) or f"exit code {process.returncode}"
             raise Failed(message, next((row["fix"] for row in errors), ""), answer)
         return answer
 
@@ -231,13 +231,13 @@ def _request(
             # The user's folder gets no logs of a test run.
             request.variables.setdefault("QNN_CI_REPORTS", str(folder / "reports"))
         if isinstance(model, (str, os.PathLike)):
-            named = os.fspath(model)
+            path = os.fspath(model)
             if inputs is not None:
-                raise TypeError(f"{named} has its own inputs: pass none")
+                raise TypeError(f"{path} has its own inputs: pass none")
         else:
-            named = str(place / f"{type(model).__name__.lower()}.pt2")
-            request.files[Path(named)] = _exported(model, inputs)
-        request.words.append(named)
+            path = str(place / f"{type(model).__name__.lower()}.pt2")
+            request.files[Path(path)] = _exported(model, inputs)
+        request.words.append(path)
         if soc:
             request.words += ["--soc", soc]
         if calibrate is not None:

@@ -70,9 +70,9 @@ def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
     # The verb itself says which chip it is where the user named one otherwise.
     with redirect_stderr(io.StringIO()):
         if hasattr(args, "soc"):
-            profile, known = selection_of(args).profile, profile_names()
-            if profile not in known:
-                raise UnknownName(f"there is no profile {profile!r}", profile, known)
+            profile, names = selection_of(args).profile, profile_names()
+            if profile not in names:
+                raise UnknownName(f"there is no profile {profile!r}", profile, names)
         if verb in ONE_MODEL and verb not in PROGRAMS:
             check_model(args, folder)
 
@@ -163,12 +163,12 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     if not environments.made(environment):
         check(verb, arguments, Path.cwd())
     python = environments.interpreter(environment)
-    here = str(Path.cwd())
-    os.environ[command_line.STARTED_IN] = here
+    folder = str(Path.cwd())
+    os.environ[command_line.STARTED_IN] = folder
     os.environ[command_line.STARTED_BY] = sys.executable
     if uv := os.environ.get("QNN_CI_UV") or uv_program():
         os.environ["QNN_CI_UV"] = uv
-    os.environ["QNN_CI_REPORTS"] = os.environ.get("QNN_CI_REPORTS") or str(Path(here, "reports"))
+    os.environ["QNN_CI_REPORTS"] = os.environ.get("QNN_CI_REPORTS") or str(Path(folder, "reports"))
     # Python looks for -m in the working directory first: it must be ours, not the user's.
     os.chdir(ROOT)
     os.execve(python, [python, "-m", package, verb, *arguments], os.environ)

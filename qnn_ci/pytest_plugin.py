@@ -31,29 +31,29 @@ class Qnn:
     def compile(self, model: Any, inputs: Any = None, **more: Any) -> api.Compiled:
         """As qnn_ci.compile. Its accuracy is in the JUnit case, too."""
         __tracebackhide__ = True
-        done = api.compile(model, inputs, **{"precision": self.precision, "soc": self.soc, **more})
-        figures = {name: done.accuracy[name] for name in ("sqnr_db",) if name in done.accuracy}
-        self._record(done, figures)
-        return done
+        answer = api.compile(model, inputs, **{"precision": self.precision, "soc": self.soc, **more})
+        figures = {name: answer.accuracy[name] for name in ("sqnr_db",) if name in answer.accuracy}
+        self._record(answer, figures)
+        return answer
 
     def audit(self, model: Any, inputs: Any = None, **more: Any) -> api.Audited:
         """As qnn_ci.audit, at the marker's precision."""
         __tracebackhide__ = True
         precisions = (self.precision,) if self.precision else ()
-        done = api.audit(model, inputs, **{"precisions": precisions, "soc": self.soc, **more})
-        self._record(done, {})
-        return done
+        answer = api.audit(model, inputs, **{"precisions": precisions, "soc": self.soc, **more})
+        self._record(answer, {})
+        return answer
 
     def run(self, program: Any, *inputs: Any, **more: Any) -> api.Ran:
         """As qnn_ci.run."""
         __tracebackhide__ = True
-        done = api.run(program, *inputs, **more)
-        self._record(done, {})
-        return done
+        answer = api.run(program, *inputs, **more)
+        self._record(answer, {})
+        return answer
 
-    def _record(self, done: api.Answer, figures: Mapping[str, float]) -> None:
+    def _record(self, answer: api.Answer, figures: Mapping[str, float]) -> None:
         if PYTHON not in dict(self.item.user_properties):
-            self.item.user_properties.append((PYTHON, done.python))
+            self.item.user_properties.append((PYTHON, answer.python))
         self.item.user_properties += [(f"qnn_{name}", f"{value:g}") for name, value in figures.items()]
 
 
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "qnn" not in metafunc.fixturenames:
         return
-    options = _asked(metafunc.definition)
+    options = _options(metafunc.definition)
     lists = {name: value for name, value in options.items() if isinstance(value, (list, tuple))}
     if lists:
         rows = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
@@ -78,7 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
-def _asked(item: Any) -> dict[str, Any]:
+def _options(item: Any) -> dict[str, Any]:
     """What the nearest marker says."""
     marker = item.get_closest_marker("qnn")
     return {} if marker is None else dict(marker.kwargs)
@@ -87,7 +87,7 @@ def _asked(item: Any) -> dict[str, Any]:
 @pytest.fixture
 def qnn(request: pytest.FixtureRequest) -> Qnn:
     """Compiles, audits and runs nets on the HTP emulator, at the precision and for the chip of the marker."""
-    options = {**_asked(request.node), **getattr(request, "param", {})}
+    options = {**_options(request.node), **getattr(request, "param", {})}
     if unknown := sorted(set(options) - set(FIELDS)):
         pytest.fail(f"{', '.join(unknown)}: expected @pytest.mark.{MARKER}", pytrace=False)
     options.setdefault("soc", request.config.getoption("--qnn-soc"))

@@ -79,9 +79,9 @@ def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite:
             fix="one --precision for each folder",
         )
     lane: Compiles = model.lane.product
-    for other in precisions[1:]:
+    for precision in precisions[1:]:
         # What cannot be meant is refused before the first is compiled.
-        lane.programs_of(replace(model, precision=other))
+        lane.programs_of(replace(model, precision=precision))
     errors: list[str] = []
     history, code = History(), 0
     with sharing_templates():

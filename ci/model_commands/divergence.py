@@ -72,17 +72,17 @@ def run(args: argparse.Namespace) -> int:
 
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
-    choice, least, kept = choice_of(args), args.least, tuple(args.keep_on_cpu)
+    choice, least, operators = choice_of(args), args.least, tuple(args.keep_on_cpu)
     script = Parser.user_folder() / args.write if args.write else None
     if script:
         require_script(script)
     lane = explainer(model)
-    model = replace(model, keep_on_cpu=kept)
+    model = replace(model, keep_on_cpu=operators)
 
     def command(verb: str, *more: str) -> str:
         return model.command(verb, model.selection.soc, *more) if model.typed else ""
 
-    def tried(result: DivergenceResult, program: Any) -> str:
+    def trial_of(result: DivergenceResult, program: Any) -> str:
         """Of a suite's program, whose model may have arguments, the command that tries fixes."""
         if not model.typed:
             precision = program.run.kind
@@ -92,13 +92,13 @@ def run(args: argparse.Namespace) -> int:
         return proofs_of(model, model.selection.soc, measured(model), cause).fix
 
     def work(report: ModelReport) -> int:
-        program = lane.chosen_program(model, choice, kept)
+        program = lane.chosen_program(model, choice, operators)
         if model.lane == ONNX and model.typed and not model.calibrate:
             say = "note: inputs are random; with real ones (--calibrate) other operators may differ"
             sys.stderr.write(f"{say}\n")
-        held, name = program.thresholds, program.name
+        thresholds, name = program.thresholds, program.name
         try:
-            limits = DivergenceLimits(least or (held and held.reference_sqnr_db) or DIFFERS_DB)
+            limits = DivergenceLimits(least or (thresholds and thresholds.reference_sqnr_db) or DIFFERS_DB)
             result = lane.divergence_of(model, program, limits)
         except ToolkitError as error:
             if error.exit_code != CheckFailed.exit_code:
@@ -120,13 +120,13 @@ def run(args: argparse.Namespace) -> int:
             print(f"{script.name}, run alone: {cut_out.verdict}")
         elif script:
             print(f"{script.name} is not written: no operator differs")
-        fix = fix_of(result, command, tried(result, program) if differs and result.first else NO_FIX)
+        fix = fix_of(result, command, trial_of(result, program) if differs and result.first else NO_FIX)
         print(f"next: {fix}")
         if differs:
             message = "; ".join(lines[:2])
             place = result.first.line if result.first else None
-            found = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
-            answer.add_findings([Places.of().located(found)])
+            finding = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
+            answer.add_findings([Places.of().located(finding)])
             report.fail(message, fix)
         return int(differs)
 

@@ -20,9 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_option(add_model(parser, MODEL_HELP))
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--phone", "NAME", "only this phone: 'Galaxy S25', 'X Elite' [all fitted ones]")
-    how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=count, metavar="N", help="models to compile in parallel [cores]")
-    add_work(how, "a step")
+    group = parser.add_argument_group("how")
+    group.add_argument("--jobs", "-j", type=count, metavar="N", help="models to compile in parallel [cores]")
+    add_work(group, "a step")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,13 +36,13 @@ def run(args: argparse.Namespace) -> int:
 
     model = one_model_of(args)
     require_one_chip(model.selection)
-    known = {fix.rule: fix for fix in load_fixes()}
+    fixes = {fix.rule: fix for fix in load_fixes()}
     for rule in args.only:
-        if rule not in known:
-            raise UnknownName(f"{rule} is not a fault that repair knows", rule, list(known))
-        if why := known[rule].none:
-            why = Fix(why, *known[rule].commands)
-            raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
+        if rule not in fixes:
+            raise UnknownName(f"{rule} is not a fault that repair knows", rule, list(fixes))
+        if why := fixes[rule].none:
+            why = Fix(why, *fixes[rule].commands)
+            raise UsageError(f"{rule} has no rewrite: {why}", fix=fixes[rule].words)
     only = tuple(args.only) or None
     model = replace(model, output=args.output)
     return reported("repair", model, model.named, lambda report: repair_model(model, only, report))

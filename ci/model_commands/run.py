@@ -96,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
         from ci.lanes.llm import commands
 
         folder, tokens = Parser.user_folder() / model.typed, args.tokens or TOKENS
-        how = (args.chat, args.system or "", tokens, model.work.timeout, model.selection)
-        return commands.run_model(commands.Prompt(folder, args.prompt, *how))
+        settings = (args.chat, args.system or "", tokens, model.work.timeout, model.selection)
+        return commands.run_model(commands.Prompt(folder, args.prompt, *settings))
     model = replace(model, dimensions=tuple(args.dimension))
     running: RunsPrograms = model.lane.product
 

@@ -67,9 +67,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder for the precision file [here]",
     )
-    how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
-    add_work(how, "a step")
+    group = parser.add_argument_group("how")
+    group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
+    add_work(group, "a step")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,15 +86,15 @@ def run(args: argparse.Namespace) -> int:
     about = [*precisions, f"{goal.figure} {goal.floor:g}", *model.named]
 
     def work(report: ModelReport) -> int:
-        return _written(tuned(model, (precisions[0], precisions[1]), goal), model, output, report)
+        return _write(tuned(model, (precisions[0], precisions[1]), goal), model, output, report)
 
     return reported("tune", model, about, work)
 
 
 def floor(text: str) -> Floor:
-    if not (found := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(dB)?", text)):
+    if not (match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(dB)?", text)):
         raise argparse.ArgumentTypeError(f"expected 35dB, or with --metric a number, found {text!r}")
-    return Floor(float(found[1]), bool(found[2]))
+    return Floor(float(match[1]), bool(match[2]))
 
 
 def goal_of(least: Floor | None, metric: str | None) -> Goal:
@@ -114,22 +114,22 @@ def goal_of(least: Floor | None, metric: str | None) -> Goal:
     return Goal(least.value)
 
 
-def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -> int:
+def _write(result: Tuned, model: OneModel, output: Path, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
     from ci.explain.tune import as_text, document, settings_of, wrong
     from ci.one_model.output import file_line, keep_origins, require_own, writing_into
     from ci.suite.suite_file import PRECISION_SUFFIX, precision_text
 
-    answer.add(model=model.typed, **document(found))
-    print("\n".join(as_text(found)))
-    if found.chosen is None:
-        report.fail(wrong(found))
-        print(wrong(found))
+    answer.add(model=model.typed, **document(result))
+    print("\n".join(as_text(result)))
+    if result.chosen is None:
+        report.fail(wrong(result))
+        print(wrong(result))
         return CheckFailed.exit_code
-    named, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / output
-    stem = re.sub(r"\.(py|pt2|onnx)$", "", named)
+    file, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / output
+    stem = re.sub(r"\.(py|pt2|onnx)$", "", file)
     comment = f"Written by `{report.stage.command}`."
-    precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
+    precision, nodes = settings_of(result.units, result.chosen.units, *result.names)
     name = f"{stem}{PRECISION_SUFFIX}"
     text = precision_text(model.lane.suites.lane, precision, nodes, comment)
     with writing_into(folder, model.selection.store) as (scratch, publish):
@@ -139,8 +139,8 @@ def _written(found: Tuned, model: OneModel, output: Path, report: ModelReport) -
         keep_origins(files, model.typed)
     report.wrote(files)
     print("\n".join(map(file_line, files)))
-    chosen = replace(model, precision_file=output / name)
-    command = chosen.command("compile", model.selection.soc, "-o", "out")
+    variant = replace(model, precision_file=output / name)
+    command = variant.command("compile", model.selection.soc, "-o", "out")
     print(f"compile it: {command}")
     answer.add(files=[str(path) for path in files], next=command.installed)
     return 0

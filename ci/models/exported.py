@@ -45,7 +45,7 @@ class Positional(nn.Module):
 
 def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, str]]]:
     """The model, its example inputs, and notes as rule and message."""
-    program = _loaded(path)
+    program = _load(path)
     if program.dialect == "ATEN":
         raise BadFactory(
             f"{path} was saved after run_decompositions, which leaves batch norms that HTP does not support",
@@ -102,7 +102,7 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
     return notes
 
 
-def _loaded(path: Path) -> Any:
+def _load(path: Path) -> Any:
     try:
         with path.open("rb") as stream:
             return torch.export.load(stream)
@@ -223,8 +223,8 @@ def _name(kind: Any) -> str:
     """Without its module: the user's is named after the folder where it lies."""
     if isinstance(kind, str):
         return kind.rpartition(".")[2]
-    named = getattr(kind, "__qualname__", None) or getattr(kind, "__name__", None)
-    return str(named or type(kind).__name__)
+    name = getattr(kind, "__qualname__", None) or getattr(kind, "__name__", None)
+    return str(name or type(kind).__name__)
 
 
 def _value_line(value: Any) -> str:

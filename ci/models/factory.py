@@ -59,10 +59,10 @@ def require_like(
     sample: Sequence[Tensor], example: Sequence[Tensor], where: str, names: Sequence[str] = ()
 ) -> None:
     """Refuse a sample of which a program that is made for the example takes no input."""
-    named = [*names, *(f"input {number}" for number in range(len(names), len(example)))][: len(example)]
+    all_names = [*names, *(f"input {number}" for number in range(len(names), len(example)))][: len(example)]
     if len(sample) != len(example):
-        raise other_count(where, len(sample), named)
-    for name, expected, found in zip(named, example, sample, strict=True):
+        raise other_count(where, len(sample), all_names)
+    for name, expected, found in zip(all_names, example, sample, strict=True):
         if (expected.dtype, expected.shape) != (found.dtype, found.shape):
             raise other_kind(where, name, expected, found)
 
@@ -82,12 +82,12 @@ class Samples:
 
     def fitting(self, model: nn.Module, own: ModelWithInputs | None) -> Samples:
         """The same, refusing what the model does not take. `own` has the inputs that it comes with."""
-        named = replace(self, names=parameters_of(model.forward))
+        samples = replace(self, names=parameters_of(model.forward))
         if own is None:
-            first = named.sample(0)
+            first = samples.sample(0)
             require_enough(model.forward, first, self.files[0])
-            return replace(named, like=first)
-        return replace(named, like=own.sample(0), example=own.first)
+            return replace(samples, like=first)
+        return replace(samples, like=own.sample(0), example=own.first)
 
     def sample(self, number: int) -> tuple[Tensor, ...]:
         file = self.files[number % len(self.files)]
@@ -108,14 +108,14 @@ def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> In
     return draw if inputs else None
 
 
-def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
-    dtype = getattr(torch, wanted.dtype)
+def _drawn(input_: Input, generator: torch.Generator) -> Tensor:
+    dtype = getattr(torch, input_.dtype)
     if not dtype.is_floating_point:
         return torch.randint(
-            int(wanted.low), int(wanted.high) + 1, wanted.shape, generator=generator, dtype=dtype
+            int(input_.low), int(input_.high) + 1, input_.shape, generator=generator, dtype=dtype
         )
-    uniform = torch.rand(wanted.shape, generator=generator)
-    return (wanted.low + (wanted.high - wanted.low) * uniform).to(dtype)
+    uniform = torch.rand(input_.shape, generator=generator)
+    return (input_.low + (input_.high - input_.low) * uniform).to(dtype)
 
 
 def samples_of(folder: Path) -> Samples:
@@ -148,8 +148,8 @@ def _sample(path: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
 
 def _read(path: Path, names: Sequence[str]) -> Sequence[Any]:
     if path.suffix == ".pt":
-        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
-        return loaded if isinstance(loaded, tuple | list) else [loaded]
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        return content if isinstance(content, tuple | list) else [content]
     if path.suffix == ".npy":
         return [torch.from_numpy(read_array(path))]
     arrays = read_arrays(path)
@@ -183,20 +183,20 @@ class ModelWithInputs:
     notes: tuple[tuple[str, str], ...] = ()
     """Rule and message of what the author should know."""
 
-    def chosen(self, inferences: int | None, calibration: int | None) -> ChosenSamples:
+    def choose(self, inferences: int | None, calibration: int | None) -> ChosenSamples:
         """The samples to compare and to calibrate by, at most so many; None: as many as is usual."""
         if isinstance(self.inputs, Samples):
             data = self.inputs
             shares = shares_of(len(data.files), inferences, calibration)
             compared, calibrating = ([data.sample(number) for number in numbers] for numbers in shares)
-            used = InputsUsed(len(compared), len(calibrating), len(data.files))
+            counts = InputsUsed(len(compared), len(calibrating), len(data.files))
             if calibrating and data.example:
-                calibrating = [data.example, *calibrating][: most_calibrating(calibration, given=True)]
-            return ChosenSamples(compared, calibrating, used)
+                calibrating = [data.example, *calibrating][: most_calibrating(calibration, has_data=True)]
+            return ChosenSamples(compared, calibrating, counts)
         if self.first is not None:
             calibrating = [] if calibration == 0 else [self.sample(0)]
             return ChosenSamples([self.sample(0)], calibrating, InputsUsed(1, len(calibrating), given=1))
-        count = most_calibrating(calibration, given=False)
+        count = most_calibrating(calibration, has_data=False)
         numbers = range(inferences or drawn_compared(flops_of(self.model, self._example)))
         compared = [self.sample(number) for number in numbers]
         calibrating = self.drawn_to_calibrate(count)
@@ -296,19 +296,19 @@ def model_of(
     _refuse_script(dotted, product)
     if inputs is None and isinstance(product, nn.Module):
         raise without_inputs(dotted, factory, product)
-    loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
-    require_on_cpu(dotted, {name: tensor for name, (tensor, _) in _state(loaded.model).items()})
-    modules = list(loaded.model.modules())
+    result = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
+    require_on_cpu(dotted, {name: tensor for name, (tensor, _) in _state(result.model).items()})
+    modules = list(result.model.modules())
     notes: list[tuple[str, str]] = []
     if any(EXPORTED in vars(module) for module in modules):
         from ci.models.exported import into_eval
 
-        notes = into_eval(loaded.model, "a module that the factory exports")
+        notes = into_eval(result.model, "a module that the factory exports")
     elif any(module.training for module in modules):
-        loaded.model.eval()
+        result.model.eval()
         note = "the factory returns the model in training mode; it was compiled in eval mode: call .eval()"
         notes = [("training-mode", note)]
-    return replace(loaded, notes=(*loaded.notes, *notes))
+    return replace(result, notes=(*result.notes, *notes))
 
 
 def _exported(
@@ -319,11 +319,11 @@ def _exported(
     if arguments:
         raise BadFactory(f"{path} is a model file, so it takes no arguments", "leave arguments out")
     model, tensors, notes = load_exported(path)
-    loaded = fixed_inputs(model, tensors)
+    own = fixed_inputs(model, tensors)
     require_on_cpu(str(path), {name: tensor for name, (tensor, _) in _state(model).items()})
     if inputs is None:
-        return replace(loaded, notes=(*loaded.notes, *notes))
-    fitting = inputs.fitting(model, loaded) if isinstance(inputs, Samples) else inputs
+        return replace(own, notes=(*own.notes, *notes))
+    fitting = inputs.fitting(model, own) if isinstance(inputs, Samples) else inputs
     return ModelWithInputs(model, fitting, notes=tuple(notes))
 
 

@@ -60,19 +60,19 @@ def drawn_compared(flops: float) -> int:
     return DRAWN_OF_LIGHT if flops <= LIGHT_FLOPS else DRAWN_COMPARED
 
 
-def most_calibrating(calibration: int | None, *, given: bool) -> int:
+def most_calibrating(calibration: int | None, *, has_data: bool) -> int:
     """The limit of a run that names one or none, by samples that are given or drawn."""
-    return (CALIBRATING if given else DRAWN_CALIBRATING) if calibration is None else calibration
+    return (CALIBRATING if has_data else DRAWN_CALIBRATING) if calibration is None else calibration
 
 
 def shares_of(count: int, inferences: int | None, calibration: int | None) -> tuple[list[int], list[int]]:
     """Which of the user's samples are compared, and which calibrate, by their numbers: each is used once, for
     one or the other; a lone one is used for both. The limits are the suite's."""
     shuffled = _shuffled(count)
-    held = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
-    calibrating = [0] if count == 1 else shuffled[held:]
-    compared = [0] if count == 1 else shuffled[:held]
-    return compared, calibrating[: most_calibrating(calibration, given=True)]
+    split = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
+    calibrating = [0] if count == 1 else shuffled[split:]
+    compared = [0] if count == 1 else shuffled[:split]
+    return compared, calibrating[: most_calibrating(calibration, has_data=True)]
 
 
 def _shuffled(count: int) -> list[int]:
@@ -176,14 +176,14 @@ def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
         else:
             unnamed.append((text, path))
     # An .npy does not name its input: those without a name are the others, in order.
-    left = [tensor.name for tensor in signature.inputs if tensor.name not in sample]
-    if len(unnamed) > len(left):
-        text, names = unnamed[len(left)][0], ", ".join(tensor.name for tensor in signature.inputs)
+    rest = [tensor.name for tensor in signature.inputs if tensor.name not in sample]
+    if len(unnamed) > len(rest):
+        text, names = unnamed[len(rest)][0], ", ".join(tensor.name for tensor in signature.inputs)
         raise UsageError(
             f"--input {text}: {names} have files already, and the model has no other input",
             fix="give one file for each input",
         )
-    for name, (text, path) in zip(left, unnamed, strict=False):
+    for name, (text, path) in zip(rest, unnamed, strict=False):
         add(text, {name: read_array(path)})
     return checked(sample, signature, "--input")
 
@@ -192,19 +192,19 @@ def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) 
     """The sample, if it has exactly the model's inputs with the right types and shapes and without NaN."""
     import numpy as np
 
-    wanted = {tensor.name: tensor for tensor in signature.inputs}
-    if unknown := sorted(sample.keys() - wanted.keys()):
+    tensors = {tensor.name: tensor for tensor in signature.inputs}
+    if unknown := sorted(sample.keys() - tensors.keys()):
         message = f"{where}: the model has no input {unknown[0]!r}"
-        raise CheckFailed(message, fix=f"its inputs are {', '.join(wanted)}")
-    if absent := [name for name in wanted if name not in sample]:
-        message = f"{where}: nothing for the input {wanted[absent[0]]}"
+        raise CheckFailed(message, fix=f"its inputs are {', '.join(tensors)}")
+    if absent := [name for name in tensors if name not in sample]:
+        message = f"{where}: nothing for the input {tensors[absent[0]]}"
         fix = f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz"
         raise CheckFailed(message, fix=fix)
     for name, array in sample.items():
-        tensor = wanted[name]
+        tensor = tensors[name]
         if str(array.dtype) != tensor.dtype or (tensor.static and array.shape != tensor.shape):
-            found = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
-            message = f"{where}: expected {tensor}, found {found}"
+            kind = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+            message = f"{where}: expected {tensor}, found {kind}"
             raise CheckFailed(message, fix=f"save {name} with that type and shape")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(np.argmax(~np.isfinite(array)))
@@ -212,7 +212,7 @@ def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) 
                 f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the calibrated ranges",
                 fix=f"leave that sample out, or correct {name} in it",
             )
-    return {name: sample[name] for name in wanted}
+    return {name: sample[name] for name in tensors}
 
 
 def read_array(path: Path) -> Array:
@@ -236,7 +236,7 @@ def read_arrays(path: Path) -> Sample:
 
 
 @contextmanager
-def _reading(path: Path, what: str, function: str) -> Iterator[None]:
+def _reading(path: Path, content: str, function: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
@@ -244,7 +244,7 @@ def _reading(path: Path, what: str, function: str) -> Iterator[None]:
         raise UsageError(f"{path}: there is no such file", fix=fix) from None
     except Exception as error:
         # Depending on the damage, numpy, zlib or the tokenizer raises.
-        message = f"{path}: expected {what} that {function} wrote, found something else ({error})"
+        message = f"{path}: expected {content} that {function} wrote, found something else ({error})"
         raise CheckFailed(message, fix=f"save it again with {function}") from error
 
 

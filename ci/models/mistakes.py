@@ -37,14 +37,14 @@ def _inputs_of(forward: Callable[..., Any], *, skipped: int = 0) -> tuple[str, .
     """Those that it needs; its first one if it needs none."""
     parameters = [*inspect.signature(forward).parameters.values()][skipped:]
     places = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
-    needed = [parameter.name for parameter in places if parameter.default is inspect.Parameter.empty]
-    return tuple(needed or [parameter.name for parameter in places[:1]] or ["x"])
+    names = [parameter.name for parameter in places if parameter.default is inspect.Parameter.empty]
+    return tuple(names or [parameter.name for parameter in places[:1]] or ["x"])
 
 
 def require_enough(forward: Callable[..., Any], sample: Sequence[Tensor], file: Path) -> None:
     """Refuse a sample without an input that the model needs."""
-    if len(sample) < len(needed := _inputs_of(forward)):
-        raise other_count(str(file), len(sample), needed)
+    if len(sample) < len(names := _inputs_of(forward)):
+        raise other_count(str(file), len(sample), names)
 
 
 def _tuple(names: Sequence[str]) -> str:
@@ -93,18 +93,18 @@ def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        needed = [
+        names = [
             name
             for name, parameter in signature.parameters.items()
             if parameter.default is inspect.Parameter.empty and parameter.kind in POSITIONAL
         ]
         name = dotted.rpartition(":")[2]
-        call = f"{name}({', '.join(f'{argument}=…' for argument in needed)})"
+        call = f"{name}({', '.join(f'{argument}=…' for argument in names)})"
         returned = call
         is_model = inspect.isclass(factory) and issubclass(factory, nn.Module)
         if is_model:
             returned = f"{call}, {_tuple(_inputs_of(factory.forward, skipped=1))}"
-        table = f"{{ {', '.join(f'{argument} = …' for argument in needed)} }}"
+        table = f"{{ {', '.join(f'{argument} = …' for argument in names)} }}"
         raise BadFactory(
             f"{dotted} takes {', '.join(signature.parameters) or 'no arguments'}: {error}",
             f"`def make_{name}(): return {returned}`, and name make_{name}; in a suite `arguments = {table}`",
@@ -116,8 +116,8 @@ def not_the_model(dotted: str, product: Any) -> BadFactory:
     kind = f"a {type(product).__name__}"
     if isinstance(product, tuple):
         kind = f"({', '.join(type(part).__name__ for part in product)})"
-    wanted = "a pair of an nn.Module and its inputs"
-    return BadFactory(f"{dotted}: expected {wanted}, found {kind}", RETURN)
+    pair = "a pair of an nn.Module and its inputs"
+    return BadFactory(f"{dotted}: expected {pair}, found {kind}", RETURN)
 
 
 def require_on_cpu(dotted: str, tensors: Mapping[str, Tensor]) -> None:
@@ -129,12 +129,12 @@ def require_on_cpu(dotted: str, tensors: Mapping[str, Tensor]) -> None:
 
 def not_tensors(inputs: Any) -> BadFactory:
     """Of the inputs that come with a model."""
-    expected = "expected a tuple of tensors as inputs"
+    words = "expected a tuple of tensors as inputs"
     if isinstance(inputs, Mapping):
         # Their order may not be that of the model's arguments.
-        return BadFactory(f"{expected}, found a dict: a program has no names", AS_PT2_BY_NAME)
+        return BadFactory(f"{words}, found a dict: a program has no names", AS_PT2_BY_NAME)
     if not isinstance(inputs, tuple | list) or not inputs:
-        return BadFactory(f"{expected}, found {_kind(inputs)}", _as_tensor(inputs) or RETURN)
+        return BadFactory(f"{words}, found {_kind(inputs)}", _as_tensor(inputs) or RETURN)
     number = next(number for number, value in enumerate(inputs) if not isinstance(value, Tensor))
     message = f"input {number}: expected a tensor, found {_kind(inputs[number])}"
     return BadFactory(message, _as_tensor(inputs[number]) or AS_PT2)
@@ -161,14 +161,14 @@ def of_syntax(error: SyntaxError) -> BadFactory:
 
 
 def no_samples(folder: Path) -> BadFactory:
-    expected = f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}"
+    words = f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}"
     if not folder.is_dir():
         create = Fix("{}, and write a file for each sample into it", quoted("mkdir", folder))
-        return BadFactory(f"{expected}, found no such folder", create)
+        return BadFactory(f"{words}, found no such folder", create)
     names = sorted(path.name for path in folder.iterdir())
     if not names:
         fix = f'`numpy.save("{folder}/0.npy", array)`, a file for each sample, of the shape of the input'
-        return BadFactory(f"{expected}, found an empty folder", fix)
+        return BadFactory(f"{words}, found an empty folder", fix)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     first = folder / names[0]
     array = "array"
@@ -176,7 +176,7 @@ def no_samples(folder: Path) -> BadFactory:
         array = f'(numpy.asarray(PIL.Image.open("{first}"), "float32") / 255).transpose(2, 0, 1)[None]'
     line = f'`numpy.save("{first.with_suffix(".npy")}", {array})`'
     fix = f"{line}, with what your own code does to it before the model"
-    return BadFactory(f"{expected}, found {', '.join(names[:SHOWN])}{more}", fix)
+    return BadFactory(f"{words}, found {', '.join(names[:SHOWN])}{more}", fix)
 
 
 def other_names(path: Path, found: Sequence[str], expected: Sequence[str]) -> BadFactory:
@@ -195,9 +195,9 @@ def other_count(where: str, found: int, expected: Sequence[str]) -> BadFactory:
 
 def other_kind(where: str, name: str, expected: Tensor, found: Tensor) -> BadFactory:
     """Of a sample that has another type or shape than the model's own inputs."""
-    dtype, other = (str(tensor.dtype).removeprefix("torch.") for tensor in (expected, found))
+    dtype, found_dtype = (str(tensor.dtype).removeprefix("torch.") for tensor in (expected, found))
     message = (
-        f"{where}: expected {dtype}{list(expected.shape)} for {name}, found {other}{list(found.shape)}:"
+        f"{where}: expected {dtype}{list(expected.shape)} for {name}, found {found_dtype}{list(found.shape)}:"
         " a compiled program has fixed sizes and types"
     )
     if expected.shape == found.shape:

@@ -96,10 +96,10 @@ def fix_inside(node: Any) -> str:
     """What to write in place of torch's module around a node at which a compiler fails, if that is known."""
     # What quantization inserts has no module of its own.
     around = [node]
-    for other in around:
-        if not any(path for path, _ in (other.meta.get("nn_module_stack") or {}).values()):
-            around += [near for near in (*other.all_input_nodes, *other.users) if near not in around]
-    inside = (fix for kind, fix in FIXES_INSIDE.items() if any(is_inside(other, kind) for other in around))
+    for member in around:
+        if not any(path for path, _ in (member.meta.get("nn_module_stack") or {}).values()):
+            around += [near for near in (*member.all_input_nodes, *member.users) if near not in around]
+    inside = (fix for kind, fix in FIXES_INSIDE.items() if any(is_inside(member, kind) for member in around))
     return next(inside, "")
 
 
@@ -174,8 +174,8 @@ def explained(error: BaseException) -> tuple[str, str]:
     place = places[-1] if places else users_line(traceback.extract_tb(error.__traceback__))
     if node:
         place = f" ({place_in_words(node)})"
-    if known := known_of(error):
-        return f"{known.with_text}{place}", known.fix
+    if rule := known_of(error):
+        return f"{rule.with_text}{place}", rule.fix
     if node:
         operator = getattr(node.target, "__name__", node.target)
         words, fix = f"{operator} ({place_in_words(node)})", fix_inside(node)

@@ -104,8 +104,8 @@ class OwnPackages:
 
     def key(self) -> dict[str, Metric]:
         parts: dict[str, Metric] = {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
-        named = {"variables": self.declared, "wheels": self.wheels}
-        return parts | {name: dict(values) for name, values in named.items() if values}
+        digests = {"variables": self.declared, "wheels": self.wheels}
+        return parts | {name: dict(values) for name, values in digests.items() if values}
 
 
 def needs_of(
@@ -133,11 +133,11 @@ def needs_of(
 
 def installed(needs: Needs, store: Path) -> OwnPackages:
     """The environment with these packages; only if it has to be created, the package index is asked."""
-    passed = {**needs.environment(os.environ), **located_wheels(needs.wheels, store)}
+    variables = {**needs.environment(os.environ), **located_wheels(needs.wheels, store)}
     values = key_of_declared(needs.variables, os.environ)
     hashes = {name: wheel.sha256 for name, wheel in needs.wheels.items()}
     if not needs:
-        return OwnPackages(variables=passed, declared=values, wheels=hashes)
+        return OwnPackages(variables=variables, declared=values, wheels=hashes)
     texts = list(_texts(needs))
     pins = locked_versions()
     # The project's path too: what is installed editable points at one clone.
@@ -148,8 +148,8 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     packages.mkdir(parents=True, exist_ok=True)
     with mutex(packages / f"{name}.lock"):
         state = _state_of(needs.project, store) if needs.project else ""
-        built = _last_build(packages / f"{name}.json", state) if needs.project else name
-        home = packages / (built or f"{name}-{time.time_ns()}")
+        build = _last_build(packages / f"{name}.json", state) if needs.project else name
+        home = packages / (build or f"{name}-{time.time_ns()}")
         stamp = home / "resolved.txt"
         if not stamp.is_file():
             shutil.rmtree(home, ignore_errors=True)
@@ -169,7 +169,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     entries = entries_in(text)
     return OwnPackages(
         folder=home / "environment",
-        variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
+        variables={**variables, LOCKED: sysconfig.get_paths()["purelib"]},
         declared=values,
         versions={entry.name: entry.version for entry in entries},
         lock=hashlib.sha256(text.encode()).hexdigest(),
@@ -201,12 +201,12 @@ def _state_of(project: Path, store: Path) -> str:
 
 def _files_of(project: Path) -> list[Path]:
     """Those that git knows or would add; all of them without git."""
-    listed = ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = captured(listed)
+        process = captured(command)
     except FileNotFoundError:
         return [*project.rglob("*")]
-    names = done.stdout.split("\0") if not done.returncode else []
+    names = process.stdout.split("\0") if not process.returncode else []
     return [project / name for name in names if name] or [*project.rglob("*")]
 
 
@@ -223,12 +223,12 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
     waiting = [needs.requirements] if needs.requirements else []
     for file in _project_files(needs):
         yield file.name, file.read_text(encoding="utf-8")
-    seen: set[Path] = set()
+    files: set[Path] = set()
     while waiting:
         file = waiting.pop()
-        if file in seen:
+        if file in files:
             continue
-        seen.add(file)
+        files.add(file)
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -257,9 +257,9 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     # Few indexes have builds with a local version, such as torch's for the CPU.
     constraints = "".join(f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(pins.items()))
     (home / "locked.txt").write_text(constraints, encoding="utf-8")
-    wanted = [f"-r {needs.requirements.absolute()}"] if needs.requirements else []
-    wanted += [f"-e {needs.project}"] if needs.project else []
-    (home / "wanted.in").write_text("\n".join([*wanted, ""]), encoding="utf-8")
+    requirements = [f"-r {needs.requirements.absolute()}"] if needs.requirements else []
+    requirements += [f"-e {needs.project}"] if needs.project else []
+    (home / "wanted.in").write_text("\n".join([*requirements, ""]), encoding="utf-8")
     text = _compiled(needs, home, [])
     if re.search(WITH_TORCH.pattern, text, re.MULTILINE) and not pip_settings.no_index(os.environ):
         try:
@@ -295,25 +295,25 @@ def _require_first_index(entries: Sequence[Entry], needs: Needs, home: Path) -> 
 
 
 def _compiled(
-    needs: Needs, home: Path, more: Sequence[str], wanted: str = "wanted.in", *, strategy: str = FIRST_MATCH
+    needs: Needs, home: Path, more: Sequence[str], file: str = "wanted.in", *, strategy: str = FIRST_MATCH
 ) -> str:
     # Versions in a file that is there already would be preferred.
-    output = home / f"{wanted}.{strategy}.txt"
-    command = ["pip", "compile", wanted, "--constraint", "locked.txt", "--output-file", output.name]
+    output = home / f"{file}.{strategy}.txt"
+    command = ["pip", "compile", file, "--constraint", "locked.txt", "--output-file", output.name]
     command += ["--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
     if needs.project:
         # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
         command += ["--refresh"]
-    done = _uv([*command, *more], home, {} if os.environ.get(STRATEGY) else {STRATEGY: strategy})
-    if done.returncode == 0:
+    process = _uv([*command, *more], home, {} if os.environ.get(STRATEGY) else {STRATEGY: strategy})
+    if process.returncode == 0:
         return output.read_text(encoding="utf-8")
-    answer = " ".join(done.stderr.replace("╰─▶", "").replace("×", "").split())
-    named = needs.requirements or needs.project
+    answer = " ".join(process.stderr.replace("╰─▶", "").replace("×", "").split())
+    origin = needs.requirements or needs.project
     if "No solution found" in answer or "unsatisfiable" in answer:
-        message = f"{named} does not fit the locked packages: {answer}"
+        message = f"{origin} does not fit the locked packages: {answer}"
         raise UsageError(message, fix="loosen that requirement; what is locked stays as it is")
-    message = f"the packages of {named} could not be resolved: {answer}"
+    message = f"the packages of {origin} could not be resolved: {answer}"
     raise UpstreamError(message, fix="check the package index that pip or uv is set to")
 
 
@@ -359,11 +359,11 @@ def _uv(
     return captured([program, *arguments, *flags], cwd=where, env=environ, encoding="utf-8")
 
 
-def _checked(needs: Needs, done: CompletedProcess[str]) -> None:
-    errors = " ".join(done.stderr.split())
+def _checked(needs: Needs, process: CompletedProcess[str]) -> None:
+    errors = " ".join(process.stderr.split())
     if "hash mismatch" in errors.lower():
         raise IntegrityError(f"{needs.requirements}: {errors}", fix="find out who changed the package")
-    if done.returncode:
+    if process.returncode:
         message = f"the packages of {needs.requirements or needs.project} could not be installed: {errors}"
         fix = "check the package index that pip or uv is set to, and the project's build"
         raise UpstreamError(message, fix=fix)

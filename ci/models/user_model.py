@@ -178,13 +178,13 @@ def search_first(folder: Path) -> None:
 
 def _share(packages: Sequence[str]) -> Callable[[], None]:
     """Hide our packages from all code but ours. The result shows them again."""
-    shown, hidden, original = False, _hide(packages), builtins.__import__
+    is_shown, hidden, original = False, _hide(packages), builtins.__import__
 
     def swap() -> None:
-        nonlocal shown, hidden
+        nonlocal is_shown, hidden
         replaced = _hide(packages)
         sys.modules.update(hidden)
-        shown, hidden = not shown, replaced
+        is_shown, hidden = not is_shown, replaced
 
     def import_(
         name: str,
@@ -194,7 +194,7 @@ def _share(packages: Sequence[str]) -> Callable[[], None]:
         level: int = 0,
     ) -> ModuleType:
         own = str((globals or {}).get("__file__")).startswith(OURS)
-        if own == shown or not (level or name.partition(".")[0] in packages):
+        if own == is_shown or not (level or name.partition(".")[0] in packages):
             return original(name, globals, locals, fromlist, level)
         swap()
         try:

@@ -41,11 +41,11 @@ class PinnedWheel(Model):
         component = Component(version=self.version, parts=(Part(name="wheel", source=wheel, place=place),))
         name = f"wheel-{self.package}"
         tree = Store(store).provision(name, component, progress=progress.for_stream())
-        found = {item.path: item.sha256 for item in tree.inventory.items}
+        hashes = {item.path: item.sha256 for item in tree.inventory.items}
         for file, sha256 in self.files.items():
-            if found.get(file) != sha256:
-                other = found.get(file, "no such file")
-                message = f"{file} of {self.filename}: expected sha256 {sha256}, found {other}"
+            if hashes.get(file) != sha256:
+                digest = hashes.get(file, "no such file")
+                message = f"{file} of {self.filename}: expected sha256 {sha256}, found {digest}"
                 fix = "if you want other weights, write that into the suite and accept its new figures"
                 raise IntegrityError(message, fix=fix)
         return tree.root
@@ -65,8 +65,8 @@ def located(name: str, folder: Path) -> Path:
     folders: Mapping[str, str] = json.loads(os.environ.get(VARIABLE, "{}"))
     if wheel not in folders or not (file := Path(folders[wheel]) / path).is_file():
         names = ", ".join(folders)
-        known = f"the wheels of the suite are {names}" if names else "the suite has no wheels"
+        wheels = f"the wheels of the suite are {names}" if names else "the suite has no wheels"
         inside = "unzip -l lists the files of a wheel"
-        fix = inside if wheel in folders else f"name a file of one: {known}"
+        fix = inside if wheel in folders else f"name a file of one: {wheels}"
         raise UsageError(f"{name}: there is no such file", fix=fix)
     return file

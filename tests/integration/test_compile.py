@@ -43,7 +43,7 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
     for number in range(5):
         np.save(tmp_path / f"{number}.npy", np.full((1, 3, 8, 8), number, np.float32))
     loaded = make("net:net", {}, tmp_path, samples_of(tmp_path))
-    compared, calibrating, used = loaded.chosen(2, None)
+    compared, calibrating, used = loaded.choose(2, None)
     values = [float(sample[0].max()) for sample in [*compared, *calibrating[1:]]]
     assert sorted(values) == [0, 1, 2, 3, 4] and used == InputsUsed(2, 3, 5)
     assert float(calibrating[0][0].std()) > 0.5, "the model's own example calibrates, too"

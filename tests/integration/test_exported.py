@@ -119,6 +119,6 @@ def test_the_example_of_a_pt2_calibrates_beside_the_users_samples(
     (tmp_path / "data").mkdir()
     for number in range(60):
         torch.save(torch.full((2, 4), float(number)), tmp_path / "data" / f"{number:02}.pt")
-    chosen = make("net.pt2", {}, tmp_path, samples_of(tmp_path / "data")).chosen(None, calibration)
+    chosen = make("net.pt2", {}, tmp_path, samples_of(tmp_path / "data")).choose(None, calibration)
     assert len(chosen.compared) == 15 and len(chosen.calibrating) == calibrating
     assert not calibrating or torch.equal(chosen.calibrating[0][0], X)

@@ -114,7 +114,7 @@ def test_a_model_in_training_mode_is_put_into_eval_with_a_warning(folder: Path) 
 
 def test_a_fixed_sample_alone_judges_and_calibrates_with_a_warning(folder: Path) -> None:
     loaded = make("qnn_ci_net:fixed", {}, folder)
-    compared, calibrating, used = loaded.chosen(None, None)
+    compared, calibrating, used = loaded.choose(None, None)
     assert len(compared) == len(calibrating) == 1 == used.given
     assert torch.equal(compared[0][0], torch.arange(4.0)) and torch.equal(calibrating[0][0], compared[0][0])
     first, again, other = loaded.sample(0), loaded.sample(0), loaded.sample(factory.CALIBRATION_SEED)
@@ -273,11 +273,11 @@ def test_more_inputs_are_drawn_of_a_model_that_computes_little(
         return (torch.randn(1, wide, 32, generator=generator),)
 
     model = factory.ModelWithInputs(torch.nn.Conv1d(wide, 512, 1), draw)
-    chosen = model.chosen(inferences, 4)
+    chosen = model.choose(inferences, 4)
     assert len(chosen.compared) == chosen.used.compared == compared
 
 
 @pytest.mark.parametrize(("name", "compared"), [("branches", 8), ("loops", 2)])
 def test_inputs_are_drawn_of_a_model_with_control_flow(folder: Path, name: str, compared: int) -> None:
     loaded = make(f"qnn_ci_net:{name}", {}, folder)
-    assert len(loaded.chosen(None, 4).compared) == compared
+    assert len(loaded.choose(None, 4).compared) == compared

@@ -79,7 +79,7 @@ def built(folder: Path, code: str, function: str, samples: Path | None = None) -
     module = f"qnn_ci_mistake_{len(list(folder.glob('*.py')))}"
     (folder / f"{module}.py").write_text(code)
     loaded = make(f"{module}:{function}", {}, folder, samples_of(samples) if samples else None)
-    chosen = loaded.chosen(None, None)
+    chosen = loaded.choose(None, None)
     infer_all(loaded.model.eval(), [*chosen.compared, *chosen.calibrating])
     return loaded
 

@@ -177,7 +177,7 @@ def case_of(order: ProgramOrder) -> ExecutorchCase:
 
 def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
     calibration = run.calibration if run.quantizes else 0
-    return loaded.chosen(case.inferences, calibration)
+    return loaded.choose(case.inferences, calibration)
 
 
 SUITES = Suites(

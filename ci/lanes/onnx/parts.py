@@ -267,7 +267,7 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
         rows = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
         samples, calibration, used = divided(rows, case.inferences, count)
     if how.drawn and not calibration:
-        wanted = most_calibrating(count, given=False)
+        wanted = most_calibrating(count, has_data=False)
         calibration = [drawn(signature, seed) for seed in range(1, wanted + 1)]
         used = replace(used, calibrating=wanted)
     if not how.compares:
@@ -326,7 +326,7 @@ def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Seque
     model, loaded = provider.export(case.factory, *how)
     if isinstance(loaded, dict):
         return model, _resembling(loaded, case, count), ()
-    chosen = loaded.chosen(case.inferences, count)
+    chosen = loaded.choose(case.inferences, count)
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
     def named(samples: list[tuple[Any, ...]]) -> list[Sample]:
@@ -341,7 +341,7 @@ def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
         return Divided([sample], [sample], InputsUsed(1, 1, given=1))
     from ci.models.factory import CALIBRATION_SEED
 
-    count = most_calibrating(count, given=False)
+    count = most_calibrating(count, has_data=False)
     samples = [resembling(sample, number) for number in range(case.inferences or DRAWN_COMPARED)]
     calibration = [resembling(sample, CALIBRATION_SEED + index) for index in range(count)]
     return Divided(samples, [*samples, *calibration][:count], InputsUsed(len(samples), count))

@@ -130,7 +130,7 @@ class OnnxCase(SuiteCase):
 
 
 def calibrating(case: OnnxCase, run: OnnxRun) -> int:
-    return most_calibrating(run.calibration, given=bool(case.samples))
+    return most_calibrating(run.calibration, has_data=bool(case.samples))
 
 
 def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:

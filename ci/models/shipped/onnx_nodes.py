@@ -24,8 +24,8 @@ def node(
     importlib.import_module(f"{PACKAGE}.{module}")
     case = next(case for case in importlib.import_module(PACKAGE)._NodeTestCases if case.name == test)
     model, values = model_of(case, opset, tuple(filter(None, constants.split(","))))
-    expected = outputs_of(case).values()
-    if all(value.dtype.kind != "f" or np.isfinite(value).all() for value in expected):
+    outputs = outputs_of(case).values()
+    if all(value.dtype.kind != "f" or np.isfinite(value).all() for value in outputs):
         return model, values
     # Outputs that are not finite cannot be compared.
     return model, {name: np.nan_to_num(value, posinf=0, neginf=0) for name, value in values.items()}
@@ -55,14 +55,14 @@ def _keep_main_output(graph: onnx.GraphProto) -> None:
     """Leave out optional outputs beside the first one: the tests have them all, and models do not."""
     (node,) = graph.node
     formals = onnx.defs.get_schema(node.op_type).outputs
-    kept = {output.name for output in graph.output[:1]}
+    main_names = {output.name for output in graph.output[:1]}
     for position, name in enumerate(node.output):
         if formals[min(position, len(formals) - 1)].option != FormalParameterOption.Optional:
-            kept.add(name)
-    names = [name if name in kept else "" for name in node.output]
+            main_names.add(name)
+    names = [name if name in main_names else "" for name in node.output]
     while not names[-1]:
         names.pop()
-    outputs = [output for output in graph.output if output.name in kept]
+    outputs = [output for output in graph.output if output.name in main_names]
     del node.output[:], graph.output[:]
     node.output.extend(names)
     graph.output.extend(outputs)

@@ -42,7 +42,7 @@ def settled(model: Classifies, inputs: Inputs) -> nn.Module:
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
     batch = torch.cat([inputs(generator)[0] for _ in range(SETTLING)])
 
-    def centre(layer: nn.Linear | nn.Conv2d, _given: object, scores: Tensor) -> None:
+    def centre(layer: nn.Linear | nn.Conv2d, _inputs: object, scores: Tensor) -> None:
         assert layer.bias is not None
         layer.bias.sub_(scores.mean([axis for axis in range(scores.ndim) if axis != 1]))
 
