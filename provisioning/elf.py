@@ -7,6 +7,7 @@ Facts come from the headers and the dynamic segment, never from sections, which 
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -127,10 +128,11 @@ def read_stream(stream: BinaryIO, path: Path) -> Elf:
         raise NotElf(path, LINKER_SCRIPT if _SCRIPT.match(head) else f"it begins with {head[:20]!r}")
     try:
         return _facts(stream)
-    except OSError:
-        raise
     except Exception as damage:
-        # pyelftools checks little: on numbers that contradict each other it fails in any way.
+        # pyelftools checks little: on numbers that contradict each other it fails in any way, and looks at
+        # places that no file can have.
+        if isinstance(damage, OSError) and damage.errno != errno.EINVAL:
+            raise
         raise BrokenElf(path, (str(damage) or type(damage).__name__)[:200]) from None
 
 

@@ -10,7 +10,6 @@ is a zip.
 from __future__ import annotations
 
 import re
-import struct
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from typing import Any
 
 from ci.artifacts.formats import Malformed, onnx_model, readable
 from ci.artifacts.program import ContextStrings, TensorInfo, bytes_of, context_of, distinct
+from provisioning.archive import DAMAGE
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 from provisioning.components import BUILD_ID
@@ -230,7 +230,7 @@ def read_dlc(path: Path) -> Dlc:
         chips = tuple(cache[1].upper() for member in members if (cache := _CACHE.fullmatch(member)))
         if _DLC_MODEL not in members and not chips:
             raise ValueError(f"no member `{_DLC_MODEL}` in it: {', '.join([*members][:10]) or 'it is empty'}")
-    except (zipfile.BadZipFile, ValueError, struct.error, RuntimeError) as error:
+    except DAMAGE as error:
         raise CheckFailed(
             f"{path}: expected a DLC, found {error or type(error).__name__}",
             fix="copy it again, or write it again with the tool that wrote it",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ci.artifacts.formats import Malformed, Table, readable
+from provisioning.archive import DAMAGE
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, open_regular
@@ -398,7 +399,7 @@ def torch_kind_of(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             # All is in one folder, whose name is anything.
             names = {name.partition("/")[2] for name in archive.namelist()}
-    except (zipfile.BadZipFile, OSError, ValueError):
+    except (*DAMAGE, OSError):
         # Until torch 1.6, torch.save wrote no archive.
         return SAVED if path.suffix in SAVED_AS else ""
     if "models/model.json" in names:

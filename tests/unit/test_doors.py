@@ -159,6 +159,8 @@ PROGRAMS: dict[str, bytes | Callable[[Path], bytes]] = {
     "names.so": hostile.nested_names(8_000),
     "notes.so": hostile.notes(1_000_000),
     "circles.so": hostile.circles(3000),
+    "headers nowhere.so": patched(Library().encode(), 32, "<Q", 1 << 62),
+    "version.dlc": zipped({"model": b"x"}).replace(b"PK\1\2\x14\x03\x14", b"PK\1\2\x14\x03\x4b"),
     "cut.so": Library(needed=("libc.so.6",)).encode()[:-1],
     "cut.dll": dll()[:90],
 }
