@@ -60,10 +60,10 @@ def log_of(stage: str, reports: Path) -> Path:
 
 
 def supervise(
-    command: Sequence[str], environ: Mapping[str, str], log: Path, *, shown: int | None = None
+    command: Sequence[str], environ: Mapping[str, str], log: Path, *, echo: int | None = None
 ) -> int:
-    """Run a process to its end and return its exit code. What it prints is in the log, and shown on this
-    descriptor. On an interruption, end it and give it time to clean up."""
+    """Run a process to its end and return its exit code. What it prints is in the log, and on the
+    descriptor `echo`. On an interruption, end it and give it time to clean up."""
     import subprocess
 
     reading, output = os.pipe()
@@ -77,7 +77,7 @@ def supervise(
             preexec_fn=_end_with_parent,  # noqa: PLW1509  it takes no lock
         )
         os.close(output)
-        text = _Text(reading, stream, shown)
+        text = _Text(reading, stream, echo)
         thread = threading.Thread(target=text.read, daemon=True)
         thread.start()
         try:
@@ -101,7 +101,7 @@ class _Text:
 
     pipe: int
     log: FileIO
-    shown: int | None
+    echo: int | None
     ends: float = float("inf")
 
     def read(self) -> None:
@@ -117,10 +117,10 @@ class _Text:
         with suppress(OSError):  # a full disk ends the log, and not the stage
             write_all(self.log.fileno(), block)
         try:
-            if self.shown is not None:
-                write_all(self.shown, block)
+            if self.echo is not None:
+                write_all(self.echo, block)
         except OSError:  # our reader left; the stage and its log go on
-            self.shown = None
+            self.echo = None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -166,19 +166,19 @@ def death(stage: str, code: int, log: Path, command_line: str, problem: str = ""
     from ci.outcome import how_it_ended, of_ending, tail
 
     text = tail(log, READ)
-    found = read(text)
-    known = found.explanations
+    result = read(text)
+    causes = result.explanations
     words, fix = last_words(text)
     trouble = of_ending("stage", code)
-    how = trouble.message if trouble else how_it_ended(code)
-    lines = [f"{how}{problem}", *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
+    ending = trouble.message if trouble else how_it_ended(code)
+    lines = [f"{ending}{problem}", *([f"its last words: {words:.400}"] if words else []), *map(str, causes)]
     if trouble:
         fix = trouble.fix
-    elif known:
-        fix = known[0].fix
+    elif causes:
+        fix = causes[0].fix
     elif not fix:
-        lines.append(f"told by {found.told_by}" if found.told_by else "nothing known matches its log")
-        fix = Fix("read {}, and collect {}", log, found.collect) if found.told_by else Fix(f"read {log}")
+        lines.append(f"told by {result.told_by}" if result.told_by else "nothing known matches its log")
+        fix = Fix("read {}, and collect {}", log, result.collect) if result.told_by else Fix(f"read {log}")
     return Finding(
         "stage-died", Severity.ERROR, stage, "\n".join(lines), Fix("{}; repeat with: {}", fix, command_line)
     )

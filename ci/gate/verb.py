@@ -81,22 +81,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.gate.table import gate_table
 
-    chosen = [name for name in args.only or stage_names() if name not in (args.skip or ())]
-    if not chosen:
+    names = [name for name in args.only or stage_names() if name not in (args.skip or ())]
+    if not names:
         raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
     flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
     stages = with_lanes(gate_table().stage, args.suite, args.only or ())
     for stage in stages:
-        if stage.name in chosen:
+        if stage.name in names:
             # One that cannot be made ends the gate before its first stage.
             interpreter_of(stage)
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
-    whole = args.verbose or _on_github(os.environ)
-    return run_gate(stages, chosen, selection_of(args), flags, suites, tags, whole=whole)
+    echo = args.verbose or _on_github(os.environ)
+    return run_gate(stages, names, selection_of(args), flags, suites, tags, echo=echo)
 
 
 def with_lanes(
-    stages: Sequence[GateStage], suites: Sequence[Path], named: Collection[str]
+    stages: Sequence[GateStage], suites: Sequence[Path], names: Collection[str]
 ) -> list[GateStage]:
     """The stages that these suites, or the shipped one, have something for; each gets those of its lane. One
     that is named says itself that they have nothing for it."""
@@ -105,29 +105,29 @@ def with_lanes(
 
     check(suites)
     lanes = {suite: lanes_of(suite.absolute()) for suite in suites}
-    kept = []
+    gate_stages = []
     for stage in stages:
         of_lane = [suite for suite in suites if stage.lane in lanes[suite]]
-        if stage.lane and stage.name in named:
+        if stage.lane and stage.name in names:
             of_lane = of_lane or [*suites]
-        if not stage.lane or stage.name in named or of_lane or (not suites and stage.lane == LANE):
+        if not stage.lane or stage.name in names or of_lane or (not suites and stage.lane == LANE):
             flags = (*stage.flags, *_repeated("--suite", of_lane))
-            kept.append(stage.model_copy(update={"flags": flags}))
-    return kept
+            gate_stages.append(stage.model_copy(update={"flags": flags}))
+    return gate_stages
 
 
 def run_gate(
     stages: Sequence[GateStage],
-    chosen: Sequence[str],
+    names: Sequence[str],
     selection: Selection,
     flags: Sequence[str],
     suites: Sequence[str] = (),
     tags: Sequence[str] = (),
     *,
-    whole: bool = False,
+    echo: bool = False,
 ) -> int:
     """`flags`, `suites` and `tags` are as typed: the stages read them, and have their suites.
-    With `whole`, what the stages print is shown too: otherwise it is in their logs."""
+    With `echo`, what the stages print is shown too: otherwise it is in their logs."""
     # The stages are of the run that this gate is a part of, or of one of its own.
     os.environ[RUN] = os.environ.get(RUN) or os.urandom(16).hex()
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
@@ -136,7 +136,7 @@ def run_gate(
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
         for stage in stages
     ]
-    results = run_stages(stages, chosen, flags, selection, whole=whole)
+    results = run_stages(stages, names, flags, selection, echo=echo)
     reports = [result.report for result in results]
     for report in reports:
         answer.add_report(report)
@@ -147,11 +147,11 @@ def run_gate(
 
 def run_stages(
     stages: Sequence[GateStage],
-    chosen: Sequence[str],
+    names: Sequence[str],
     flags: Sequence[str],
     selection: Selection,
     *,
-    whole: bool = False,
+    echo: bool = False,
 ) -> list[StageResult]:
     """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an
     earlier run."""
@@ -164,7 +164,7 @@ def run_stages(
     for stage in stages:
         typed = session(stage.name, *flags, *stage.flags)
         failed = [need for need in stage.needs if not results[need].lets_others_run]
-        if stage.name not in chosen:
+        if stage.name not in names:
             reason = "left out by --only or --skip"
             result = StageResult(did_not_run(stage.name, reason, typed, expected=False))
         elif any(result.code == INTERRUPTED for result in results.values()):
@@ -173,10 +173,10 @@ def run_stages(
             reason = f"needs {' and '.join(failed)}, which did not pass"
             result = StageResult(did_not_run(stage.name, reason, typed))
         else:
-            result = run_stage(stage, flags, selection, whole=whole)
-        if stage.name in chosen:
-            names = max(len(stage.name) for stage in stages)
-            line, colour = stage_line(result.report, names), wants_colour(sys.stdout)
+            result = run_stage(stage, flags, selection, echo=echo)
+        if stage.name in names:
+            width = max(len(stage.name) for stage in stages)
+            line, colour = stage_line(result.report, width), wants_colour(sys.stdout)
             write(rendered(line, colour=colour, width=terminal_width()), sys.stdout)
         replace(result.report, run=os.environ.get(RUN, "")).write(selection.reports)
         results[stage.name] = result
@@ -192,17 +192,17 @@ def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Se
     return gate.finish(Outcome.ERROR, provisional=True)
 
 
-def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, whole: bool) -> StageResult:
-    started = time.monotonic()
+def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, echo: bool) -> StageResult:
+    start = time.monotonic()
     flags = [*flags, *stage.flags]
     log = log_of(stage.name, selection.reports)
     # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
     python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program]
     typed = session(stage.name, *flags)
-    with folded(stage.name, typed, os.environ) if whole else at_work(f"{stage.name} into {log}", interval=60):
+    with folded(stage.name, typed, os.environ) if echo else at_work(f"{stage.name} into {log}", interval=60):
         sys.stdout.flush()
-        code = supervise([*python, stage.name, *flags], os.environ, log, shown=1 if whole else None)
-    duration = round(time.monotonic() - started, 3)
+        code = supervise([*python, stage.name, *flags], os.environ, log, echo=1 if echo else None)
+    duration = round(time.monotonic() - start, 3)
     result = judge(stage, code, selection, duration, typed)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
     return replace(result, report=report)

@@ -58,10 +58,10 @@ PERMISSIONS = "give the job `actions: read` and `pull-requests: write`, and gate
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class GateRun:
     """The run that has ended, as GitHub's event has it."""
 
-    run: int
+    id: int
     number: int
     """Counts the runs of its workflow."""
     attempt: int
@@ -130,9 +130,9 @@ class Api:
             raise UpstreamError(f"GitHub's API, GET {path}: {type(error).__name__}") from error
 
 
-def _refused(what: str, status: int) -> UpstreamError:
+def _refused(request: str, status: int) -> UpstreamError:
     fix = PERMISSIONS if status in (401, 403, 404) else "run the job again"
-    return UpstreamError(f"GitHub's API answers {status} to {what}", fix=fix)
+    return UpstreamError(f"GitHub's API answers {status} to {request}", fix=fix)
 
 
 def too_large() -> CheckFailed:
@@ -146,45 +146,45 @@ def changes(environ: Mapping[str, str]) -> int:
         Path(environ.get("GITHUB_WORKSPACE", ""), environ.get(name, "")).absolute()
         for name in ("QNN_CI_REPORTS", "QNN_CI_BEFORE")
     )
-    found = changes_of(reports_in(folder, before), reports_in(before, folder))
-    write_named(folder / FILE, found.as_json(), fix="name another folder with QNN_CI_REPORTS")
+    result = changes_of(reports_in(folder, before), reports_in(before, folder))
+    write_named(folder / FILE, result.as_json(), fix="name another folder with QNN_CI_REPORTS")
     sys.stdout.write(
-        f"{found.worse} of {found.compared} programs became worse, {found.not_compared} not compared\n"
+        f"{result.worse} of {result.compared} programs became worse, {result.not_compared} not compared\n"
     )
     return 0
 
 
 def comment(environ: Mapping[str, str]) -> int:
     """Read GITHUB_EVENT_PATH, the event `workflow_run`, and GH_TOKEN, which may write comments."""
-    ended = ended_of(environ)
-    if ended is None:
+    run = run_of(environ)
+    if run is None:
         sys.stdout.write("the run was not of a pull request: there is nothing to comment on\n")
         return 0
     api = Api(environ)
     # Not those that the event names: of a fork it names none.
-    of_branch = api("GET", "pulls", state="open", head=f"{ended.owner}:{ended.branch}", per_page=100)
-    pulls = [pull for pull in of_branch if is_of(ended, pull)]
+    of_branch = api("GET", "pulls", state="open", head=f"{run.owner}:{run.branch}", per_page=100)
+    pulls = [pull for pull in of_branch if is_of(run, pull)]
     if len(pulls) != 1:
         sys.stdout.write(
-            f"{len(pulls)} open pull requests have {ended.commit[:12]} as their head: nothing is written\n"
+            f"{len(pulls)} open pull requests have {run.commit[:12]} as their head: nothing is written\n"
         )
         return 0
     pull = int(pulls[0]["number"])
-    place = f"{environ.get('GITHUB_SERVER_URL', '')}/{environ['GITHUB_REPOSITORY']}/actions/runs/{ended.run}"
+    place = f"{environ.get('GITHUB_SERVER_URL', '')}/{environ['GITHUB_REPOSITORY']}/actions/runs/{run.id}"
     try:
-        found = uploaded(ended, api)
+        comparison = uploaded(run, api)
     except ToolkitError:
-        write(pull, ended, text_of(None, ended, place), api, begin=False)
+        write(pull, run, text_of(None, run, place), api, begin=False)
         raise
-    if found is None:
+    if comparison is None:
         message = f"the run has no artifact {ARTIFACT}: give its call of gate.yml `comment: true`"
         sys.stdout.write(command("warning", message, title="comment") + "\n")
     # What an earlier run said of another commit does not stay beside a run that says nothing.
-    write(pull, ended, text_of(found, ended, place), api, begin=found is not None)
+    write(pull, run, text_of(comparison, run, place), api, begin=comparison is not None)
     return 0
 
 
-def ended_of(environ: Mapping[str, str]) -> Ended | None:
+def run_of(environ: Mapping[str, str]) -> GateRun | None:
     """None if the run was not of a pull request, or of one whose repository is gone."""
     if environ.get("GITHUB_EVENT_NAME") != "workflow_run":
         raise UsageError(
@@ -195,7 +195,7 @@ def ended_of(environ: Mapping[str, str]) -> Ended | None:
         run = event["workflow_run"]
         if run["event"] != "pull_request" or run["head_repository"] is None:
             return None
-        return Ended(
+        return GateRun(
             int(run["id"]),
             int(run["run_number"]),
             int(run["run_attempt"]),
@@ -209,25 +209,25 @@ def ended_of(environ: Mapping[str, str]) -> Ended | None:
         raise UsageError(f"GITHUB_EVENT_PATH: no event of a run that has ended ({error!r})") from error
 
 
-def is_of(ended: Ended, pull: Any) -> bool:
+def is_of(run: GateRun, pull: Any) -> bool:
     """Whether the run's commit is the head of this pull request: not one that has got newer commits since."""
     head = pull["head"]
-    at = head["repo"] is not None and head["repo"]["id"] == ended.head and head["sha"] == ended.commit
+    at = head["repo"] is not None and head["repo"]["id"] == run.head and head["sha"] == run.commit
     return bool(at and pull["state"] == "open")
 
 
-def uploaded(ended: Ended, api: Api) -> Changes | None:
+def uploaded(run: GateRun, api: Api) -> Changes | None:
     """What the run says; None if it says nothing. Raises CheckFailed for anything but our own form."""
     newest: dict[str, int] = {}
-    for row in pages(f"actions/runs/{ended.run}/artifacts", api, "artifacts"):
+    for row in pages(f"actions/runs/{run.id}/artifacts", api, "artifacts"):
         name, number = str(row["name"]), int(row["id"])
         if name == ARTIFACT or name.startswith(f"{ARTIFACT}-"):
             # Of an earlier attempt of the run there may be one of this name too.
             newest[name] = max(number, newest.get(name, 0))
     if len(newest) > MOST_CALLS:
         raise CheckFailed(f"the run has {len(newest)} artifacts {ARTIFACT}: at most {MOST_CALLS} are read")
-    found = [read(api.download(f"actions/artifacts/{newest[name]}/zip")) for name in sorted(newest)]
-    return together(found) if found else None
+    files = [read(api.download(f"actions/artifacts/{newest[name]}/zip")) for name in sorted(newest)]
+    return together(files) if files else None
 
 
 def read(archive: bytes) -> Changes:
@@ -273,26 +273,26 @@ def together(several: Sequence[Changes]) -> Changes:
     )
 
 
-def text_of(found: Changes | None, ended: Ended, place: str) -> str:
+def text_of(comparison: Changes | None, run: GateRun, place: str) -> str:
     """The comment. Of the file it has numbers, words of ours, and names through `code`."""
-    mark = "✅" if ended.conclusion == "success" else "❌"
-    said = summary_of(found) if found else "It says nothing of programs."
+    mark = "✅" if run.conclusion == "success" else "❌"
+    sentence = summary_of(comparison) if comparison else "It says nothing of programs."
     lines = [
-        f"<!-- qnn-ci run={ended.number} attempt={ended.attempt} -->",
+        f"<!-- qnn-ci run={run.number} attempt={run.attempt} -->",
         "### QNN: what became worse",
         "",
-        f"{mark} [The run]({place}) of {code(ended.commit[:12])} ended with {cell(ended.conclusion)}. {said}",
+        f"{mark} [The run]({place}) of {code(run.commit[:12])} ended with {cell(run.conclusion)}. {sentence}",
     ]
-    rows = list(map(row_of, found.changes)) if found else []
+    rows = list(map(row_of, comparison.changes)) if comparison else []
     if not rows:
         return "\n".join(lines) + "\n"
     lines += ["", "| program | what | before | now |", "| --- | --- | ---: | ---: |"]
     room = LONGEST - sum(len(line) + 1 for line in lines)
-    shown = 0
-    while shown < len(rows) and (room := room - len(rows[shown]) - 1) > 0:
-        shown += 1
-    more = len(rows) - shown + (found.left_out if found else 0)
-    return "\n".join([*lines, *rows[:shown], *(["", f"And {more:,} more."] if more else [])]) + "\n"
+    count = 0
+    while count < len(rows) and (room := room - len(rows[count]) - 1) > 0:
+        count += 1
+    more = len(rows) - count + (comparison.left_out if comparison else 0)
+    return "\n".join([*lines, *rows[:count], *(["", f"And {more:,} more."] if more else [])]) + "\n"
 
 
 def row_of(change: ChangedFigure) -> str:
@@ -314,7 +314,7 @@ def summary_of(changes: Changes) -> str:
     return f"{sentence} {alone}" if changes.not_compared else sentence
 
 
-def write(pull: int, ended: Ended, text: str, api: Api, *, begin: bool) -> None:
+def write(pull: int, run: GateRun, text: str, api: Api, *, begin: bool) -> None:
     """Write the comment, unless a later run has; `begin` one where there is none. comment.yml lets one run of
     a pull request write at a time."""
     newest = max(ours(pull, api), default=None)
@@ -324,7 +324,7 @@ def write(pull: int, ended: Ended, text: str, api: Api, *, begin: bool) -> None:
             sys.stdout.write(f"wrote the comment of #{pull}\n")
         return
     age, number = newest
-    if age <= ended.age:
+    if age <= run.age:
         api("PATCH", f"issues/comments/{number}", {"body": text})
         sys.stdout.write(f"wrote the comment {number} of #{pull}\n")
     else:
@@ -333,12 +333,12 @@ def write(pull: int, ended: Ended, text: str, api: Api, *, begin: bool) -> None:
 
 def ours(pull: int, api: Api) -> Sequence[tuple[tuple[int, int], int]]:
     """The age of the run that wrote it, and the comment's number."""
-    found = []
+    comments = []
     for row in pages(f"issues/{pull}/comments", api):
         mark = MARK.match(row["body"] or "")
         if mark and (row["user"] or {}).get("login") == AUTHOR:
-            found.append(((int(mark[1]), int(mark[2])), int(row["id"])))
-    return found
+            comments.append(((int(mark[1]), int(mark[2])), int(row["id"])))
+    return comments
 
 
 def pages(path: str, api: Api, key: str = "") -> Iterator[Any]:

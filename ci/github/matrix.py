@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     check(args.suite or ())
     suites = [path.absolute() for path in args.suite or ()]
     # For jobs on other machines, which begin in a folder of their own.
-    choice = [*_each("--suite", map(from_here, suites)), *_each("--tag", args.tag), *_each("-k", args.words)]
-    choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
+    choice = [*pairs("--suite", map(from_here, suites)), *pairs("--tag", args.tag), *pairs("-k", args.words)]
+    choice += [*pairs("--soc", args.soc), *pairs("--profile", args.profile and [args.profile])]
     matrix = matrix_for(args, os.environ, suites, choice)
     sys.stdout.write(f"{json.dumps(matrix)}\n")
     return 0
@@ -90,5 +90,6 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
     return {"include": include}
 
 
-def _each(flag: str, values: Iterable[object] | None) -> list[str]:
+def pairs(flag: str, values: Iterable[object] | None) -> list[str]:
+    """The flag before each of its values."""
     return [part for value in values or () for part in (flag, str(value))]

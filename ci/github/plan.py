@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
-from ci.github.matrix import configure, matrix_for
+from ci.github.matrix import configure, matrix_for, pairs
 from ci.github.run_stage import set_outputs, summarise, variables_of
 from ci.report.page import cell
 from ci.suite.suite_file import lanes, lanes_of
@@ -44,7 +44,7 @@ class Caller:
     """The caller's suites of that lane, as paths from its root."""
     source: Path = ROOT
     """Where it is checked out."""
-    others: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    stage_suites: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The caller's suites of other lanes, by stage."""
     tags: tuple[str, ...] = ()
     socs: str = ""
@@ -57,7 +57,7 @@ class Caller:
 
     def suites_of(self, row: CiJob) -> Sequence[str]:
         """The suites of another lane that the row runs in place of ours."""
-        return self.others.get(row.stage, ()) if row.when == "gate" else ()
+        return self.stage_suites.get(row.stage, ()) if row.when == "gate" else ()
 
     def missing_input(self, row: CiJob) -> str:
         """What the row needs and this repository does not give; empty if it gives all."""
@@ -112,18 +112,18 @@ def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
     if occasion not in OCCASIONS:
         raise UsageError(f"QNN_CI_OCCASION={occasion}: expected one of {', '.join(OCCASIONS)}")
     base = environ.get("QNN_CI_BASE", "")
-    changed = None if occasion == "nightly" else changed_files(base)
+    changes = None if occasion == "nightly" else changed_files(base)
     stages = environ.get("QNN_CI_STAGES", "")
     rows = named_only(table.row, stages)
     caller = caller_of(environ)
     variables_of(environ.get("QNN_CI_VARIABLES", ""))
-    chosen, reasons = choose(table, rows, occasion, changed, caller, named=bool(stages.strip()))
+    choice, reasons = choose(table, rows, occasion, changes, caller, explicit=bool(stages.strip()))
     flags = suite_flags(occasion, caller)
     shards = functools.cache(lambda most: matrix(most, flags, caller))
     if not stages.strip():
-        merge(chosen, reasons, lambda most: shards(caller.shards or most))
+        merge(choice, reasons, lambda most: shards(caller.shards or most))
     jobs = []
-    for name, row in chosen.items():
+    for name, row in choice.items():
         of_row = list(jobs_of(name, row, caller, flags, shards))
         if not of_row:
             reasons[name] = "left out: the suite has no program for it"
@@ -167,7 +167,7 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         is_self=environ.get("QNN_CI_OWN", "true") == "true",
         suites=own,
         source=source,
-        others={stage: files for lane, files in suites.items() for stage in lanes()[lane].stages},
+        stage_suites={stage: files for lane, files in suites.items() for stage in lanes()[lane].stages},
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
         shards=_number(environ, "QNN_CI_SHARDS", "shards", 100),
@@ -201,76 +201,76 @@ def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 def named_only(rows: Mapping[str, CiJob], stages: str) -> dict[str, CiJob]:
     """The rows that an adopting repository names, by row or stage; all rows if it names none."""
-    wanted = set(stages.replace(",", " ").split())
-    known = {*rows, *(row.stage for row in rows.values())}
-    for name in wanted - known:
-        raise UsageError(f"there is no job {name!r}", fix=f"use some of: {', '.join(sorted(known))}")
-    return {name: row for name, row in rows.items() if not wanted or {name, row.stage} & wanted}
+    names = set(stages.replace(",", " ").split())
+    jobs = {*rows, *(row.stage for row in rows.values())}
+    for name in names - jobs:
+        raise UsageError(f"there is no job {name!r}", fix=f"use some of: {', '.join(sorted(jobs))}")
+    return {name: row for name, row in rows.items() if not names or {name, row.stage} & names}
 
 
 def choose(
     table: GateTable,
     rows: Mapping[str, CiJob],
     occasion: str,
-    changed: Sequence[str] | None,
+    changes: Sequence[str] | None,
     caller: Caller,
     *,
-    named: bool = False,
+    explicit: bool = False,
 ) -> tuple[dict[str, CiJob], dict[str, str]]:
     """The rows to run, and for every row about this repository the reason why it runs or not.
 
-    `changed` is None if it is not known. A row that the caller names runs on any occasion and in any
+    `changes` is None if it is not known. A row that the caller names runs on any occasion and in any
     repository; if it cannot, that is an error."""
-    chosen: dict[str, CiJob] = {}
+    choice: dict[str, CiJob] = {}
     reasons: dict[str, str] = {}
     for name, row in rows.items():
-        if not named and not caller.has(row):
+        if not explicit and not caller.has(row):
             continue
         lacking = caller.missing_input(row)
-        if named and lacking:
+        if explicit and lacking:
             raise UsageError(
                 f"the job {name} was named, and needs {lacking}",
                 fix="give gate.yml that input, or leave the job out of stages",
             )
-        sooner = next((file for file in changed or () if matches(file, row.sooner)), "")
-        waits = row.when == "nightly" and occasion != "nightly" and not named
-        if waits and not sooner and not (row.sooner and changed is None):
+        sooner = next((file for file in changes or () if matches(file, row.sooner)), "")
+        waits = row.when == "nightly" and occasion != "nightly" and not explicit
+        if waits and not sooner and not (row.sooner and changes is None):
             reasons[name] = "left out: runs nightly"
             continue
         if lacking:
             reasons[name] = f"left out: needs {lacking}"
             continue
-        if row.replaces and (named or caller.is_self):
+        if row.replaces and (explicit or caller.is_self):
             reasons[name] = f"left out: it stands for {', '.join(row.replaces)}"
             continue
         ignored = table.ignored_by(row)
-        cause = next((file for file in changed or () if not matches(file, ignored)), "")
+        cause = next((file for file in changes or () if not matches(file, ignored)), "")
         if waits:
             reasons[name] = f"runs: {sooner} changed" if sooner else "runs: which files changed is not known"
         elif not ignored:
             reasons[name] = "always runs"
-        elif changed is None:
+        elif changes is None:
             reasons[name] = "runs: which files changed is not known"
         elif cause:
             reasons[name] = f"runs: {cause} changed"
         else:
             reasons[name] = "left out: only files that it ignores changed"
             continue
-        chosen[name] = row
-    return chosen, reasons
+        choice[name] = row
+    return choice, reasons
 
 
-def merge(chosen: dict[str, CiJob], reasons: dict[str, str], shards: Shards) -> None:
+def merge(choice: dict[str, CiJob], reasons: dict[str, str], shards: Shards) -> None:
     """One job where another machine takes longer to be ready than it would work."""
-    for name, row in [(name, row) for name, row in chosen.items() if row.replaces]:
-        split = [
-            chosen[replaced].suite
+    for name, row in [(name, row) for name, row in choice.items() if row.replaces]:
+        counts = [
+            choice[replaced].suite
             for replaced in row.replaces
-            if replaced in chosen and chosen[replaced].suite
+            if replaced in choice and choice[replaced].suite
         ]
-        few = bool(split) and len(shards(max(split))) == 1
+        few = bool(counts) and len(shards(max(counts))) == 1
         for loser in row.replaces if few else (name,):
-            if chosen.pop(loser, None):
+            if choice.pop(loser, None):
                 reasons[loser] = (
                     f"left out: the job {name} does it" if few else "left out: too much for one job"
                 )
@@ -284,8 +284,8 @@ def jobs_of(
     if row.replaces:
         # The gate's `provision` would take the components of all targets.
         # Other lanes have jobs of their own.
-        skipped = [part for stage in caller.others for part in ("--skip", stage)]
-        parts = [("", shlex.join(["--target", row.targets, *flags, *skipped]))]
+        skips = [part for stage in caller.stage_suites for part in ("--skip", stage)]
+        parts = [("", shlex.join(["--target", row.targets, *flags, *skips]))]
     elif own := caller.suites_of(row):
         parts = _in_shards(shlex.join(_flags_of(own, caller.tags)), caller.shards)
     elif row.suite:
@@ -333,8 +333,7 @@ def suite_flags(occasion: str, caller: Caller) -> list[str]:
 
 
 def _flags_of(suites: Sequence[str], tags: Sequence[str]) -> list[str]:
-    named = (("--suite", suites), ("--tag", tags))
-    return [part for flag, values in named for value in values for part in (flag, value)]
+    return [*pairs("--suite", suites), *pairs("--tag", tags)]
 
 
 def changed_files(base: str, repository: Path = ROOT) -> list[str] | None:

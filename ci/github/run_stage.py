@@ -114,11 +114,11 @@ def stage(environ: Mapping[str, str]) -> int:
     if environ.get("QNN_CI_AS_ROOT") == "true":
         command = as_root(command, inner)
     sys.stdout.flush()
-    started, log = time.monotonic(), log_of(name, reports)
-    code = supervise(command, inner, log, shown=1)
+    start, log = time.monotonic(), log_of(name, reports)
+    code = supervise(command, inner, log, echo=1)
     blank = replace(
         StageRun(name, DEFAULT_PROFILE, "", session(stage, *arguments)).finish(Outcome.ERROR),
-        seconds=round(time.monotonic() - started, 3),
+        seconds=round(time.monotonic() - start, 3),
     )
     report = report_from(report_file, code, blank, log)
     if not report_file.exists():
@@ -173,8 +173,8 @@ def variables_of(text: str) -> dict[str, str]:
 
 def reports_of(environ: Mapping[str, str]) -> Path:
     """QNN_CI_REPORTS, else a folder of the workspace, which later steps can upload."""
-    if named := environ.get("QNN_CI_REPORTS"):
-        return Path(named).absolute()
+    if folder := environ.get("QNN_CI_REPORTS"):
+        return Path(folder).absolute()
     return Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()) / "reports"
 
 

@@ -66,11 +66,11 @@ class SetupInputs:
 def place(environ: Mapping[str, str]) -> int:
     """Tell later steps the store, the key of its cache, and whether it may be cached: a store of the
     machine's own needs no cache, and nothing of a cache may come into it."""
-    wanted = SetupInputs.of(environ)
+    inputs = SetupInputs.of(environ)
     store = store_of(environ)
     export({"QNN_CI_STORE": str(store)}, environ)
-    cacheable = may_be_cached(wanted) and not (store / "trees").exists()
-    outputs = {"store": str(store), "key": cache_key(wanted), "cacheable": str(cacheable).lower()}
+    cacheable = may_be_cached(inputs) and not (store / "trees").exists()
+    outputs = {"store": str(store), "key": cache_key(inputs), "cacheable": str(cacheable).lower()}
     set_outputs(outputs, environ)
     return 0
 
@@ -82,33 +82,33 @@ def store_of(environ: Mapping[str, str]) -> Path:
     return store_path(None, environ)
 
 
-def cache_key(wanted: SetupInputs, manifests: Path = MANIFESTS) -> str:
-    digest = hashlib.sha256(json.dumps([sorted(wanted.components), sorted(wanted.targets)]).encode())
-    digest.update(hashlib.sha256((manifests / f"profiles/{wanted.profile}.toml").read_bytes()).digest())
+def cache_key(inputs: SetupInputs, manifests: Path = MANIFESTS) -> str:
+    digest = hashlib.sha256(json.dumps([sorted(inputs.components), sorted(inputs.targets)]).encode())
+    digest.update(hashlib.sha256((manifests / f"profiles/{inputs.profile}.toml").read_bytes()).digest())
     machine = f"{platform.system()}-{platform.machine()}".lower()
-    return f"qnn-ci-store-{SCHEMA}-{machine}-{wanted.profile}-{digest.hexdigest()[:32]}"
+    return f"qnn-ci-store-{SCHEMA}-{machine}-{inputs.profile}-{digest.hexdigest()[:32]}"
 
 
-def may_be_cached(wanted: SetupInputs) -> bool:
+def may_be_cached(inputs: SetupInputs) -> bool:
     """False if a component has a licence: everybody who can open a pull request can read the cache."""
     from provisioning.manifest import load_profile
 
-    components = load_profile(wanted.profile).components
+    components = load_profile(inputs.profile).components
     return not any(
         component.licence
         for name, component in components.items()
-        if not wanted.components or str(name) in wanted.components
+        if not inputs.components or str(name) in inputs.components
     )
 
 
 def setup(environ: Mapping[str, str]) -> int:
-    wanted = SetupInputs.of(environ)
-    environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(wanted.socs)}
+    inputs = SetupInputs.of(environ)
+    environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(inputs.socs)}
     if environ.get("QNN_CI_RESTORED"):
         # Provisioning proves trees and downloads. A verdict that came with them nobody proves.
         shutil.rmtree(store_of(environ) / "cache", ignore_errors=True)
     report_file = ROOT / reports_path(None, environ) / "provision.json"
-    if code := _verb(["provision", *wanted.flags()], environ):
+    if code := _verb(["provision", *inputs.flags()], environ):
         with suppress(OSError, ValueError):  # there may be no report
             annotate(Report.read(report_file), environ)
         return code
@@ -116,21 +116,21 @@ def setup(environ: Mapping[str, str]) -> int:
     damage = tuple(finding for finding in report.findings if finding.rule == "store-damage")
     sys.stdout.write(github_annotations([replace(report, findings=damage)]))
     selection = Selection(
-        profile=wanted.profile,
-        target=wanted.targets[0] if wanted.targets else DEFAULT_TARGET,
-        soc=wanted.socs[0] if wanted.socs else DEFAULT_SOC,
+        profile=inputs.profile,
+        target=inputs.targets[0] if inputs.targets else DEFAULT_TARGET,
+        soc=inputs.socs[0] if inputs.socs else DEFAULT_SOC,
         store=Path(environ["QNN_CI_STORE"]),
         reports=reports_path(None, environ),
     )
     outputs = dict.fromkeys(("sdk-root", "ndk-root", "version"), "")
-    if not wanted.components or QNN_SDK in wanted.components:
+    if not inputs.components or QNN_SDK in inputs.components:
         outputs |= _environment_outputs(selection, environ)
     else:
-        for component in wanted.components:
+        for component in inputs.components:
             outputs |= _component_outputs(component, selection, environ)
     # Exported last: the environment names one chip, and stages take all chips of the selection.
-    chosen = {"QNN_CI_PROFILE": wanted.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
-    export({**chosen, "QNN_CI_SOC": ",".join(wanted.socs)}, environ)
+    variables = {"QNN_CI_PROFILE": inputs.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
+    export({**variables, "QNN_CI_SOC": ",".join(inputs.socs)}, environ)
     set_outputs({**outputs, "repaired": str(bool(damage)).lower()}, environ)
     return 0
 
@@ -173,5 +173,5 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
 
 def _verb(arguments: list[str], environ: Mapping[str, str]) -> int:
     sys.stdout.flush()
-    typed = [sys.executable, "-m", "provisioning", *arguments]
-    return subprocess.run(typed, cwd=ROOT, env=environ, check=False).returncode
+    command = [sys.executable, "-m", "provisioning", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode

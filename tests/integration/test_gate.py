@@ -56,7 +56,7 @@ def run_gate(
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
     names = [row.name for row in stages]
     flags = ["--reports", str(reports)]
-    return gate.run_gate(stages, names, selection, flags, suites, tags, whole=whole)
+    return gate.run_gate(stages, names, selection, flags, suites, tags, echo=whole)
 
 
 def started(reports: Path) -> list[str]:

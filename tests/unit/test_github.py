@@ -62,7 +62,7 @@ def test_a_change_decides_which_rows_run(
     occasion: str, changed: list[str] | None, stages: str, caller: plan.Caller, expected: list[str]
 ) -> None:
     rows = plan.named_only(ROWS, stages)
-    chosen, reasons = plan.choose(TABLE, rows, occasion, changed, caller, named=bool(stages))
+    chosen, reasons = plan.choose(TABLE, rows, occasion, changed, caller, explicit=bool(stages))
     assert list(chosen) == expected and list(reasons) == list(rows)
 
 

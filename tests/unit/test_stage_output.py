@@ -13,7 +13,7 @@ from provisioning.base.settings import ROOT
 
 
 def _run(log: Path, script: str, shown: int | None = None) -> int:
-    return supervise([sys.executable, "-u", "-c", script], os.environ, log, shown=shown)
+    return supervise([sys.executable, "-u", "-c", script], os.environ, log, echo=shown)
 
 
 def test_a_reader_that_left_ends_neither_the_process_nor_the_log(tmp_path: Path) -> None:
